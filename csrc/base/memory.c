@@ -1,0 +1,127 @@
+#include "base/memory.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+static _Atomic int64_t allocations_until_failure; /* 0: disarmed; test hook, see the header */
+static _Atomic bool failure_happened;
+
+static bool must_fail(void) {
+  if (atomic_load_explicit(&allocations_until_failure, memory_order_relaxed) <= 0) return false;
+  if (atomic_fetch_sub(&allocations_until_failure, 1) != 1) return false;
+  atomic_store(&failure_happened, true);
+  return true;
+}
+
+bool mpg_memory_fail_after(int64_t n) {
+  bool happened = atomic_exchange(&failure_happened, false);
+  atomic_store(&allocations_until_failure, n);
+  return happened;
+}
+
+void *mpg_malloc(size_t size) { return must_fail() ? NULL : malloc(size ? size : 1); }
+
+void *mpg_calloc(size_t count, size_t size) {
+  size_t total;
+  if (must_fail() || !mpg_size_mul(count, size, &total)) return NULL;
+  return calloc(1, total ? total : 1);
+}
+
+void *mpg_realloc(void *memory, size_t size) { return must_fail() ? NULL : realloc(memory, size ? size : 1); }
+
+void mpg_free(void *memory) { free(memory); }
+
+char *mpg_strdup(const char *text) {
+  size_t size = strlen(text) + 1;
+  char *copy = mpg_malloc(size);
+  if (copy) memcpy(copy, text, size);
+  return copy;
+}
+
+mpg_status mpg_out_of_host_memory(size_t size) {
+  return mpg_fail(MPG_HOST_OUT_OF_MEMORY, "out of host memory: %zu bytes for bookkeeping could not be allocated", size);
+}
+
+enum { ARENA_BLOCK_SIZE = 1 << 13, ARENA_ALIGNMENT = 16 };
+
+struct mpg_arena_block {
+  mpg_arena_block *next;
+  size_t size; /* of the payload */
+  _Alignas(ARENA_ALIGNMENT) char payload[];
+};
+
+void mpg_arena_init(mpg_arena *arena) { *arena = (mpg_arena){0}; }
+
+static void free_blocks(mpg_arena_block *block) {
+  while (block) {
+    mpg_arena_block *next = block->next;
+    mpg_free(block);
+    block = next;
+  }
+}
+
+void mpg_arena_free(mpg_arena *arena) {
+  free_blocks(arena->blocks);
+  mpg_arena_init(arena);
+}
+
+void mpg_arena_reset(mpg_arena *arena) {
+  mpg_arena_block *largest = arena->blocks;
+  if (!largest) return;
+  for (mpg_arena_block *block = arena->blocks; block; block = block->next)
+    if (block->size > largest->size) largest = block;
+  for (mpg_arena_block **link = &arena->blocks; *link;) {
+    if (*link == largest) {
+      *link = largest->next;
+      break;
+    }
+    link = &(*link)->next;
+  }
+  free_blocks(arena->blocks);
+  largest->next = NULL;
+  *arena = (mpg_arena){.blocks = largest, .next = largest->payload, .left = largest->size, .total = largest->size};
+}
+
+void *mpg_arena_alloc(mpg_arena *arena, size_t size) {
+  size_t padded;
+  if (!mpg_size_add(size, ARENA_ALIGNMENT - 1, &padded)) return NULL;
+  padded &= ~(size_t)(ARENA_ALIGNMENT - 1);
+  if (padded > arena->left) {
+    size_t block_size = arena->total > ARENA_BLOCK_SIZE ? arena->total : ARENA_BLOCK_SIZE;
+    if (block_size < padded) block_size = padded;
+    mpg_arena_block *block = mpg_malloc(sizeof *block + block_size);
+    if (!block) return NULL;
+    block->next = arena->blocks;
+    block->size = block_size;
+    arena->blocks = block;
+    arena->next = block->payload;
+    arena->left = block_size;
+    arena->total += block_size;
+  }
+  void *result = arena->next;
+  arena->next += padded;
+  arena->left -= padded;
+  return result;
+}
+
+void *mpg_arena_copy(mpg_arena *arena, const void *source, size_t size) {
+  void *copy = mpg_arena_alloc(arena, size);
+  if (copy && size) memcpy(copy, source, size);
+  return copy;
+}
+
+mpg_status mpg_grow(void **items, size_t *capacity, size_t needed, size_t item_size) {
+  if (needed <= *capacity) return MPG_OK;
+  size_t grown = *capacity ? *capacity : 8, bytes;
+  while (grown < needed) {
+    if (grown > SIZE_MAX / 2) return mpg_out_of_host_memory(SIZE_MAX);
+    grown *= 2;
+  }
+  if (!mpg_size_mul(grown, item_size, &bytes)) return mpg_out_of_host_memory(SIZE_MAX);
+  void *moved = mpg_realloc(*items, bytes);
+  if (!moved) return mpg_out_of_host_memory(bytes);
+  *items = moved;
+  *capacity = grown;
+  return MPG_OK;
+}

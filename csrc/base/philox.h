@@ -1,0 +1,46 @@
+/* Philox4x32-10, the counter-based generator of Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (SC 2011).
+ *
+ * A draw is a pure function of (seed, call, position): seed is the user's, call counts random ops in program order,
+ * position is the element's index in the whole output. No state, so any thread, device or order gives the same numbers.
+ */
+#ifndef MPG_BASE_PHILOX_H
+#define MPG_BASE_PHILOX_H
+
+#include <stdint.h>
+
+typedef struct mpg_random_key {
+  uint64_t seed;
+  uint64_t call;
+  uint64_t position; /* added to the element index: where this piece starts in the whole batch */
+} mpg_random_key;
+
+typedef struct mpg_philox_block {
+  uint32_t value[4];
+} mpg_philox_block;
+
+/* The four 32-bit words of block `counter`; elements 4c..4c+3 of a stream of words use block c. */
+static inline mpg_philox_block mpg_philox(uint64_t seed, uint64_t call, uint64_t counter) {
+  uint32_t c0 = (uint32_t)counter, c1 = (uint32_t)(counter >> 32), c2 = (uint32_t)call, c3 = (uint32_t)(call >> 32);
+  uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
+  for (int round = 0; round < 10; round++) {
+    uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
+    uint32_t n0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0, n2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
+    c1 = (uint32_t)p1;
+    c3 = (uint32_t)p0;
+    c0 = n0;
+    c2 = n2;
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  return (mpg_philox_block){{c0, c1, c2, c3}};
+}
+
+/* Uniform in [0, 1) with 24 bits, exactly representable in float. */
+static inline float mpg_philox_uniform(uint32_t word) { return (float)(word >> 8) * 0x1p-24f; }
+
+/* Uniform in [0, 1) with 53 bits. */
+static inline double mpg_philox_uniform_double(uint32_t high, uint32_t low) {
+  return (double)((((uint64_t)high << 32) | low) >> 11) * 0x1p-53;
+}
+
+#endif

@@ -1,0 +1,190 @@
+/* Devices: a queue of work and a memory each, behind one backend interface.
+ *
+ * Timeline. A device counts the work submitted to it (`submitted`) and the work done (`completed`); both only grow. A
+ * point (device, tick) is reached when completed >= tick. Work on one device runs in submission order; work that depends
+ * on another device carries the points it must wait for.
+ *
+ * Lock-free hand-over. Submission happens under the host lock (base/host.h), so there is one producer per queue; the
+ * worker is the one consumer. `completed` is stored with release order after everything the work did, device scratch
+ * included, so a thread that holds the host lock and sees completed == submitted owns the whole device until it
+ * submits: that is what inline execution is.
+ *
+ * Failures. Work that fails leaves a failure record for its ticks; work whose data points lie on a failed tick fails
+ * too, without running. A failure surfaces where a value is waited for. The device goes on.
+ *
+ * Ownership: the device table owns the devices; they live until the process ends. Threads: host lock, unless said otherwise.
+ */
+#ifndef MPG_DEVICE_DEVICE_H
+#define MPG_DEVICE_DEVICE_H
+
+#include <stdatomic.h>
+
+#include "base/status.h"
+
+typedef uint64_t mpg_tick;
+typedef struct mpg_device mpg_device;
+typedef struct mpg_pool mpg_pool;
+
+typedef enum mpg_device_type { MPG_CPU = 1, MPG_GPU = 2, MPG_CPU_PINNED = 3, MPG_CPU_SHARED = 5 } mpg_device_type;
+
+typedef struct mpg_device_id { /* MXNet's numbering; what `Context` holds */
+  int32_t type;
+  int32_t index;
+} mpg_device_id;
+
+typedef struct mpg_point {
+  mpg_device *device;
+  mpg_tick tick;
+  bool data; /* this work reads what was written at the point, so it fails if that failed */
+} mpg_point;
+
+/* What running work may know and ask for. Lives on the worker's stack. */
+typedef struct mpg_run {
+  mpg_device *device;
+  int num_threads;      /* threads this work may use */
+  mpg_tick first_tick;  /* the first of the work's ticks */
+  mpg_tick last_tick;   /* the last of them; reached when the work returns */
+  mpg_point blocked_on; /* set by mpg_run_wait when it returned false */
+  void *stream;         /* the backend's own (a CUDA stream); NULL on CPU devices */
+} mpg_run;
+
+/* Work: a function and a payload that is copied into the queue. It may suspend itself: when mpg_run_wait says false it
+ * keeps its state in the payload and returns MPG_OK; it is called again, with the same payload, once the point is reached.
+ */
+typedef mpg_status (*mpg_work_fn)(mpg_run *run, void *payload);
+
+typedef struct mpg_submission {
+  const char *name;   /* for the profiler and error texts; static or as long-lived as the process */
+  mpg_work_fn work;
+  const void *payload; /* borrowed for the call; copied */
+  size_t payload_size;
+  const mpg_point *points; /* borrowed for the call; copied */
+  int num_points;
+  mpg_tick ticks;      /* how many ticks the work takes up; 0 means 1 */
+  uint32_t origin;     /* the host line that queued it; 0: not known */
+  uint32_t scope;      /* number of the block path (mpg_scope_text); 0: none */
+  void (*discard)(void *payload); /* optional; called exactly once per submission when the payload is done with: after
+                                     the work returned for the last time, failed, or will never run. Worker thread or host. */
+} mpg_submission;
+
+/* Figures of a device's memory, in bytes. */
+typedef struct mpg_memory_stats {
+  size_t in_use;       /* handed out to storages, frames and scratch */
+  size_t peak_in_use;  /* largest in_use since the start or the last reset */
+  size_t held;         /* taken from the system: in use or cached */
+  size_t peak_held;
+  size_t limit;        /* 0: none */
+  uint64_t allocations; /* calls served */
+  uint64_t system_allocations; /* of these, by asking the system */
+} mpg_memory_stats;
+
+/* A backend. Every slot is required unless it says otherwise. */
+typedef struct mpg_backend {
+  const char *name; /* "cpu" */
+  mpg_status (*open)(mpg_device *device);   /* fills device->backend_state; starts nothing that a fork would lose */
+  void (*close)(mpg_device *device);        /* at exit: stops after the running work; discards the rest */
+  mpg_status (*allocate)(mpg_device *device, size_t size, void **memory); /* 64-byte aligned; raw, below the pool */
+  void (*free)(mpg_device *device, void *memory, size_t size);
+  mpg_status (*submit)(mpg_device *device, const mpg_submission *submission, mpg_tick first_tick);
+  /* Blocks until `tick` is completed or `timeout_ns` passed; host lock NOT held. True when reached. */
+  bool (*wait)(mpg_device *device, mpg_tick tick, int64_t timeout_ns);
+  /* Called by running work. See mpg_run_wait and mpg_run_signal. */
+  bool (*run_wait)(mpg_run *run, mpg_point point);
+  void (*run_signal)(mpg_run *run, mpg_tick tick);
+  /* Blocking copies between device and host memory; the caller has waited for the storage's points. */
+  mpg_status (*copy_to_host)(mpg_device *device, void *host, const void *memory, size_t size);
+  mpg_status (*copy_from_host)(mpg_device *device, void *memory, const void *host, size_t size);
+  bool host_accessible; /* its memory can be read and written by the host directly */
+  bool runs_inline;     /* small work may run in the submitting thread on an idle device */
+  const void *kernels;  /* mpg_kernel_fn table indexed by mpg_op_id (op/kernel.h); opaque here */
+} mpg_backend;
+
+struct mpg_device {
+  mpg_device_id id;
+  int32_t ordinal; /* position in the device table */
+  const mpg_backend *backend;
+  void *backend_state;
+  _Atomic mpg_tick completed; /* any thread reads; the backend writes */
+  mpg_tick submitted;         /* host lock */
+  _Atomic bool failed;        /* some work has failed: look failures up */
+  _Atomic int num_threads;    /* what work on it may use now; CPU devices */
+  mpg_pool *pool;
+  void *scratch; /* see mpg_device_scratch */
+  size_t scratch_size;
+  void *kernel_cache;                      /* the kernels' own prepared primitives for this device */
+  void (*kernel_cache_free)(void *cache);
+  char text[24];                           /* "cpu(0)" */
+};
+
+/* The device of that type and index, opened on first use. Borrowed. MPG_ERROR says why there is none. */
+mpg_status mpg_device_get(mpg_device_id id, mpg_device **device);
+int mpg_device_count(void);               /* opened so far */
+mpg_device *mpg_device_at(int ordinal);
+int mpg_gpu_count(void);                  /* GPUs that could be opened; 0 without driver or library */
+static inline const char *mpg_device_text(const mpg_device *device) { return device->text; }
+
+/* Threads per CPU device: n >= 1 fixes it for all; 0 shares the machine's cores out among the CPU devices opened. */
+mpg_status mpg_device_set_threads(int n);
+int mpg_machine_cores(void); /* cores this process may run on */
+
+/* Queues work. *tick (may be NULL) becomes its last tick. May block while the queue is full (host lock given up).
+ * In synchronous mode the work is done on return and its failure is the result. */
+mpg_status mpg_device_submit(mpg_device *device, const mpg_submission *submission, mpg_tick *tick);
+
+/* Queues work on several devices such that no other submission comes between (no deadlock between programs that wait for
+ * each other). `ticks` receives each one's last tick; may be NULL. The first tick of submission i is
+ * mpg_device_next_tick(devices[i]) as seen before the call, so payloads can name each other's ticks. */
+mpg_status mpg_device_submit_together(mpg_device *const *devices, const mpg_submission *submissions, int count, mpg_tick *ticks);
+static inline mpg_tick mpg_device_next_tick(const mpg_device *device) { return device->submitted + 1; }
+
+static inline bool mpg_tick_reached(const mpg_device *device, mpg_tick tick) {
+  return atomic_load_explicit(&((mpg_device *)device)->completed, memory_order_acquire) >= tick;
+}
+/* The caller, holding the host lock, may run work of this device itself until it next submits or gives the lock up. */
+static inline bool mpg_device_idle(const mpg_device *device) { return mpg_tick_reached(device, device->submitted); }
+static inline bool mpg_device_runs_inline(const mpg_device *device) {
+  return device->backend->runs_inline && mpg_device_idle(device);
+}
+
+/* Waits for a point; gives the host lock up while it blocks and looks for interrupts. Fails with the point's failure if
+ * point.data, or with MPG_INTERRUPTED. */
+mpg_status mpg_point_wait(mpg_point point);
+/* Waits for everything submitted to this device (all devices); reports the first failure not reported before. */
+mpg_status mpg_device_wait_all(mpg_device *device);
+mpg_status mpg_wait_all(void);
+
+/* The failure recorded for a tick: sets this thread's error text and returns the status, or MPG_OK. Any thread. */
+mpg_status mpg_device_failure(mpg_device *device, mpg_tick tick);
+/* Records this thread's present error text as the failure of the ticks first..last. Any thread; backends call it before
+ * they store `completed`. */
+void mpg_device_fail(mpg_device *device, mpg_tick first, mpg_tick last, mpg_status status, const mpg_submission *submission);
+
+/* For running work only. mpg_run_wait: true when the point is reached (or the backend has ordered it by other means);
+ * false: return MPG_OK from the work at once and expect to be called again. mpg_run_signal: everything the work did so
+ * far is visible to whoever waits for `tick` (first_tick <= tick < last_tick, growing). */
+static inline bool mpg_run_wait(mpg_run *run, mpg_point point) {
+  return mpg_tick_reached(point.device, point.tick) || run->device->backend->run_wait(run, point);
+}
+static inline void mpg_run_signal(mpg_run *run, mpg_tick tick) { run->device->backend->run_signal(run, tick); }
+
+/* Scratch memory of the running kernel, `size` bytes, 64-byte aligned, contents undefined; valid until the kernel returns.
+ * Grows the device's one scratch buffer, which counts in its pool. NULL: out of memory, error set. Called by whoever runs
+ * the device's work (its worker, or the host inline). */
+void *mpg_device_scratch(mpg_device *device, size_t size);
+
+/* Execution mode. Set before the first device is opened (environment MPGLUON_ENGINE=async|sync|shuffle, and MXNet's
+ * MXNET_ENGINE_TYPE=NaiveEngine for sync) or by this call, which waits for all work first. `shuffle` is the mock
+ * backend: nothing runs until somebody waits, then in a random order that the points allow, drawn from `seed`. */
+typedef enum mpg_engine_mode { MPG_ENGINE_ASYNC, MPG_ENGINE_SYNC, MPG_ENGINE_SHUFFLE } mpg_engine_mode;
+mpg_status mpg_engine_set_mode(mpg_engine_mode mode, uint64_t seed);
+mpg_engine_mode mpg_engine_get_mode(void);
+
+/* Block paths: interned text <-> number. */
+uint32_t mpg_scope_intern(const char *path); /* 0 when out of memory */
+const char *mpg_scope_text(uint32_t scope);  /* "" for 0. Any thread. */
+
+/* Starts nothing; registers fork and exit handlers. Called once by the host after mpg_host_set. */
+mpg_status mpg_device_init(void);
+void mpg_device_shutdown(void); /* stops workers after their running work, discards the rest; idempotent */
+
+#endif

@@ -1,0 +1,53 @@
+/* A device's memory pool: caching, in size classes (eight per doubling), with a limit and statistics.
+ *
+ * Blocks are reused in program order: a block freed while queued work still uses it is handed out again at once,
+ * together with its last uses (mpg_uses), and whoever gets it must respect them. So freeing never waits.
+ * Ownership: a device owns its pool; a block belongs to the caller between alloc and free. Threads: host lock, except
+ * for the statistics, which any thread may read.
+ */
+#ifndef MPG_DEVICE_POOL_H
+#define MPG_DEVICE_POOL_H
+
+#include "device/device.h"
+
+/* The work that still touches a block: ticks on its own device, and reads by other devices. */
+enum { MPG_FOREIGN_READS = 3 };
+typedef struct mpg_uses {
+  mpg_tick write;     /* last write, on the block's own device (nobody else writes) */
+  mpg_tick read;      /* last read by its own device */
+  int num_foreign;    /* reads by other devices still out; finished ones are dropped when a new one is added */
+  struct {
+    mpg_device *device;
+    mpg_tick tick;
+  } foreign[MPG_FOREIGN_READS]; /* one per device; when full, the read's tick is waited for by the writer of `read` */
+} mpg_uses;
+
+typedef struct mpg_block {
+  void *memory;
+  size_t size; /* what was really reserved, >= what was asked */
+  mpg_uses uses;
+} mpg_block;
+
+/* Adds a read by `reader` at `tick`. When `foreign` is full of unfinished reads, waits for one (host lock given up). */
+mpg_status mpg_uses_add_read(mpg_uses *uses, mpg_device *owner, mpg_device *reader, mpg_tick tick);
+/* True when nothing queued touches the block any more. */
+bool mpg_uses_finished(const mpg_uses *uses, const mpg_device *owner);
+/* Waits until then (host lock given up while blocking); failures of that work are not reported. */
+mpg_status mpg_uses_wait(const mpg_uses *uses, mpg_device *owner);
+
+mpg_status mpg_pool_create(mpg_device *device, mpg_pool **pool); /* new */
+void mpg_pool_destroy(mpg_pool *pool);
+
+/* A block of at least `size` bytes (size 0 gives a NULL block that may be freed). `host_access`: prefers blocks that no
+ * queued work touches, even at the price of asking the system. Fails with MPG_DEVICE_OUT_OF_MEMORY, naming device, bytes
+ * asked, held and limit, after having given cached blocks back and tried again. */
+mpg_status mpg_pool_alloc(mpg_pool *pool, size_t size, bool host_access, mpg_block *block);
+void mpg_pool_free(mpg_pool *pool, const mpg_block *block);
+
+/* Gives cached blocks back to the system; waits for those still in use by queued work when `wait`. */
+mpg_status mpg_pool_trim(mpg_pool *pool, bool wait);
+mpg_status mpg_pool_set_limit(mpg_pool *pool, size_t limit); /* bytes held; 0: none. Trims if more is held. */
+void mpg_pool_stats(const mpg_pool *pool, mpg_memory_stats *stats);
+void mpg_pool_reset_peak(mpg_pool *pool);
+
+#endif

@@ -1,0 +1,32 @@
+/* Running one op: checks, inference, allocation, dependencies, and then either at once in this thread (small work on an
+ * idle device) or queued. Threads: host lock.
+ */
+#ifndef MPG_OP_INVOKE_H
+#define MPG_OP_INVOKE_H
+
+#include "op/kernel.h"
+#include "tensor/tensor.h"
+
+typedef struct mpg_invocation {
+  const mpg_op *op;
+  const void *params; /* NULL for ops without */
+  int num_inputs;
+  mpg_tensor *inputs; /* borrowed; mutable inputs are written */
+  int num_outputs;    /* all outputs, hidden ones too: mpg_op_num_outputs */
+  mpg_tensor *outputs; /* in: storage NULL -> allocated here (new); else written in place (shape and dtype must match) */
+  bool train;
+  const mpg_random_key *random; /* NULL: the next call number is drawn (RANDOM ops) */
+  uint32_t scope;               /* block path */
+  mpg_device *device;           /* for CREATES and COPY ops: where; NULL for the rest */
+} mpg_invocation;
+
+/* On failure outputs that were NULL are NULL again. */
+mpg_status mpg_invoke(mpg_invocation *invocation);
+
+/* The random state: one seed, one counter of calls. mx.random.seed sets the seed and starts the count anew. */
+void mpg_random_seed(uint64_t seed);
+mpg_random_key mpg_random_next(uint64_t calls); /* reserves `calls` numbers; key.call is the first */
+mpg_random_key mpg_random_state(void);
+void mpg_random_restore(mpg_random_key state);
+
+#endif

@@ -1,0 +1,35 @@
+/* The kernel interface: what an op's implementation on a backend sees.
+ *
+ * A kernel is one function. It gets resolved addresses, shapes and parameters, computes, and returns. It does not
+ * allocate (mpg_device_scratch is there for work space), lock, or wait. It may use call->num_threads threads. The bits
+ * it produces depend on shapes, dtypes, parameters, inputs and call->num_threads alone, and where it can on the first four
+ * alone (reductions in chunks of fixed size). Zero-size arrays are valid.
+ * A backend's kernels are listed in a table made from ops.def: a promised kernel that is missing is a link error.
+ */
+#ifndef MPG_OP_KERNEL_H
+#define MPG_OP_KERNEL_H
+
+#include "base/philox.h"
+#include "op/op.h"
+
+typedef struct mpg_view { /* contiguous */
+  void *data;
+  mpg_desc desc;
+} mpg_view;
+
+typedef struct mpg_kernel_call {
+  const mpg_op *op;
+  const void *params;
+  mpg_device *device;
+  void *stream;       /* the backend's; NULL on CPU */
+  int num_threads;
+  int num_inputs, num_outputs;
+  const mpg_view *inputs;  /* mutable inputs ("!") are written through here too */
+  const mpg_view *outputs; /* never overlap inputs, except exactly (same address) where the op is INPLACE or a mutable input */
+  mpg_random_key random;   /* RANDOM ops */
+  bool train;              /* TRAIN ops */
+} mpg_kernel_call;
+
+typedef mpg_status (*mpg_kernel_fn)(const mpg_kernel_call *call);
+
+#endif

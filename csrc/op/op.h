@@ -1,0 +1,157 @@
+/* Ops: one descriptor a row of ops.def.
+ *
+ * The registry is constant after mpg_registry_init. A descriptor says everything about an op but its kernels, which are one
+ * column per backend (op/kernel.h). Any thread may read.
+ */
+#ifndef MPG_OP_OP_H
+#define MPG_OP_OP_H
+
+#include "op/params.h"
+
+/* Ids, in the order of ops.def. */
+typedef enum mpg_op_id {
+#define MPG_OP(id, ...) MPG_OP_##id,
+#include "op/ops.def"
+#undef MPG_OP
+  MPG_OP_COUNT
+} mpg_op_id;
+
+typedef struct mpg_op mpg_op;
+
+/* --- Inference ----------------------------------------------------------------------------------------------------
+ * Fills output descs from input descs and parameters, checks both, and completes input descs that are not known yet
+ * (a weight's shape from the data's: deferred initialisation, Symbol.infer_shape). Inputs that are fully known must not
+ * be changed. Errors name op, shapes and dtypes: use mpg_infer_fail. */
+typedef struct mpg_infer {
+  const mpg_op *op;
+  const void *params;
+  int num_inputs, num_outputs;
+  mpg_desc *inputs;
+  mpg_desc *outputs; /* all dims/dtypes unknown on entry */
+  bool train;        /* autograd's train mode, for ops whose outputs depend on it */
+} mpg_infer;
+typedef mpg_status (*mpg_infer_fn)(mpg_infer *infer);
+
+/* "FullyConnected: <text> (data: float32 (2, 3), weight: float32 (4, 5))" with status MPG_ERROR. */
+mpg_status mpg_infer_fail(const mpg_infer *infer, const char *format, ...) __attribute__((format(printf, 2, 3), cold));
+
+/* --- Gradient ----------------------------------------------------------------------------------------------------
+ * Written once per op, as calls to other ops on values of a graph under construction. Errors stick to the context, so
+ * formulas need no checks in between; after an error every helper returns MPG_NO_VALUE. */
+typedef struct mpg_value {
+  uint32_t node, output;
+} mpg_value;
+#define MPG_NO_VALUE ((mpg_value){UINT32_MAX, 0})
+static inline bool mpg_has_value(mpg_value value) { return value.node != UINT32_MAX; }
+
+typedef struct mpg_gradient mpg_gradient;
+
+/* What a graph under construction offers to gradient formulas; implemented by csrc/graph. */
+typedef struct mpg_builder {
+  /* Appends a node; fills outputs[num_outputs of the op]. The device is that of the inputs, or `like`'s without inputs. */
+  mpg_status (*emit)(struct mpg_builder *builder, const mpg_op *op, const void *params, const mpg_value *inputs,
+                     int num_inputs, mpg_value like, mpg_value *outputs);
+  const mpg_desc *(*desc)(struct mpg_builder *builder, mpg_value value);
+  mpg_device_id (*device)(struct mpg_builder *builder, mpg_value value);
+} mpg_builder;
+
+struct mpg_gradient {
+  mpg_builder *builder;
+  const mpg_op *op;
+  const void *params;
+  int num_inputs, num_outputs;
+  const mpg_value *inputs;    /* of the forward node; reading one that `saves` does not list is a bug (its desc is always there) */
+  const mpg_value *outputs;   /* likewise */
+  const mpg_value *out_grads; /* MPG_NO_VALUE where no gradient arrives (zero); at least one arrives */
+  const bool *needed;         /* per input: whether anybody wants in_grads[i] */
+  mpg_value *in_grads;        /* result; MPG_NO_VALUE (preset) means zero / not differentiable there */
+  bool train;                 /* the mode the forward op ran in */
+  mpg_status status;
+};
+typedef void (*mpg_gradient_fn)(mpg_gradient *g);
+
+/* For ops whose derivative is zero everywhere (comparison, floor, zeros_like, ...): no gradient flows. */
+void mpg_gradient_none(mpg_gradient *g);
+/* For ops without a gradient: differentiating through one is an error that names it. (A row's gradient is NULL.) */
+
+/* Emission helpers; the first output is returned. `like` gives the device to ops without inputs. */
+mpg_value mpg_emit(mpg_gradient *g, mpg_op_id op, const void *params, int num_inputs, const mpg_value *inputs);
+mpg_value mpg_emit1(mpg_gradient *g, mpg_op_id op, const void *params, mpg_value a);
+mpg_value mpg_emit2(mpg_gradient *g, mpg_op_id op, const void *params, mpg_value a, mpg_value b);
+mpg_value mpg_emit3(mpg_gradient *g, mpg_op_id op, const void *params, mpg_value a, mpg_value b, mpg_value c);
+/* All outputs of an op with several. */
+void mpg_emit_all(mpg_gradient *g, mpg_op_id op, const void *params, int num_inputs, const mpg_value *inputs, mpg_value *outputs);
+mpg_value mpg_emit_scalar(mpg_gradient *g, mpg_op_id scalar_op, mpg_value a, double scalar); /* op(a, scalar), e.g. _mul_scalar */
+mpg_value mpg_emit_full_like(mpg_gradient *g, mpg_value like, double value);  /* an array of `value`, shaped like it */
+mpg_value mpg_emit_sum_to(mpg_gradient *g, mpg_value a, const mpg_shape *shape); /* undoes broadcasting; `a` itself when equal */
+mpg_value mpg_emit_broadcast_to(mpg_gradient *g, mpg_value a, const mpg_shape *shape);
+mpg_value mpg_emit_reshape(mpg_gradient *g, mpg_value a, const mpg_shape *shape);
+static inline const mpg_desc *mpg_value_desc(mpg_gradient *g, mpg_value value) { return g->builder->desc(g->builder, value); }
+void mpg_gradient_fail(mpg_gradient *g, const char *format, ...) __attribute__((format(printf, 2, 3), cold));
+
+/* --- Descriptor --------------------------------------------------------------------------------------------------- */
+/* Which forward values the gradient reads, for `saves`: bits 0-15 inputs, 16-31 outputs; SAVE_INPUTS for all inputs. */
+#define MPG_SAVE_INPUT(i) (1u << (i))
+#define MPG_SAVE_OUTPUT(i) (1u << (16 + (i)))
+#define MPG_SAVE_NONE 0u
+#define MPG_SAVE_INPUTS 0x0000ffffu
+#define MPG_SAVE_OUTPUTS 0xffff0000u
+
+typedef enum mpg_op_flags {
+  MPG_OP_PLAIN = 0,
+  MPG_OP_INPLACE = 1 << 0,      /* output 0 may be written over input 0 (or any input of the same bytes): element i needs only element i */
+  MPG_OP_HEAVY = 1 << 1,        /* cost grows faster than its arrays: inline only when tiny */
+  MPG_OP_RANDOM = 1 << 2,       /* draws random numbers: takes one call number */
+  MPG_OP_COPY = 1 << 3,         /* the input may be on another device than the output, which params->ctx names */
+  MPG_OP_CREATES = 1 << 4,      /* no inputs; the device comes from params->ctx */
+  MPG_OP_TRAIN = 1 << 5,        /* behaves differently in train mode */
+  MPG_OP_VIEW = 1 << 6,         /* output 0 has the bytes of input 0: never needs a kernel when memory can be shared */
+  MPG_OP_HIDDEN = 1 << 7,       /* not offered to users under mx.nd (a gradient's helper) */
+  MPG_OP_DYNAMIC = 1 << 8,      /* output shapes depend on values: host waits (boolean_mask) */
+  MPG_OP_SHAPE_ONLY = 1 << 9,   /* reads only the desc of its inputs, never their contents (zeros_like) */
+} mpg_op_flags;
+
+typedef int (*mpg_arity_fn)(const mpg_op *op, const void *params, int given); /* -> number of inputs or outputs */
+
+struct mpg_op {
+  mpg_op_id id;
+  const char *name;    /* MXNet's canonical name */
+  const char *aliases; /* other names, space-separated; "" for none */
+  /* "data, weight, bias": names in order. "?bias" may be left out (params say whether it is there: num_inputs).
+   * "!moving_mean": also written in place (auxiliary state). "*data": any number (>= 1). "" for none. */
+  const char *inputs;
+  /* "output, ~mean, ~var": "~" marks outputs users do not see. "*output": as many as num_outputs says. */
+  const char *outputs;
+  const mpg_param_table *params;
+  mpg_infer_fn infer;
+  mpg_gradient_fn gradient; /* NULL: none */
+  mpg_arity_fn num_inputs;  /* NULL: as many as the names, or as given for "*" */
+  mpg_arity_fn num_outputs; /* NULL: as many as the names */
+  uint32_t saves;
+  uint32_t flags;
+  mpg_dtype_set dtypes; /* of the first input (or output without inputs); inference checks the rest */
+  const char *doc;
+};
+
+enum { MPG_MAX_INPUTS = 4096, MPG_MAX_OUTPUTS = 512, MPG_MAX_NAMED = 16 };
+
+mpg_status mpg_registry_init(void);
+const mpg_op *mpg_op_get(mpg_op_id id);
+const mpg_op *mpg_op_find(const char *name); /* by name or alias; NULL when there is none */
+
+int mpg_op_num_inputs(const mpg_op *op, const void *params, int given);
+int mpg_op_num_outputs(const mpg_op *op, const void *params, int num_inputs);
+int mpg_op_visible_outputs(const mpg_op *op, const void *params, int num_inputs);
+int mpg_op_num_input_names(const mpg_op *op);                     /* names in `inputs`; variadic counts one */
+bool mpg_op_variadic(const mpg_op *op);
+const char *mpg_op_input_name(const mpg_op *op, int index, char *buffer, size_t size); /* "arg3" for variadic ones */
+bool mpg_op_input_mutable(const mpg_op *op, int index);           /* "!": an auxiliary state */
+bool mpg_op_input_optional(const mpg_op *op, int index);
+
+/* Runs inference with the common checks (number of inputs, dtype set) around the op's own. */
+mpg_status mpg_op_infer(const mpg_op *op, const void *params, bool train, mpg_desc *inputs, int num_inputs, mpg_desc *outputs,
+                        int num_outputs);
+/* Runs the op's gradient; MPG_ERROR when it has none. */
+mpg_status mpg_op_gradient(mpg_gradient *g);
+
+#endif

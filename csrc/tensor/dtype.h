@@ -1,0 +1,38 @@
+/* Element types. The numbers are those of MXNet's files and API (mshadow's type flags); never change them. */
+#ifndef MPG_TENSOR_DTYPE_H
+#define MPG_TENSOR_DTYPE_H
+
+#include "base/status.h"
+
+typedef enum mpg_dtype {
+  MPG_DTYPE_NONE = -1, /* unknown, or "keep" as a parameter */
+  MPG_FLOAT32 = 0,
+  MPG_FLOAT64 = 1,
+  MPG_FLOAT16 = 2,
+  MPG_UINT8 = 3,
+  MPG_INT32 = 4,
+  MPG_INT8 = 5,
+  MPG_INT64 = 6,
+  MPG_BOOL = 7,
+  MPG_BFLOAT16 = 12,
+  MPG_DTYPE_LIMIT = 13 /* one more than the largest number */
+} mpg_dtype;
+
+/* Sets of dtypes, as in the rows of ops.def. */
+typedef uint32_t mpg_dtype_set;
+#define MPG_DTYPE_BIT(dtype) (1u << (dtype))
+#define MPG_DTYPES_FLOAT \
+  (MPG_DTYPE_BIT(MPG_FLOAT32) | MPG_DTYPE_BIT(MPG_FLOAT64) | MPG_DTYPE_BIT(MPG_FLOAT16) | MPG_DTYPE_BIT(MPG_BFLOAT16))
+#define MPG_DTYPES_INTEGER \
+  (MPG_DTYPE_BIT(MPG_UINT8) | MPG_DTYPE_BIT(MPG_INT8) | MPG_DTYPE_BIT(MPG_INT32) | MPG_DTYPE_BIT(MPG_INT64))
+#define MPG_DTYPES_NUMERIC (MPG_DTYPES_FLOAT | MPG_DTYPES_INTEGER)
+#define MPG_DTYPES_ALL (MPG_DTYPES_NUMERIC | MPG_DTYPE_BIT(MPG_BOOL))
+
+bool mpg_dtype_valid(int dtype);
+size_t mpg_dtype_size(mpg_dtype dtype); /* bytes an element */
+const char *mpg_dtype_name(mpg_dtype dtype);
+mpg_dtype mpg_dtype_from_name(const char *name); /* MPG_DTYPE_NONE when there is none of that name */
+static inline bool mpg_dtype_is_float(mpg_dtype dtype) { return dtype >= 0 && (MPG_DTYPES_FLOAT >> dtype & 1); }
+static inline bool mpg_dtype_is_integer(mpg_dtype dtype) { return dtype >= 0 && (MPG_DTYPES_INTEGER >> dtype & 1); }
+
+#endif

@@ -1,0 +1,83 @@
+/* Storages and tensors.
+ *
+ * A storage is memory on one device: reference-counted, with a version (number of writes) and the uses that queued work
+ * makes of it. A tensor is a view of a storage: byte offset, shape, dtype; always contiguous. Tensors are values: copying
+ * the struct borrows; mpg_tensor_retain / _release count.
+ * Ownership: a storage lives while references are held; its memory goes back to the pool at once then, queued work being
+ * protected by the uses that travel with the block. Threads: host lock; workers see only raw addresses.
+ */
+#ifndef MPG_TENSOR_TENSOR_H
+#define MPG_TENSOR_TENSOR_H
+
+#include "device/pool.h"
+#include "tensor/shape.h"
+
+typedef struct mpg_storage {
+  int32_t references;
+  uint32_t version;
+  mpg_device *device;
+  mpg_block block;
+  void (*release)(void *owner); /* memory from outside: called instead of freeing, when no queued work uses it */
+  void *owner;
+} mpg_storage;
+
+typedef struct mpg_tensor {
+  mpg_storage *storage; /* NULL: no tensor */
+  size_t offset;        /* bytes */
+  mpg_desc desc;
+} mpg_tensor;
+
+mpg_status mpg_storage_create(mpg_device *device, size_t size, bool host_access, mpg_storage **storage); /* new */
+/* Wraps memory that `owner` keeps alive; release(owner) is called when done (host lock held). On failure nothing is called. */
+mpg_status mpg_storage_wrap(mpg_device *device, void *memory, size_t size, void (*release)(void *), void *owner, mpg_storage **storage);
+static inline void mpg_storage_retain(mpg_storage *storage) { storage->references++; }
+void mpg_storage_destroy(mpg_storage *storage);
+static inline void mpg_storage_release(mpg_storage *storage) {
+  if (--storage->references == 0) mpg_storage_destroy(storage);
+}
+
+/* A new tensor in a new storage; the desc is checked (MPG_VALUE_ERROR for shapes that do not fit). Contents undefined. */
+mpg_status mpg_tensor_create(mpg_device *device, const mpg_desc *desc, mpg_tensor *tensor);
+static inline void mpg_tensor_retain(const mpg_tensor *tensor) {
+  if (tensor->storage) mpg_storage_retain(tensor->storage);
+}
+static inline void mpg_tensor_release(mpg_tensor *tensor) {
+  if (tensor->storage) mpg_storage_release(tensor->storage);
+  tensor->storage = NULL;
+}
+static inline void *mpg_tensor_data(const mpg_tensor *tensor) { /* an address on its device */
+  return (char *)tensor->storage->block.memory + tensor->offset;
+}
+static inline mpg_device *mpg_tensor_device(const mpg_tensor *tensor) { return tensor->storage->device; }
+static inline size_t mpg_tensor_bytes(const mpg_tensor *tensor) {
+  return (size_t)mpg_shape_size(&tensor->desc.shape) * mpg_dtype_size(tensor->desc.dtype);
+}
+/* The same memory under another shape of the same size: retains. */
+mpg_status mpg_tensor_reshape(const mpg_tensor *tensor, const mpg_shape *shape, mpg_tensor *result);
+/* Rows [begin, end) of the first axis: shares memory, retains. */
+mpg_status mpg_tensor_slice(const mpg_tensor *tensor, int64_t begin, int64_t end, mpg_tensor *result);
+
+/* Waits until the tensor may be read (written) by the host; the host lock is given up while blocking. Reading reports the
+ * failure of the work that wrote it. */
+mpg_status mpg_tensor_wait_read(const mpg_tensor *tensor);
+mpg_status mpg_tensor_wait_write(const mpg_tensor *tensor);
+/* Blocking copies to and from host memory of exactly mpg_tensor_bytes. copy_from counts as a write (version). */
+mpg_status mpg_tensor_copy_to_host(const mpg_tensor *tensor, void *host);
+mpg_status mpg_tensor_copy_from_host(mpg_tensor *tensor, const void *host);
+
+/* The points queued work on `device` must wait for before it reads (writes) the storage: appended to points[*count]; at
+ * most 1 (1 + MPG_FOREIGN_READS). Own-device order needs no waiting, but its last write is listed for failures. */
+void mpg_storage_read_points(const mpg_storage *storage, const mpg_device *device, mpg_point *points, int *count);
+void mpg_storage_write_points(const mpg_storage *storage, const mpg_device *device, mpg_point *points, int *count);
+/* Tells the storage that work at `tick` of `device` reads (writes) it. Only its own device writes. */
+mpg_status mpg_storage_add_read(mpg_storage *storage, mpg_device *device, mpg_tick tick);
+static inline void mpg_storage_add_write(mpg_storage *storage, mpg_tick tick) {
+  storage->block.uses.write = tick;
+  storage->version++;
+}
+/* True when work that runs now, in this thread, on the (idle) device of the storage may write it. */
+static inline bool mpg_storage_writable_now(const mpg_storage *storage) {
+  return storage->block.uses.num_foreign == 0 || mpg_uses_finished(&storage->block.uses, storage->device);
+}
+
+#endif

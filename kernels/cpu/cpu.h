@@ -1,0 +1,30 @@
+/* What CPU kernels share. Each file here is compiled once per instruction set (MPG_ISA: base, v3, v4), so every symbol that
+ * is not static carries the set's name: define kernels with MPG_CPU_KERNEL(name), other shared functions with
+ * MPG_CPU_NAME(name).
+ *
+ * Threads: a kernel runs on the worker of its device, or inline on the host with num_threads 1. Two devices run at the
+ * same time, so kernels keep no state but in call->device.
+ */
+#ifndef KERNELS_CPU_CPU_H
+#define KERNELS_CPU_CPU_H
+
+#include "op/kernel.h"
+
+#define MPG_CONCAT_(a, b, c) a##_##b##_##c
+#define MPG_CONCAT(a, b, c) MPG_CONCAT_(a, b, c)
+#define MPG_CPU_NAME(name) MPG_CONCAT(mpg_cpu, name, MPG_ISA)
+#define MPG_CPU_KERNEL(name) mpg_status MPG_CPU_NAME(name)(const mpg_kernel_call *call)
+
+#define MPG_OP(id, aliases, inputs, outputs, params, infer, gradient, num_inputs, num_outputs, saves, flags, dtypes, kernel, doc) \
+  mpg_status MPG_CPU_NAME(kernel)(const mpg_kernel_call *);
+#include "op/ops.def"
+#undef MPG_OP
+
+/* Calls body(context, begin, end) on pieces of [0, count), each a multiple of `grain` long but the last, on up to
+ * call->num_threads threads; in this thread alone when there is only one piece. The pieces' borders may depend on the
+ * number of threads: what is summed over must not. */
+typedef void (*mpg_range_fn)(void *context, int64_t begin, int64_t end);
+#define mpg_cpu_parallel_for MPG_CPU_NAME(parallel_for)
+void mpg_cpu_parallel_for(const mpg_kernel_call *call, int64_t count, int64_t grain, mpg_range_fn body, void *context);
+
+#endif

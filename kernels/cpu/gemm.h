@@ -1,0 +1,19 @@
+/* Matrix products for other kernels: row-major C[m x n] = alpha * op(A)[m x k] * op(B)[k x n] + beta * C, where op
+ * transposes when asked. lda, ldb, ldc are row strides of A, B, C as stored. Chosen by sizes alone: a plain vectorised loop for
+ * tiny products, oneDNN for large ones, OpenBLAS or a blocked loop where there is no oneDNN.
+ * float32 here; other dtypes through mpg_cpu_gemm_any (float64 by OpenBLAS, half precision and integers with wider accumulation).
+ */
+#ifndef KERNELS_CPU_GEMM_H
+#define KERNELS_CPU_GEMM_H
+
+#include "kernels/cpu/cpu.h"
+
+#define mpg_cpu_sgemm MPG_CPU_NAME(sgemm)
+#define mpg_cpu_gemm_any MPG_CPU_NAME(gemm_any)
+mpg_status mpg_cpu_sgemm(const mpg_kernel_call *call, bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, float alpha,
+                         const float *a, int64_t lda, const float *b, int64_t ldb, float beta, float *c, int64_t ldc);
+mpg_status mpg_cpu_gemm_any(const mpg_kernel_call *call, mpg_dtype dtype, bool transpose_a, bool transpose_b, int64_t m, int64_t n,
+                            int64_t k, double alpha, const void *a, int64_t lda, const void *b, int64_t ldb, double beta, void *c,
+                            int64_t ldc);
+
+#endif

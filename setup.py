@@ -1,0 +1,137 @@
+"""Builds mpgluon._core: the C core, and the CPU kernels once for every instruction set they are dispatched to.
+
+Settings (environment variables):
+  MPGLUON_ISA       instruction sets of the CPU kernels, comma-separated, of: base, v3, v4 (x86-64), or base elsewhere; default: all
+  MPGLUON_SANITIZE  "address,undefined" or "thread": a sanitizer build
+  MPGLUON_DEBUG     1: no optimisation, graph verification between passes
+  MPGLUON_ONEDNN    folder with include/ (and lib/) of another oneDNN >= 3.2; "0": build without oneDNN
+  CC, CFLAGS, MAX_JOBS  as usual
+"""
+
+import glob
+import os
+import platform
+import subprocess
+import sys
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = os.path.dirname(os.path.abspath(__file__))
+ISA_FLAGS = {
+    "base": [],
+    "v3": ["-march=x86-64-v3"],
+    "v4": ["-march=x86-64-v4", "-mprefer-vector-width=512"],
+}
+
+
+def instruction_sets():
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return ["base"]
+    names = os.environ.get("MPGLUON_ISA", "base,v3,v4").split(",")
+    unknown = [n for n in names if n not in ISA_FLAGS]
+    if unknown:
+        raise SystemExit(f"MPGLUON_ISA: unknown instruction set {unknown[0]!r}; choose among {', '.join(ISA_FLAGS)}")
+    return names
+
+
+def onednn_include():
+    """The folder of dnnl.h, or None: a setting, the build environment's prefix, or the running one's."""
+    setting = os.environ.get("MPGLUON_ONEDNN")
+    if setting == "0":
+        return None
+    folders = [os.path.join(setting, "include")] if setting else []
+    folders += [os.path.join(p, "include") for p in (sys.prefix, os.path.dirname(os.path.dirname(sys.executable)))]
+    # In an isolated build the headers lie beside the build's own site-packages.
+    for path in sys.path:
+        head, tail = os.path.split(path.rstrip(os.sep))
+        if tail in ("site-packages", "dist-packages"):
+            folders.append(os.path.normpath(os.path.join(path, "..", "..", "..", "include")))
+    folders += ["/usr/local/include", "/usr/include"]
+    for folder in folders:
+        if os.path.exists(os.path.join(folder, "oneapi", "dnnl", "dnnl.h")):
+            return folder
+    return None
+
+
+class BuildCore(build_ext):
+    """Compiles only what changed (by the compiler's own dependency files), several files at once."""
+
+    def build_extension(self, ext):
+        import numpy
+
+        compiler = os.environ.get("CC", "cc").split()
+        debug = os.environ.get("MPGLUON_DEBUG") == "1"
+        sanitize = os.environ.get("MPGLUON_SANITIZE", "")
+        variant = "-".join(filter(None, ["debug" if debug else "", sanitize.replace(",", "-")])) or "release"
+        temp = os.path.join(ROOT, "build", f"{variant}-{sysconfig.get_platform()}-{sys.version_info[0]}{sys.version_info[1]}")
+        isas = instruction_sets()
+        flags = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden", "-pthread", "-g1", "-I" + os.path.join(ROOT, "csrc"), "-I" + ROOT]
+        flags += ["-O1", "-DMPG_DEBUG=1"] if debug else ["-O2", "-DNDEBUG"]
+        flags += [f"-DMPG_ISA_{name.upper()}=1" for name in isas]
+        link = ["-shared", "-pthread", "-fopenmp", "-lm", "-ldl", "-Wl,-rpath,$ORIGIN/../../../:$ORIGIN/../scipy_openblas32/lib"]
+        if sanitize:
+            flags += [f"-fsanitize={sanitize}", "-fno-omit-frame-pointer", "-g"]
+            link += [f"-fsanitize={sanitize}"]
+        include = onednn_include()
+        if include:
+            flags += ["-DMPG_WITH_ONEDNN=1", "-isystem", include]
+        python_flags = ["-isystem", sysconfig.get_paths()["include"], "-isystem", numpy.get_include()]
+        extra = os.environ.get("CFLAGS", "").split()
+
+        jobs = []  # (source, object, flags)
+        for source in sorted(glob.glob(os.path.join(ROOT, "csrc", "**", "*.c"), recursive=True)):
+            relative = os.path.relpath(source, ROOT)
+            more = python_flags if relative.startswith(os.path.join("csrc", "python")) else []
+            jobs.append((relative, os.path.join(temp, relative[:-2] + ".o"), flags + more + extra))
+        for isa in isas:
+            # Kernels: contraction off, so that vector bodies and scalar tails of a loop round alike; fma is written where meant.
+            kernel_flags = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fopenmp"] if not debug else ["-ffp-contract=off", "-fopenmp"]
+            kernel_flags = flags + kernel_flags + ISA_FLAGS[isa] + [f"-DMPG_ISA={isa}"] + extra
+            for source in sorted(glob.glob(os.path.join(ROOT, "kernels", "cpu", "*.c"))):
+                relative = os.path.relpath(source, ROOT)
+                jobs.append((relative, os.path.join(temp, isa, relative[:-2] + ".o"), kernel_flags))
+
+        def compile_one(job):
+            source, target, options = job
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            command = compiler + options + ["-MMD", "-MF", target + ".d", "-c", source, "-o", target]
+            if up_to_date(target, command):
+                return
+            run(command)
+            with open(target + ".cmd", "w") as f:
+                f.write(" ".join(command))
+
+        with ThreadPoolExecutor(int(os.environ.get("MAX_JOBS", os.cpu_count() or 1))) as pool:
+            list(pool.map(compile_one, jobs))
+        output = self.get_ext_fullpath(ext.name)
+        os.makedirs(os.path.dirname(output), exist_ok=True)
+        run(compiler + [target for _, target, _ in jobs] + link + ["-o", output])
+
+
+def up_to_date(target, command):
+    """True when the object is newer than all it was made from, and was made by the same command."""
+    try:
+        with open(target + ".cmd") as f:
+            if f.read() != " ".join(command):
+                return False
+        made = os.path.getmtime(target)
+        with open(target + ".d") as f:
+            names = f.read().replace("\\\n", " ").split(":", 1)[1].split()
+        return all(os.path.getmtime(os.path.join(ROOT, name)) <= made for name in names)
+    except (OSError, IndexError):
+        return False
+
+
+def run(command):
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if result.returncode:
+        sys.stderr.write(" ".join(command) + "\n" + result.stdout + result.stderr)
+        raise SystemExit(f"mpgluon: the compiler failed on {command[-3] if '-c' in command else 'the link'}")
+    if result.stderr:
+        sys.stderr.write(result.stderr)
+
+
+setup(ext_modules=[Extension("mpgluon._core", sources=[])], cmdclass={"build_ext": BuildCore})
