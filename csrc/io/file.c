@@ -1,0 +1,271 @@
+#include "io/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/host.h"
+#include "base/memory.h"
+
+enum {
+  WINDOW_SIZE = 1 << 14,        /* smaller reads are served from pieces of this size */
+  LONG_READ = 1 << 16,          /* reads from this size on give the host lock up */
+  SINK_BUFFER = 1 << 18,        /* small writes are gathered up to this size */
+  LARGEST_TRANSFER = 1 << 26,   /* one system call moves at most this much; interrupts are looked for in between */
+  TEMPORARY_TRIES = 100,
+};
+
+/* --- Sources ------------------------------------------------------------------------------------------------------ */
+
+mpg_status mpg_source_open(mpg_source *source, const char *path) {
+  *source = (mpg_source){.name = path, .descriptor = -1};
+  source->descriptor = open(path, O_RDONLY | O_CLOEXEC);
+  if (source->descriptor < 0) return mpg_fail(MPG_IO_ERROR, "file '%s' cannot be opened: %s", path, strerror(errno));
+  struct stat status;
+  if (fstat(source->descriptor, &status) != 0) {
+    mpg_fail(MPG_IO_ERROR, "file '%s' cannot be read: %s", path, strerror(errno));
+    mpg_source_close(source);
+    return MPG_IO_ERROR;
+  }
+  if (!S_ISREG(status.st_mode)) {
+    mpg_source_close(source);
+    return mpg_fail(MPG_IO_ERROR, "'%s' is not a file that can be loaded: %s", path, S_ISDIR(status.st_mode) ? "it is a folder" : "it is a device or pipe");
+  }
+  source->size = (uint64_t)status.st_size;
+  return MPG_OK;
+}
+
+void mpg_source_open_memory(mpg_source *source, const char *name, const void *bytes, size_t size) {
+  *source = (mpg_source){.name = name, .bytes = bytes ? bytes : "", .descriptor = -1, .size = size};
+}
+
+void mpg_source_close(mpg_source *source) {
+  if (source->descriptor >= 0) close(source->descriptor);
+  source->descriptor = -1;
+  mpg_free(source->window);
+  source->window = NULL;
+}
+
+mpg_status mpg_source_fail(const mpg_source *source, uint64_t offset, const char *format, ...) {
+  char text[1024];
+  va_list args;
+  va_start(args, format);
+  vsnprintf(text, sizeof text, format, args);
+  va_end(args);
+  return mpg_fail(MPG_IO_ERROR, "file '%s', byte %llu: %s", source->name, (unsigned long long)offset, text);
+}
+
+static mpg_status cut_off(const mpg_source *source, uint64_t offset, size_t size, const char *what) {
+  return mpg_source_fail(source, offset, "%s should take up %zu bytes here, but the file ends at byte %llu: it is damaged or was cut off", what, size,
+                         (unsigned long long)source->size);
+}
+
+/* Reads exactly `size` bytes of the file; *done tells how many came when the file turned out shorter than it was. */
+static int read_fully(int descriptor, uint64_t offset, char *target, size_t size, size_t *done) {
+  *done = 0;
+  while (*done < size) {
+    ssize_t got = pread(descriptor, target + *done, size - *done, (off_t)(offset + *done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return errno;
+    if (got == 0) break;
+    *done += (size_t)got;
+  }
+  return 0;
+}
+
+static mpg_status read_file(mpg_source *source, uint64_t offset, char *target, size_t size, const char *what) {
+  const mpg_host *host = mpg_host_get();
+  while (size) {
+    size_t part = size < LARGEST_TRANSFER ? size : LARGEST_TRANSFER, done;
+    bool release = part >= LONG_READ;
+    void *token = release ? host->release_lock() : NULL;
+    int error = read_fully(source->descriptor, offset, target, part, &done);
+    if (release) {
+      host->acquire_lock(token);
+      MPG_TRY(host->check_interrupt());
+    }
+    if (error) return mpg_source_fail(source, offset, "%s cannot be read: %s", what, strerror(error));
+    if (done < part) { /* somebody else shortened it meanwhile */
+      source->size = offset + done;
+      return cut_off(source, offset, size, what);
+    }
+    offset += part;
+    target += part;
+    size -= part;
+  }
+  return MPG_OK;
+}
+
+mpg_status mpg_source_read(mpg_source *source, uint64_t offset, void *target, size_t size, const char *what) {
+  if (offset > source->size || size > source->size - offset) return cut_off(source, offset, size, what);
+  if (size == 0) return MPG_OK;
+  if (source->bytes) {
+    memcpy(target, source->bytes + offset, size);
+    return MPG_OK;
+  }
+  if (size >= WINDOW_SIZE) return read_file(source, offset, target, size, what);
+  if (!source->window) {
+    source->window = mpg_malloc(WINDOW_SIZE);
+    if (!source->window) return mpg_out_of_host_memory(WINDOW_SIZE);
+    source->window_size = 0;
+  }
+  bool inside = offset >= source->window_offset && offset - source->window_offset <= source->window_size &&
+                size <= source->window_size - (size_t)(offset - source->window_offset);
+  if (!inside) {
+    uint64_t left = source->size - offset;
+    size_t filled = left < WINDOW_SIZE ? (size_t)left : WINDOW_SIZE;
+    source->window_size = 0;
+    MPG_TRY(read_file(source, offset, source->window, filled, what));
+    source->window_offset = offset;
+    source->window_size = filled;
+  }
+  memcpy(target, source->window + (offset - source->window_offset), size);
+  return MPG_OK;
+}
+
+/* --- Sinks -------------------------------------------------------------------------------------------------------- */
+
+void mpg_sink_open_buffer(mpg_sink *sink) { *sink = (mpg_sink){.descriptor = -1}; }
+
+static mpg_status write_failed(const mpg_sink *sink, const char *doing, int error) {
+  return mpg_fail(MPG_IO_ERROR, "file '%s' cannot be written (%s): %s", sink->path, doing, strerror(error));
+}
+
+/* The target's own path when it is a link, so that the file it leads to is replaced and not the link. */
+static char *resolve(const char *path) {
+  char *real = realpath(path, NULL);
+  if (!real) return mpg_strdup(path);
+  char *copy = mpg_strdup(real);
+  free(real);
+  return copy;
+}
+
+static mpg_status open_temporary(mpg_sink *sink) {
+  static _Atomic uint32_t counter; /* tells names of one process apart */
+  size_t size = strlen(sink->path) + 48;
+  sink->temporary = mpg_malloc(size);
+  if (!sink->temporary) return mpg_out_of_host_memory(size);
+  for (int i = 0; i < TEMPORARY_TRIES; i++) {
+    snprintf(sink->temporary, size, "%s.%ld-%u.tmp", sink->path, (long)getpid(), atomic_fetch_add(&counter, 1));
+    sink->descriptor = open(sink->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (sink->descriptor >= 0) return MPG_OK;
+    if (errno != EEXIST) break;
+  }
+  int error = errno;
+  mpg_free(sink->temporary);
+  sink->temporary = NULL;
+  return write_failed(sink, "its temporary file beside it cannot be made", error);
+}
+
+mpg_status mpg_sink_open(mpg_sink *sink, const char *path) {
+  mpg_status status = MPG_OK;
+  mpg_sink_open_buffer(sink);
+  sink->path = resolve(path);
+  if (!sink->path) return mpg_out_of_host_memory(strlen(path) + 1);
+  struct stat present;
+  bool exists = stat(sink->path, &present) == 0;
+  if (exists && S_ISDIR(present.st_mode)) {
+    status = write_failed(sink, "it is a folder", EISDIR);
+    goto fail;
+  }
+  if (exists && access(sink->path, W_OK) != 0) {
+    status = write_failed(sink, "it is write-protected", errno);
+    goto fail;
+  }
+  if (exists && !S_ISREG(present.st_mode)) { /* a pipe or device: there is nothing to replace */
+    sink->descriptor = open(sink->path, O_WRONLY | O_CLOEXEC);
+    if (sink->descriptor < 0) {
+      status = write_failed(sink, "opening it", errno);
+      goto fail;
+    }
+    return MPG_OK;
+  }
+  MPG_GOTO(open_temporary(sink));
+  if (exists && fchmod(sink->descriptor, present.st_mode & 07777) != 0) {
+    status = write_failed(sink, "keeping its permissions", errno);
+    goto fail;
+  }
+  return MPG_OK;
+fail:
+  mpg_sink_close(sink);
+  return status;
+}
+
+static mpg_status write_file(mpg_sink *sink, const char *bytes, size_t size) {
+  while (size) {
+    size_t part = size < LARGEST_TRANSFER ? size : LARGEST_TRANSFER;
+    ssize_t written = write(sink->descriptor, bytes, part);
+    if (written < 0 && errno != EINTR) return write_failed(sink, "writing", errno);
+    MPG_TRY(mpg_host_get()->check_interrupt());
+    if (written <= 0) continue;
+    bytes += written;
+    size -= (size_t)written;
+  }
+  return MPG_OK;
+}
+
+static mpg_status flush(mpg_sink *sink) {
+  MPG_TRY(write_file(sink, sink->buffer, sink->length));
+  sink->length = 0;
+  return MPG_OK;
+}
+
+mpg_status mpg_sink_write(mpg_sink *sink, const void *bytes, size_t size) {
+  if (size == 0) return MPG_OK;
+  size_t needed;
+  if (!mpg_size_add(sink->length, size, &needed)) return mpg_out_of_host_memory(SIZE_MAX);
+  if (sink->path && needed > SINK_BUFFER) {
+    MPG_TRY(flush(sink));
+    if (size >= SINK_BUFFER) return write_file(sink, bytes, size);
+    needed = size;
+  }
+  MPG_TRY(mpg_grow((void **)&sink->buffer, &sink->capacity, needed, 1));
+  memcpy(sink->buffer + sink->length, bytes, size);
+  sink->length += size;
+  return MPG_OK;
+}
+
+/* A rename is durable only once the folder is on disk too. Some file systems refuse to sync folders; the data is safe then
+ * as far as they can make it. */
+static void sync_folder(const char *path) {
+  char folder[PATH_MAX];
+  const char *slash = strrchr(path, '/');
+  size_t length = slash ? (size_t)(slash - path) : 0;
+  if (length >= sizeof folder) return;
+  memcpy(folder, path, length);
+  folder[length] = 0;
+  int descriptor = open(length ? folder : slash ? "/" : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (descriptor < 0) return;
+  (void)fsync(descriptor);
+  close(descriptor);
+}
+
+mpg_status mpg_sink_commit(mpg_sink *sink) {
+  if (!sink->path) return MPG_OK;
+  MPG_TRY(flush(sink));
+  if (!sink->temporary) return MPG_OK;
+  if (fsync(sink->descriptor) != 0) return write_failed(sink, "bringing it to disk", errno);
+  int closed = close(sink->descriptor);
+  sink->descriptor = -1;
+  if (closed != 0) return write_failed(sink, "closing", errno);
+  if (rename(sink->temporary, sink->path) != 0) return write_failed(sink, "putting it in place", errno);
+  mpg_free(sink->temporary);
+  sink->temporary = NULL;
+  sync_folder(sink->path);
+  return MPG_OK;
+}
+
+void mpg_sink_close(mpg_sink *sink) {
+  if (sink->descriptor >= 0) close(sink->descriptor);
+  if (sink->temporary) unlink(sink->temporary);
+  mpg_free(sink->temporary);
+  mpg_free(sink->path);
+  mpg_free(sink->buffer);
+  mpg_sink_open_buffer(sink);
+}

@@ -1,0 +1,289 @@
+#include "io/params_file.h"
+
+#include <string.h>
+
+#include "base/memory.h"
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "array files are little-endian, and read and written as they lie in memory");
+
+enum { LIST_MAGIC = 0x112, DENSE_STORAGE = 0 };
+static const uint32_t VERSION_1 = 0xF993FAC8u, VERSION_2 = 0xF993FAC9u, VERSION_3 = 0xF993FACAu;
+
+/* The fewest bytes an array (an ndim of 0 in the oldest form) and a name (an empty one) take up: bounds the counts a file can claim. */
+enum { SMALLEST_ARRAY = 4, SMALLEST_NAME = 8 };
+
+void mpg_tensor_list_free(mpg_tensor_list *list) {
+  for (size_t i = 0; i < list->count; i++) {
+    mpg_free(list->items[i].name);
+    mpg_tensor_release(&list->items[i].tensor);
+  }
+  mpg_free(list->items);
+  *list = (mpg_tensor_list){0};
+}
+
+static char *copy_name(const char *name, size_t length) {
+  size_t size;
+  char *copy = mpg_size_add(length, 1, &size) ? mpg_malloc(size) : NULL;
+  if (copy) {
+    memcpy(copy, name, length);
+    copy[length] = 0;
+  }
+  return copy;
+}
+
+mpg_status mpg_tensor_list_add(mpg_tensor_list *list, const char *name, size_t name_length, const mpg_tensor *tensor) {
+  MPG_TRY(mpg_grow((void **)&list->items, &list->capacity, list->count + 1, sizeof *list->items));
+  mpg_named_tensor item = {.name_length = name_length, .tensor = *tensor};
+  if (name && !(item.name = copy_name(name, name_length))) return mpg_out_of_host_memory(name_length);
+  mpg_tensor_retain(&item.tensor);
+  list->items[list->count++] = item;
+  list->named = name != NULL;
+  return MPG_OK;
+}
+
+/* --- Reading ------------------------------------------------------------------------------------------------------ */
+
+typedef struct reader {
+  mpg_source *source;
+  uint64_t offset;
+  size_t array; /* number of the array being read, for errors */
+} reader;
+
+/* What is known of an array after the walk. */
+typedef struct found_array {
+  mpg_desc desc;
+  mpg_device_id saved_on;
+  uint64_t data; /* offset of its elements */
+  bool absent;
+} found_array;
+
+static mpg_status take(reader *r, void *target, size_t size, const char *what) {
+  MPG_TRY(mpg_source_read(r->source, r->offset, target, size, what));
+  r->offset += size;
+  return MPG_OK;
+}
+
+static mpg_status take_dims(reader *r, mpg_shape *shape, bool wide) {
+  for (int i = 0; i < shape->ndim; i++) {
+    uint64_t at = r->offset;
+    int64_t dim = 0;
+    MPG_TRY(take(r, &dim, wide ? sizeof(int64_t) : sizeof(uint32_t), "a dimension"));
+    if (dim < 0) return mpg_source_fail(r->source, at, "array %zu has a negative dimension, %lld", r->array, (long long)dim);
+    shape->dims[i] = dim;
+  }
+  return MPG_OK;
+}
+
+static mpg_status take_ndim(reader *r, int32_t *ndim) {
+  uint64_t at = r->offset;
+  MPG_TRY(take(r, ndim, sizeof *ndim, "the number of dimensions"));
+  if (*ndim < -1 || *ndim > MPG_MAX_NDIM)
+    return mpg_source_fail(r->source, at, "array %zu claims %d dimensions; arrays have at most %d", r->array, *ndim, MPG_MAX_NDIM);
+  return MPG_OK;
+}
+
+static mpg_status take_storage_type(reader *r) {
+  static const char *const names[] = {"default", "row_sparse", "csr"};
+  uint64_t at = r->offset;
+  int32_t type;
+  MPG_TRY(take(r, &type, sizeof type, "the storage type"));
+  if (type == DENSE_STORAGE) return MPG_OK;
+  if (type == 1 || type == 2)
+    return mpg_source_fail(r->source, at, "array %zu is sparse (%s), which is not supported; save it with tostype('default') in MXNet first", r->array, names[type]);
+  return mpg_source_fail(r->source, at, "array %zu has the unknown storage type %d", r->array, type);
+}
+
+/* Everything of an array up to its elements. */
+static mpg_status take_header(reader *r, found_array *found) {
+  uint64_t at = r->offset;
+  uint32_t version;
+  mpg_shape *shape = &found->desc.shape;
+  MPG_TRY(take(r, &version, sizeof version, "an array"));
+  if (version == VERSION_2 || version == VERSION_3) MPG_TRY(take_storage_type(r));
+  bool wide = version == VERSION_1 || version == VERSION_2 || version == VERSION_3;
+  if (wide) {
+    MPG_TRY(take_ndim(r, &shape->ndim));
+  } else if (version <= MPG_MAX_NDIM) {
+    shape->ndim = (int32_t)version;
+  } else {
+    return mpg_source_fail(r->source, at, "array %zu starts with 0x%08x, which is no version of the format", r->array, version);
+  }
+  found->absent = shape->ndim < 0 || (shape->ndim == 0 && version != VERSION_3);
+  if (found->absent) return MPG_OK;
+  MPG_TRY(take_dims(r, shape, wide));
+  MPG_TRY(take(r, &found->saved_on.type, sizeof found->saved_on.type, "the device"));
+  MPG_TRY(take(r, &found->saved_on.index, sizeof found->saved_on.index, "the device"));
+  at = r->offset;
+  int32_t dtype;
+  MPG_TRY(take(r, &dtype, sizeof dtype, "the dtype"));
+  if (!mpg_dtype_valid(dtype)) return mpg_source_fail(r->source, at, "array %zu has the unknown dtype number %d", r->array, dtype);
+  found->desc.dtype = (mpg_dtype)dtype;
+  found->data = r->offset;
+  return MPG_OK;
+}
+
+/* Checks that the elements are all there and steps over them. */
+static mpg_status skip_elements(reader *r, const found_array *found) {
+  char text[MPG_SHAPE_TEXT_SIZE];
+  size_t bytes;
+  mpg_shape_text(&found->desc.shape, text, sizeof text);
+  if (mpg_shape_check(&found->desc.shape, found->desc.dtype, &bytes) != MPG_OK)
+    return mpg_source_fail(r->source, r->offset, "array %zu claims the shape %s, which no memory can hold", r->array, text);
+  if (bytes > r->source->size - r->offset)
+    return mpg_source_fail(r->source, r->offset, "array %zu (%s, %s) should take up %zu bytes here, but the file ends at byte %llu: it is damaged or was cut off",
+                           r->array, mpg_dtype_name(found->desc.dtype), text, bytes, (unsigned long long)r->source->size);
+  r->offset += bytes;
+  return MPG_OK;
+}
+
+static mpg_status take_count(reader *r, uint64_t *count, uint64_t smallest, const char *what) {
+  uint64_t at = r->offset;
+  MPG_TRY(take(r, count, sizeof *count, what));
+  if (*count > (r->source->size - r->offset) / smallest)
+    return mpg_source_fail(r->source, at, "%s claims to be %llu, more than fits in the file: it is damaged or was cut off", what, (unsigned long long)*count);
+  return MPG_OK;
+}
+
+static mpg_status take_name(reader *r, mpg_named_tensor *item) {
+  uint64_t length;
+  MPG_TRY(take_count(r, &length, 1, "the length of a name"));
+  item->name = mpg_malloc((size_t)length + 1);
+  if (!item->name) return mpg_out_of_host_memory((size_t)length);
+  item->name_length = (size_t)length;
+  item->name[length] = 0;
+  return take(r, item->name, (size_t)length, "a name");
+}
+
+/* Where the elements are put. */
+static mpg_status choose_device(mpg_device_id saved_on, mpg_device **device) {
+  mpg_device_id id = {MPG_CPU, 0};
+  if (saved_on.type == MPG_GPU && saved_on.index >= 0 && saved_on.index < mpg_gpu_count()) id = saved_on;
+  return mpg_device_get(id, device);
+}
+
+/* Kernels rely on a bool being 0 or 1, which nothing in a file guarantees. */
+static void normalize_bools(const mpg_desc *desc, uint8_t *elements, size_t count) {
+  if (desc->dtype != MPG_BOOL) return;
+  for (size_t i = 0; i < count; i++) elements[i] = elements[i] != 0;
+}
+
+static mpg_status load_elements(reader *r, const found_array *found, mpg_tensor *tensor) {
+  mpg_device *device;
+  size_t bytes;
+  mpg_storage *storage;
+  MPG_TRY(choose_device(found->saved_on, &device));
+  MPG_TRY(mpg_shape_check(&found->desc.shape, found->desc.dtype, &bytes));
+  MPG_TRY(mpg_storage_create(device, bytes, true, &storage));
+  *tensor = (mpg_tensor){.storage = storage, .desc = found->desc};
+  if (bytes == 0) return MPG_OK;
+  if (device->backend->host_accessible) {
+    MPG_TRY(mpg_tensor_wait_write(tensor));
+    MPG_TRY(mpg_source_read(r->source, found->data, mpg_tensor_data(tensor), bytes, "an array"));
+    normalize_bools(&found->desc, mpg_tensor_data(tensor), bytes);
+    storage->version++;
+    return MPG_OK;
+  }
+  void *staging = mpg_malloc(bytes);
+  if (!staging) return mpg_out_of_host_memory(bytes);
+  mpg_status status = mpg_source_read(r->source, found->data, staging, bytes, "an array");
+  if (status == MPG_OK) {
+    normalize_bools(&found->desc, staging, bytes);
+    status = mpg_tensor_copy_from_host(tensor, staging);
+  }
+  mpg_free(staging);
+  return status;
+}
+
+static mpg_status walk(reader *r, mpg_tensor_list *list, found_array **found, size_t *found_capacity) {
+  uint64_t magic, reserved, count, names;
+  MPG_TRY(take(r, &magic, sizeof magic, "the header"));
+  if (magic != LIST_MAGIC) return mpg_source_fail(r->source, 0, "this is no array file of MXNet: it starts with 0x%llx instead of 0x112", (unsigned long long)magic);
+  MPG_TRY(take(r, &reserved, sizeof reserved, "the header"));
+  MPG_TRY(take_count(r, &count, SMALLEST_ARRAY, "the number of arrays"));
+  for (uint64_t i = 0; i < count; i++) {
+    MPG_TRY(mpg_grow((void **)found, found_capacity, (size_t)i + 1, sizeof **found));
+    found_array *array = &(*found)[i];
+    *array = (found_array){0};
+    r->array = (size_t)i;
+    MPG_TRY(take_header(r, array));
+    if (!array->absent) MPG_TRY(skip_elements(r, array));
+  }
+  uint64_t at = r->offset;
+  MPG_TRY(take_count(r, &names, SMALLEST_NAME, "the number of names"));
+  if (names != 0 && names != count)
+    return mpg_source_fail(r->source, at, "there are %llu names for %llu arrays", (unsigned long long)names, (unsigned long long)count);
+  mpg_tensor none = {0};
+  for (uint64_t i = 0; i < count; i++) {
+    MPG_TRY(mpg_tensor_list_add(list, NULL, 0, &none));
+    if (names) MPG_TRY(take_name(r, &list->items[i]));
+  }
+  list->named = names != 0;
+  return MPG_OK;
+}
+
+mpg_status mpg_params_read(mpg_source *source, mpg_tensor_list *list) {
+  mpg_status status = MPG_OK;
+  reader r = {.source = source};
+  found_array *found = NULL;
+  size_t found_capacity = 0;
+  *list = (mpg_tensor_list){0};
+  MPG_GOTO(walk(&r, list, &found, &found_capacity));
+  for (size_t i = 0; i < list->count; i++) {
+    r.array = i;
+    if (!found[i].absent) MPG_GOTO(load_elements(&r, &found[i], &list->items[i].tensor));
+  }
+  mpg_free(found);
+  return MPG_OK;
+fail:
+  mpg_free(found);
+  mpg_tensor_list_free(list);
+  return status;
+}
+
+/* --- Writing ------------------------------------------------------------------------------------------------------ */
+
+static mpg_status write_header(mpg_sink *sink, const mpg_tensor *tensor) {
+  const mpg_shape *shape = &tensor->desc.shape;
+  uint32_t version = shape->ndim == 0 ? VERSION_3 : VERSION_2; /* version 2 has no scalars */
+  int32_t storage_type = DENSE_STORAGE, dtype = tensor->desc.dtype;
+  mpg_device_id id = mpg_tensor_device(tensor)->id;
+  MPG_TRY(mpg_sink_write(sink, &version, sizeof version));
+  MPG_TRY(mpg_sink_write(sink, &storage_type, sizeof storage_type));
+  MPG_TRY(mpg_sink_write(sink, &shape->ndim, sizeof shape->ndim));
+  MPG_TRY(mpg_sink_write(sink, shape->dims, (size_t)shape->ndim * sizeof shape->dims[0]));
+  MPG_TRY(mpg_sink_write(sink, &id.type, sizeof id.type));
+  MPG_TRY(mpg_sink_write(sink, &id.index, sizeof id.index));
+  return mpg_sink_write(sink, &dtype, sizeof dtype);
+}
+
+static mpg_status write_elements(mpg_sink *sink, const mpg_tensor *tensor) {
+  size_t bytes = mpg_tensor_bytes(tensor);
+  if (bytes == 0) return MPG_OK;
+  /* The host lock is held from here on, so nobody can queue a write to the array before it is in the file. */
+  if (mpg_tensor_device(tensor)->backend->host_accessible) {
+    MPG_TRY(mpg_tensor_wait_read(tensor));
+    return mpg_sink_write(sink, mpg_tensor_data(tensor), bytes);
+  }
+  void *staging = mpg_malloc(bytes);
+  if (!staging) return mpg_out_of_host_memory(bytes);
+  mpg_status status = mpg_tensor_copy_to_host(tensor, staging);
+  if (status == MPG_OK) status = mpg_sink_write(sink, staging, bytes);
+  mpg_free(staging);
+  return status;
+}
+
+mpg_status mpg_params_write(mpg_sink *sink, const mpg_tensor_list *list) {
+  uint64_t header[3] = {LIST_MAGIC, 0, list->count}, names = list->named ? list->count : 0;
+  MPG_TRY(mpg_sink_write(sink, header, sizeof header));
+  for (size_t i = 0; i < list->count; i++) {
+    MPG_TRY(write_header(sink, &list->items[i].tensor));
+    MPG_TRY(write_elements(sink, &list->items[i].tensor));
+  }
+  MPG_TRY(mpg_sink_write(sink, &names, sizeof names));
+  for (size_t i = 0; i < names; i++) {
+    uint64_t length = list->items[i].name_length;
+    MPG_TRY(mpg_sink_write(sink, &length, sizeof length));
+    MPG_TRY(mpg_sink_write(sink, list->items[i].name, list->items[i].name_length));
+  }
+  return MPG_OK;
+}
