@@ -86,11 +86,15 @@ class BuildCore(build_ext):
             relative = os.path.relpath(source, ROOT)
             more = python_flags if relative.startswith(os.path.join("csrc", "python")) else []
             jobs.append((relative, os.path.join(temp, relative[:-2] + ".o"), flags + more + extra))
+        dispatch = os.path.join("kernels", "cpu", "dispatch.c")
+        jobs.append((dispatch, os.path.join(temp, dispatch[:-2] + ".o"), flags + extra))
         for isa in isas:
             # Kernels: contraction off, so that vector bodies and scalar tails of a loop round alike; fma is written where meant.
             kernel_flags = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fopenmp"] if not debug else ["-ffp-contract=off", "-fopenmp"]
             kernel_flags = flags + kernel_flags + ISA_FLAGS[isa] + [f"-DMPG_ISA={isa}"] + extra
             for source in sorted(glob.glob(os.path.join(ROOT, "kernels", "cpu", "*.c"))):
+                if os.path.basename(source) == "dispatch.c":
+                    continue
                 relative = os.path.relpath(source, ROOT)
                 jobs.append((relative, os.path.join(temp, isa, relative[:-2] + ".o"), kernel_flags))
 

@@ -96,7 +96,6 @@ typedef struct mpg_backend {
   mpg_status (*copy_from_host)(mpg_device *device, void *memory, const void *host, size_t size);
   bool host_accessible; /* its memory can be read and written by the host directly */
   bool runs_inline;     /* small work may run in the submitting thread on an idle device */
-  const void *kernels;  /* mpg_kernel_fn table indexed by mpg_op_id (op/kernel.h); opaque here */
 } mpg_backend;
 
 struct mpg_device {

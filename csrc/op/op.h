@@ -29,6 +29,7 @@ typedef struct mpg_infer {
   mpg_desc *inputs;
   mpg_desc *outputs; /* all dims/dtypes unknown on entry */
   bool train;        /* autograd's train mode, for ops whose outputs depend on it */
+  const void *const *values; /* DYNAMIC ops: host addresses of the inputs' contents; NULL where they are not known (tracing) */
 } mpg_infer;
 typedef mpg_status (*mpg_infer_fn)(mpg_infer *infer);
 
@@ -100,7 +101,7 @@ void mpg_gradient_fail(mpg_gradient *g, const char *format, ...) __attribute__((
 typedef enum mpg_op_flags {
   MPG_OP_PLAIN = 0,
   MPG_OP_INPLACE = 1 << 0,      /* output 0 may be written over input 0 (or any input of the same bytes): element i needs only element i */
-  MPG_OP_HEAVY = 1 << 1,        /* cost grows faster than its arrays: inline only when tiny */
+  MPG_OP_HEAVY = 1 << 1,        /* cost grows faster than its arrays, or uses a library's threads: never runs inline */
   MPG_OP_RANDOM = 1 << 2,       /* draws random numbers: takes one call number */
   MPG_OP_COPY = 1 << 3,         /* the input may be on another device than the output, which params->ctx names */
   MPG_OP_CREATES = 1 << 4,      /* no inputs; the device comes from params->ctx */
@@ -109,6 +110,8 @@ typedef enum mpg_op_flags {
   MPG_OP_HIDDEN = 1 << 7,       /* not offered to users under mx.nd (a gradient's helper) */
   MPG_OP_DYNAMIC = 1 << 8,      /* output shapes depend on values: host waits (boolean_mask) */
   MPG_OP_SHAPE_ONLY = 1 << 9,   /* reads only the desc of its inputs, never their contents (zeros_like) */
+  MPG_OP_TINY_INLINE = 1 << 10, /* a HEAVY op that takes a plain single-threaded loop when its arrays have at most
+                                   MPG_TINY_ELEMENTS elements in all, and may run inline then */
 } mpg_op_flags;
 
 typedef int (*mpg_arity_fn)(const mpg_op *op, const void *params, int given); /* -> number of inputs or outputs */
@@ -133,6 +136,9 @@ struct mpg_op {
   const char *doc;
 };
 
+/* Largest total of input and output elements of a TINY_INLINE op to run inline; kernels choose by the same number. */
+enum { MPG_TINY_ELEMENTS = 2048 };
+
 enum { MPG_MAX_INPUTS = 4096, MPG_MAX_OUTPUTS = 512, MPG_MAX_NAMED = 16 };
 
 mpg_status mpg_registry_init(void);
@@ -151,6 +157,9 @@ bool mpg_op_input_optional(const mpg_op *op, int index);
 /* Runs inference with the common checks (number of inputs, dtype set) around the op's own. */
 mpg_status mpg_op_infer(const mpg_op *op, const void *params, bool train, mpg_desc *inputs, int num_inputs, mpg_desc *outputs,
                         int num_outputs);
+/* The same with the inputs' contents at hand, for DYNAMIC ops. */
+mpg_status mpg_op_infer_values(const mpg_op *op, const void *params, bool train, mpg_desc *inputs, int num_inputs,
+                               const void *const *values, mpg_desc *outputs, int num_outputs);
 /* Runs the op's gradient; MPG_ERROR when it has none. */
 mpg_status mpg_op_gradient(mpg_gradient *g);
 

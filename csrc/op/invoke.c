@@ -1,0 +1,310 @@
+#include "op/invoke.h"
+
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/host.h"
+#include "base/memory.h"
+#include "device/profiler.h"
+
+/* Arrays with at most this many elements, inputs and outputs together, are worth less than a hand-over to the worker. */
+enum { INLINE_ELEMENTS = 16384 };
+enum { STACK_ARRAYS = 16 };
+
+static const mpg_kernel_fn *kernel_tables[8]; /* by mpg_device_type; set once at start */
+
+void mpg_kernels_set(mpg_device_type type, const mpg_kernel_fn *table) { kernel_tables[type] = table; }
+mpg_kernel_fn mpg_kernel_get(const mpg_device *device, const mpg_op *op) { return kernel_tables[device->id.type][op->id]; }
+
+/* --- Random state ---------------------------------------------------------------------------------------------------- */
+static mpg_random_key random_state; /* runtime state; host lock */
+
+void mpg_random_seed(uint64_t seed) { random_state = (mpg_random_key){.seed = seed}; }
+mpg_random_key mpg_random_state(void) { return random_state; }
+void mpg_random_restore(mpg_random_key state) { random_state = state; }
+mpg_random_key mpg_random_next(uint64_t calls) {
+  mpg_random_key key = random_state;
+  random_state.call += calls;
+  return key;
+}
+
+/* --- Queued work ------------------------------------------------------------------------------------------------------ */
+typedef struct op_task { /* followed by the views, then the parameters */
+  mpg_kernel_fn kernel;
+  const mpg_op *op;
+  int32_t num_inputs, num_outputs;
+  int32_t peer; /* ordinal of the source device of a copy; -1 */
+  uint32_t scope;
+  bool train;
+  mpg_random_key random;
+} op_task;
+
+static size_t task_views_offset(void) { return mpg_align_up(sizeof(op_task), 16); }
+static size_t task_params_offset(int num_views) { return task_views_offset() + mpg_align_up((size_t)num_views * sizeof(mpg_view), 16); }
+
+static void record_event(const mpg_kernel_call *call, uint32_t scope, int peer, int64_t begin) {
+  mpg_event event = {.name = call->op->name, .scope = scope, .kind = peer >= 0 ? MPG_EVENT_COPY : MPG_EVENT_OP, .peer = peer,
+                     .begin_ns = begin, .end_ns = mpg_clock_ns()};
+  if (peer >= 0) event.bytes = (uint64_t)mpg_shape_size(&call->outputs[0].desc.shape) * mpg_dtype_size(call->outputs[0].desc.dtype);
+  mpg_profiler_record(call->device, &event);
+}
+
+static mpg_status run_kernel(mpg_kernel_fn kernel, const mpg_kernel_call *call, uint32_t scope, int peer) {
+  if (__builtin_expect(!mpg_profiler_on(), 1)) return kernel(call);
+  int64_t begin = mpg_clock_ns();
+  mpg_status status = kernel(call);
+  record_event(call, scope, peer, begin);
+  return status;
+}
+
+static mpg_status op_work(mpg_run *run, void *payload) {
+  const op_task *task = payload;
+  const mpg_view *views = (const mpg_view *)((char *)payload + task_views_offset());
+  mpg_kernel_call call = {.op = task->op,
+                          .params = (char *)payload + task_params_offset(task->num_inputs + task->num_outputs),
+                          .device = run->device,
+                          .stream = run->stream,
+                          .num_threads = run->num_threads,
+                          .num_inputs = task->num_inputs,
+                          .num_outputs = task->num_outputs,
+                          .inputs = views,
+                          .outputs = views + task->num_inputs,
+                          .random = task->random,
+                          .train = task->train};
+  return run_kernel(task->kernel, &call, task->scope, task->peer);
+}
+
+/* --- Invocation ------------------------------------------------------------------------------------------------------- */
+static mpg_status device_mismatch(const mpg_invocation *inv) {
+  mpg_text text = {0};
+  char name[64];
+  mpg_device *device = mpg_tensor_device(&inv->inputs[0]);
+  for (int i = 0; i < inv->num_inputs && i < 8; i++)
+    mpg_text_append(&text, "%s%s on %s", i ? ", " : "", mpg_op_input_name(inv->op, i, name, sizeof name),
+                    mpg_device_text(mpg_tensor_device(&inv->inputs[i])));
+  mpg_fail(MPG_ERROR, "%s: the inputs are on different devices: %s. Nothing is copied silently: move one first, e.g. with "
+           ".as_in_context(mx.%s)", inv->op->name, mpg_text_string(&text), mpg_device_text(device));
+  mpg_text_free(&text);
+  return MPG_ERROR;
+}
+
+static mpg_status output_mismatch(const mpg_invocation *inv, int index, const mpg_desc *wanted) {
+  char have[MPG_SHAPE_TEXT_SIZE], want[MPG_SHAPE_TEXT_SIZE];
+  const mpg_desc *desc = &inv->outputs[index].desc;
+  return mpg_fail(MPG_ERROR, "%s: the result is %s %s, but out is %s %s", inv->op->name, mpg_dtype_name(wanted->dtype),
+                  mpg_shape_text(&wanted->shape, want, sizeof want), mpg_dtype_name(desc->dtype),
+                  mpg_shape_text(&desc->shape, have, sizeof have));
+}
+
+static bool overlaps(const mpg_tensor *a, const mpg_tensor *b) {
+  if (a->storage != b->storage) return false;
+  size_t a_bytes = mpg_tensor_bytes(a), b_bytes = mpg_tensor_bytes(b);
+  return a->offset < b->offset + b_bytes && b->offset < a->offset + a_bytes;
+}
+
+/* Whether output `o`, given by the caller, may be written while input `i` is read. */
+static bool may_alias(const mpg_invocation *inv, int o, int i) {
+  const mpg_tensor *output = &inv->outputs[o], *input = &inv->inputs[i];
+  if (!overlaps(output, input)) return true;
+  bool same = output->offset == input->offset && mpg_tensor_bytes(output) == mpg_tensor_bytes(input);
+  return same && ((inv->op->flags & MPG_OP_INPLACE) || mpg_op_input_mutable(inv->op, i));
+}
+
+/* Runs into fresh outputs and then copies them over the given ones: for outputs that overlap inputs in ways kernels cannot bear. */
+static mpg_status invoke_aside(mpg_invocation *inv) {
+  mpg_tensor stack[STACK_ARRAYS], *given = inv->outputs;
+  if (inv->num_outputs > STACK_ARRAYS) return mpg_fail(MPG_ERROR, "%s: out overlaps an input", inv->op->name);
+  memset(stack, 0, sizeof stack);
+  inv->outputs = stack;
+  mpg_status status = mpg_invoke(inv);
+  inv->outputs = given;
+  for (int i = 0; i < inv->num_outputs; i++) {
+    if (status == MPG_OK && given[i].storage) {
+      mpg_copyto_params params = {{0, 0}};
+      mpg_invocation copy = {.op = mpg_op_get(MPG_OP__copyto), .params = &params, .num_inputs = 1, .inputs = &stack[i],
+                             .num_outputs = 1, .outputs = &given[i], .scope = inv->scope, .device = mpg_tensor_device(&given[i])};
+      status = mpg_invoke(&copy);
+      mpg_tensor_release(&stack[i]);
+    } else if (status == MPG_OK) {
+      given[i] = stack[i];
+    } else {
+      mpg_tensor_release(&stack[i]);
+    }
+  }
+  return status;
+}
+
+static mpg_status check_input_failures(const mpg_invocation *inv) {
+  for (int i = 0; i < inv->num_inputs; i++) {
+    mpg_device *device = mpg_tensor_device(&inv->inputs[i]);
+    if (atomic_load_explicit(&device->failed, memory_order_relaxed))
+      MPG_TRY(mpg_device_failure(device, inv->inputs[i].storage->block.uses.write));
+  }
+  return MPG_OK;
+}
+
+static bool runs_inline(const mpg_invocation *inv, const mpg_device *device, const mpg_desc *outputs, bool written_inputs) {
+  if (!mpg_device_runs_inline(device)) return false;
+  uint32_t flags = inv->op->flags;
+  if ((flags & MPG_OP_HEAVY) && !(flags & MPG_OP_TINY_INLINE)) return false;
+  int64_t elements = 0;
+  for (int i = 0; i < inv->num_inputs; i++) elements += mpg_shape_size(&inv->inputs[i].desc.shape);
+  for (int i = 0; i < inv->num_outputs; i++) elements += mpg_shape_size(&outputs[i].shape);
+  if (elements > (flags & MPG_OP_HEAVY ? MPG_TINY_ELEMENTS : INLINE_ELEMENTS)) return false;
+  if (flags & MPG_OP_COPY) {
+    const mpg_storage *source = inv->inputs[0].storage;
+    if (!source->device->backend->host_accessible || !mpg_tick_reached(source->device, source->block.uses.write)) return false;
+  }
+  for (int i = 0; i < inv->num_outputs; i++)
+    if (!mpg_storage_writable_now(inv->outputs[i].storage)) return false;
+  if (written_inputs)
+    for (int i = 0; i < inv->num_inputs; i++)
+      if (mpg_op_input_mutable(inv->op, i) && !mpg_storage_writable_now(inv->inputs[i].storage)) return false;
+  return true;
+}
+
+static mpg_status queue(const mpg_invocation *inv, mpg_device *device, const mpg_view *views, const mpg_random_key *random) {
+  const mpg_op *op = inv->op;
+  int num_views = inv->num_inputs + inv->num_outputs;
+  size_t params_offset = task_params_offset(num_views), size = params_offset + op->params->size;
+  enum { STACK_PAYLOAD = 8192 };
+  _Alignas(16) char stack_payload[STACK_PAYLOAD];
+  int max_points = num_views * (2 + MPG_FOREIGN_READS);
+  mpg_point stack_points[STACK_ARRAYS * (2 + MPG_FOREIGN_READS)], *points = stack_points;
+  char *payload = stack_payload;
+  mpg_status status = MPG_OK;
+  if (size > sizeof stack_payload) payload = mpg_malloc(size);
+  if (max_points > (int)(sizeof stack_points / sizeof *stack_points)) points = mpg_malloc((size_t)max_points * sizeof *points);
+  if (!payload || !points) {
+    status = mpg_out_of_host_memory(size);
+    goto fail;
+  }
+  bool copies_from_afar = (op->flags & MPG_OP_COPY) && mpg_tensor_device(&inv->inputs[0]) != device;
+  *(op_task *)payload = (op_task){.kernel = mpg_kernel_get(device, op), .op = op, .num_inputs = inv->num_inputs,
+                                  .num_outputs = inv->num_outputs, .scope = inv->scope, .train = inv->train, .random = *random,
+                                  .peer = copies_from_afar ? mpg_tensor_device(&inv->inputs[0])->ordinal : -1};
+  memcpy(payload + task_views_offset(), views, (size_t)num_views * sizeof *views);
+  if (op->params->size) memcpy(payload + params_offset, inv->params, op->params->size);
+  int count = 0;
+  for (int i = 0; i < inv->num_inputs; i++) {
+    if (!(op->flags & MPG_OP_SHAPE_ONLY)) mpg_storage_read_points(inv->inputs[i].storage, device, points, &count);
+    if (mpg_op_input_mutable(op, i)) mpg_storage_write_points(inv->inputs[i].storage, device, points, &count);
+  }
+  for (int i = 0; i < inv->num_outputs; i++) mpg_storage_write_points(inv->outputs[i].storage, device, points, &count);
+  mpg_submission submission = {.name = op->name, .work = op_work, .payload = payload, .payload_size = size, .points = points,
+                               .num_points = count, .origin = mpg_host_get()->origin(), .scope = inv->scope};
+  mpg_tick tick;
+  MPG_GOTO(mpg_device_submit(device, &submission, &tick));
+  for (int i = 0; i < inv->num_outputs; i++) mpg_storage_add_write(inv->outputs[i].storage, tick);
+  for (int i = 0; i < inv->num_inputs; i++) {
+    mpg_storage *storage = inv->inputs[i].storage;
+    if (mpg_op_input_mutable(op, i))
+      mpg_storage_add_write(storage, tick);
+    else if (storage->device == device)
+      storage->block.uses.read = tick;
+    else
+      MPG_GOTO(mpg_storage_add_read(storage, device, tick));
+  }
+fail:
+  if (payload != stack_payload) mpg_free(payload);
+  if (points != stack_points) mpg_free(points);
+  return status;
+}
+
+static mpg_status invoke_with(mpg_invocation *inv, mpg_desc *descs, mpg_view *views) {
+  const mpg_op *op = inv->op;
+  mpg_device *device = inv->device;
+  mpg_desc *input_descs = descs, *output_descs = descs + inv->num_inputs;
+  bool written_inputs = false;
+  if (inv->num_inputs) {
+    if (!(op->flags & MPG_OP_COPY) || !device) device = mpg_tensor_device(&inv->inputs[0]);
+    for (int i = 0; i < inv->num_inputs; i++) {
+      input_descs[i] = inv->inputs[i].desc;
+      if (mpg_tensor_device(&inv->inputs[i]) != device && !(op->flags & MPG_OP_COPY)) return device_mismatch(inv);
+      written_inputs |= mpg_op_input_mutable(op, i);
+    }
+  } else if (!device) {
+    return mpg_fail(MPG_ERROR, "%s: no device was given", op->name);
+  }
+  if (op->flags & MPG_OP_DYNAMIC) {
+    const void *values[STACK_ARRAYS];
+    for (int i = 0; i < inv->num_inputs && i < STACK_ARRAYS; i++) {
+      MPG_TRY(mpg_tensor_wait_read(&inv->inputs[i]));
+      values[i] = device->backend->host_accessible ? mpg_tensor_data(&inv->inputs[i]) : NULL;
+    }
+    MPG_TRY(mpg_op_infer_values(op, inv->params, inv->train, input_descs, inv->num_inputs, values, output_descs, inv->num_outputs));
+  } else {
+    MPG_TRY(mpg_op_infer(op, inv->params, inv->train, input_descs, inv->num_inputs, output_descs, inv->num_outputs));
+  }
+  for (int o = 0; o < inv->num_outputs; o++) {
+    if (!inv->outputs[o].storage) continue;
+    if (mpg_tensor_device(&inv->outputs[o]) != device)
+      return mpg_fail(MPG_ERROR, "%s: out is on %s, but the op runs on %s; copy the result over with copyto", op->name,
+                      mpg_device_text(mpg_tensor_device(&inv->outputs[o])), mpg_device_text(device));
+    if (!mpg_shape_equal(&inv->outputs[o].desc.shape, &output_descs[o].shape) || inv->outputs[o].desc.dtype != output_descs[o].dtype)
+      return output_mismatch(inv, o, &output_descs[o]);
+    for (int i = 0; i < inv->num_inputs; i++)
+      if (!may_alias(inv, o, i)) return invoke_aside(inv);
+  }
+  if ((op->flags & MPG_OP_VIEW) && !inv->outputs[0].storage && inv->num_outputs == 1) {
+    inv->outputs[0] = (mpg_tensor){inv->inputs[0].storage, inv->inputs[0].offset, output_descs[0]};
+    mpg_tensor_retain(&inv->outputs[0]);
+    return MPG_OK;
+  }
+  uint64_t created[(MPG_MAX_OUTPUTS + 63) / 64]; /* which outputs were made here, to undo */
+  memset(created, 0, (size_t)(inv->num_outputs + 63) / 64 * sizeof *created);
+  mpg_status status = MPG_OK;
+  int made = 0;
+  for (; made < inv->num_outputs; made++) {
+    if (inv->outputs[made].storage) continue;
+    MPG_GOTO(mpg_tensor_create(device, &output_descs[made], &inv->outputs[made]));
+    created[made / 64] |= 1ull << (made % 64);
+  }
+  for (int i = 0; i < inv->num_inputs; i++) views[i] = (mpg_view){mpg_tensor_data(&inv->inputs[i]), input_descs[i]};
+  for (int o = 0; o < inv->num_outputs; o++) views[inv->num_inputs + o] = (mpg_view){mpg_tensor_data(&inv->outputs[o]), output_descs[o]};
+  mpg_random_key random = {0};
+  if (op->flags & MPG_OP_RANDOM) random = inv->random ? *inv->random : mpg_random_next(1);
+  if (runs_inline(inv, device, output_descs, written_inputs)) {
+    MPG_GOTO(check_input_failures(inv));
+    mpg_kernel_call call = {.op = op, .params = inv->params, .device = device, .num_threads = 1, .num_inputs = inv->num_inputs,
+                            .num_outputs = inv->num_outputs, .inputs = views, .outputs = views + inv->num_inputs, .random = random,
+                            .train = inv->train};
+    int peer = (op->flags & MPG_OP_COPY) && mpg_tensor_device(&inv->inputs[0]) != device ? mpg_tensor_device(&inv->inputs[0])->ordinal : -1;
+    MPG_GOTO(run_kernel(mpg_kernel_get(device, op), &call, inv->scope, peer));
+    for (int o = 0; o < inv->num_outputs; o++) mpg_storage_add_write(inv->outputs[o].storage, 0);
+    if (written_inputs)
+      for (int i = 0; i < inv->num_inputs; i++)
+        if (mpg_op_input_mutable(op, i)) mpg_storage_add_write(inv->inputs[i].storage, 0);
+    return MPG_OK;
+  }
+  MPG_GOTO(queue(inv, device, views, &random));
+  return MPG_OK;
+fail:
+  for (int o = 0; o < made; o++)
+    if (created[o / 64] >> (o % 64) & 1) mpg_tensor_release(&inv->outputs[o]);
+  return status;
+}
+
+static mpg_status invoke(mpg_invocation *inv) {
+  int count = inv->num_inputs + inv->num_outputs;
+  if (__builtin_expect(count <= STACK_ARRAYS, 1)) {
+    mpg_desc descs[STACK_ARRAYS];
+    mpg_view views[STACK_ARRAYS];
+    return invoke_with(inv, descs, views);
+  }
+  if (inv->num_inputs > MPG_MAX_INPUTS || inv->num_outputs > MPG_MAX_OUTPUTS)
+    return mpg_fail(MPG_ERROR, "%s: %d inputs and %d outputs are more than the %d and %d that one op may have", inv->op->name,
+                    inv->num_inputs, inv->num_outputs, MPG_MAX_INPUTS, MPG_MAX_OUTPUTS);
+  size_t size = (size_t)count * (sizeof(mpg_desc) + sizeof(mpg_view));
+  char *memory = mpg_malloc(size);
+  if (!memory) return mpg_out_of_host_memory(size);
+  mpg_status status = invoke_with(inv, (mpg_desc *)memory, (mpg_view *)(memory + (size_t)count * sizeof(mpg_desc)));
+  mpg_free(memory);
+  return status;
+}
+
+mpg_status mpg_invoke(mpg_invocation *inv) {
+  mpg_status status = invoke(inv);
+  if (__builtin_expect(status != MPG_OK && inv->scope, 0)) mpg_fail_prefix(status, "in %s", mpg_scope_text(inv->scope));
+  return status;
+}

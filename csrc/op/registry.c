@@ -1,0 +1,274 @@
+/* The table of ops, made from ops.def; names and signatures resolved once at start. */
+#include <stdio.h>
+#include <string.h>
+
+#include "op/infer.h"
+
+#define MPG_OP(op_id, op_aliases, op_inputs, op_outputs, op_params, op_infer, op_gradient, op_num_inputs, op_num_outputs, op_saves, \
+               op_flags, op_dtypes, op_kernel, op_doc)                                                                              \
+  {.id = MPG_OP_##op_id,                                                                                                            \
+   .name = #op_id,                                                                                                                  \
+   .aliases = op_aliases,                                                                                                           \
+   .inputs = op_inputs,                                                                                                             \
+   .outputs = op_outputs,                                                                                                           \
+   .params = &mpg_##op_params##_table,                                                                                              \
+   .infer = mpg_infer_##op_infer,                                                                                                   \
+   .gradient = mpg_gradient_##op_gradient,                                                                                          \
+   .num_inputs = mpg_arity_##op_num_inputs,                                                                                         \
+   .num_outputs = mpg_arity_##op_num_outputs,                                                                                       \
+   .saves = op_saves,                                                                                                               \
+   .flags = op_flags,                                                                                                               \
+   .dtypes = op_dtypes,                                                                                                             \
+   .doc = op_doc},
+static const mpg_op ops[] = {
+#include "op/ops.def"
+};
+#undef MPG_OP
+_Static_assert(sizeof ops / sizeof *ops == MPG_OP_COUNT, "one row an op");
+
+/* What the input and output texts of a row say. */
+typedef struct signature {
+  int num_inputs, num_outputs;
+  bool variadic, variadic_outputs;
+  uint32_t mutable_inputs, optional_inputs, hidden_outputs;
+  struct {
+    const char *text;
+    int length;
+  } inputs[MPG_MAX_NAMED];
+} signature;
+
+static signature signatures[MPG_OP_COUNT]; /* the registry: constant after mpg_registry_init */
+
+enum { NAME_BUCKETS = 4096 };
+static struct {
+  const char *text;
+  size_t length;
+  const mpg_op *op;
+} names[NAME_BUCKETS];
+
+static uint32_t hash_name(const char *text, size_t length) {
+  uint32_t hash = 2166136261u;
+  for (size_t i = 0; i < length; i++) hash = (hash ^ (uint8_t)text[i]) * 16777619u;
+  return hash;
+}
+
+static mpg_status add_name(const char *text, size_t length, const mpg_op *op) {
+  for (uint32_t i = hash_name(text, length);; i++) {
+    uint32_t bucket = i % NAME_BUCKETS;
+    if (!names[bucket].op) {
+      names[bucket].text = text;
+      names[bucket].length = length;
+      names[bucket].op = op;
+      return MPG_OK;
+    }
+    if (names[bucket].length == length && memcmp(names[bucket].text, text, length) == 0)
+      return mpg_fail(MPG_ERROR, "two ops are called %.*s: %s and %s", (int)length, text, names[bucket].op->name, op->name);
+  }
+}
+
+const mpg_op *mpg_op_find(const char *name) {
+  size_t length = strlen(name);
+  for (uint32_t i = hash_name(name, length);; i++) {
+    uint32_t bucket = i % NAME_BUCKETS;
+    if (!names[bucket].op) return NULL;
+    if (names[bucket].length == length && memcmp(names[bucket].text, name, length) == 0) return names[bucket].op;
+  }
+}
+
+const mpg_op *mpg_op_get(mpg_op_id id) { return &ops[id]; }
+
+/* The next name of a "a, ?b, *c" text: its marker and extent; NULL at the end. */
+static const char *next_name(const char **text, char *marker, int *length) {
+  const char *start = *text + strspn(*text, ", ");
+  if (!*start) return NULL;
+  *marker = strchr("?!*~", *start) ? *start++ : 0;
+  *length = (int)strcspn(start, ", ");
+  *text = start + *length;
+  return start;
+}
+
+mpg_status mpg_registry_init(void) {
+  if (names[0].op || mpg_op_find(ops[0].name)) return MPG_OK;
+  for (int id = 0; id < MPG_OP_COUNT; id++) {
+    const mpg_op *op = &ops[id];
+    signature *s = &signatures[id];
+    char marker;
+    int length;
+    const char *name, *text = op->inputs;
+    while ((name = next_name(&text, &marker, &length))) {
+      if (s->num_inputs == MPG_MAX_NAMED) return mpg_fail(MPG_ERROR, "%s: more than %d input names", op->name, MPG_MAX_NAMED);
+      s->inputs[s->num_inputs].text = name;
+      s->inputs[s->num_inputs].length = length;
+      if (marker == '?') s->optional_inputs |= 1u << s->num_inputs;
+      if (marker == '!') s->mutable_inputs |= 1u << s->num_inputs;
+      if (marker == '*') s->variadic = true;
+      s->num_inputs++;
+    }
+    text = op->outputs;
+    while ((name = next_name(&text, &marker, &length))) {
+      if (marker == '~') s->hidden_outputs |= 1u << s->num_outputs;
+      if (marker == '*') s->variadic_outputs = true;
+      s->num_outputs++;
+    }
+    MPG_TRY(add_name(op->name, strlen(op->name), op));
+    for (const char *alias = op->aliases + strspn(op->aliases, " "); *alias; alias += strspn(alias, " ")) {
+      size_t alias_length = strcspn(alias, " ");
+      MPG_TRY(add_name(alias, alias_length, op));
+      alias += alias_length;
+    }
+  }
+  return MPG_OK;
+}
+
+int mpg_op_num_input_names(const mpg_op *op) { return signatures[op->id].num_inputs; }
+bool mpg_op_variadic(const mpg_op *op) { return signatures[op->id].variadic; }
+
+static int signature_index(const signature *s, int index) {
+  return s->variadic && index >= s->num_inputs - 1 ? s->num_inputs - 1 : index;
+}
+
+bool mpg_op_input_mutable(const mpg_op *op, int index) {
+  const signature *s = &signatures[op->id];
+  return s->mutable_inputs && s->mutable_inputs >> signature_index(s, index) & 1;
+}
+
+bool mpg_op_input_optional(const mpg_op *op, int index) {
+  const signature *s = &signatures[op->id];
+  return s->optional_inputs >> signature_index(s, index) & 1;
+}
+
+const char *mpg_op_input_name(const mpg_op *op, int index, char *buffer, size_t size) {
+  const signature *s = &signatures[op->id];
+  if (s->variadic && index >= s->num_inputs - 1)
+    snprintf(buffer, size, "arg%d", index - (s->num_inputs - 1));
+  else if (index < s->num_inputs)
+    snprintf(buffer, size, "%.*s", s->inputs[index].length, s->inputs[index].text);
+  else
+    snprintf(buffer, size, "input%d", index);
+  return buffer;
+}
+
+/* For inputs: as many as are given, which mpg_op_infer then checks. For outputs: as many as there are names. */
+int mpg_arity_names(const mpg_op *op, const void *params, int given) {
+  (void)op;
+  (void)params;
+  return given;
+}
+
+int mpg_op_num_inputs(const mpg_op *op, const void *params, int given) {
+  const signature *s = &signatures[op->id];
+  if (op->num_inputs != mpg_arity_names) return op->num_inputs(op, params, given);
+  if (s->variadic) return given < s->num_inputs ? s->num_inputs : given;
+  int least = s->num_inputs - __builtin_popcount(s->optional_inputs);
+  return given < least ? least : given > s->num_inputs ? s->num_inputs : given;
+}
+
+int mpg_op_num_outputs(const mpg_op *op, const void *params, int num_inputs) {
+  return op->num_outputs != mpg_arity_names ? op->num_outputs(op, params, num_inputs) : signatures[op->id].num_outputs;
+}
+
+int mpg_op_visible_outputs(const mpg_op *op, const void *params, int num_inputs) {
+  int count = mpg_op_num_outputs(op, params, num_inputs);
+  uint32_t hidden = signatures[op->id].hidden_outputs;
+  while (count > 1 && count <= 32 && hidden >> (count - 1) & 1) count--;
+  return count;
+}
+
+/* --- Inference with the checks every op shares ----------------------------------------------------------------------- */
+static void append_inputs(mpg_text *text, const mpg_infer *infer) {
+  char name[64], shape[MPG_SHAPE_TEXT_SIZE];
+  mpg_text_append(text, " (");
+  for (int i = 0; i < infer->num_inputs; i++) {
+    if (i == 8) {
+      mpg_text_append(text, ", ... %d inputs", infer->num_inputs);
+      break;
+    }
+    mpg_text_append(text, "%s%s: %s %s", i ? ", " : "", mpg_op_input_name(infer->op, i, name, sizeof name),
+                    mpg_dtype_name(infer->inputs[i].dtype), mpg_shape_text(&infer->inputs[i].shape, shape, sizeof shape));
+  }
+  mpg_text_append(text, ")");
+}
+
+mpg_status mpg_infer_fail(const mpg_infer *infer, const char *format, ...) {
+  char message[512];
+  va_list args;
+  va_start(args, format);
+  vsnprintf(message, sizeof message, format, args);
+  va_end(args);
+  mpg_text inputs = {0};
+  append_inputs(&inputs, infer);
+  mpg_fail(MPG_ERROR, "%s: %s%s", infer->op->name, message, mpg_text_string(&inputs));
+  mpg_text_free(&inputs);
+  return MPG_ERROR;
+}
+
+static mpg_status fail_dtype(const mpg_infer *infer, mpg_dtype dtype) {
+  mpg_text allowed = {0};
+  for (int i = 0; i < MPG_DTYPE_LIMIT; i++)
+    if (infer->op->dtypes >> i & 1) mpg_text_append(&allowed, "%s%s", allowed.length ? ", " : "", mpg_dtype_name((mpg_dtype)i));
+  mpg_infer_fail(infer, "dtype %s is not supported; supported: %s", mpg_dtype_name(dtype), mpg_text_string(&allowed));
+  mpg_text_free(&allowed);
+  return MPG_ERROR;
+}
+
+mpg_status mpg_op_infer(const mpg_op *op, const void *params, bool train, mpg_desc *inputs, int num_inputs, mpg_desc *outputs,
+                        int num_outputs) {
+  return mpg_op_infer_values(op, params, train, inputs, num_inputs, NULL, outputs, num_outputs);
+}
+
+mpg_status mpg_op_infer_values(const mpg_op *op, const void *params, bool train, mpg_desc *inputs, int num_inputs,
+                               const void *const *values, mpg_desc *outputs, int num_outputs) {
+  int expected = mpg_op_num_inputs(op, params, num_inputs);
+  if (expected != num_inputs)
+    return mpg_fail(MPG_ERROR, "%s: takes %d input arrays (%s), %d given", op->name, expected, op->inputs, num_inputs);
+  mpg_infer infer = {op, params, num_inputs, num_outputs, inputs, outputs, train, values};
+  for (int i = 0; i < num_outputs; i++) {
+    outputs[i].shape.ndim = -1;
+    outputs[i].dtype = MPG_DTYPE_NONE;
+  }
+  if (num_inputs && inputs[0].dtype != MPG_DTYPE_NONE && !(op->dtypes >> inputs[0].dtype & 1)) return fail_dtype(&infer, inputs[0].dtype);
+  MPG_TRY(op->infer(&infer));
+  if (!num_inputs && num_outputs && outputs[0].dtype != MPG_DTYPE_NONE && !(op->dtypes >> outputs[0].dtype & 1))
+    return fail_dtype(&infer, outputs[0].dtype);
+  return MPG_OK;
+}
+
+mpg_status mpg_infer_expect_dtype(mpg_infer *infer, int input, mpg_dtype dtype) {
+  mpg_desc *desc = &infer->inputs[input];
+  if (desc->dtype == MPG_DTYPE_NONE) desc->dtype = dtype;
+  if (dtype == MPG_DTYPE_NONE || desc->dtype == dtype) return MPG_OK;
+  char name[64];
+  return mpg_infer_fail(infer, "%s must be %s, as the other inputs are, not %s; convert it with astype",
+                        mpg_op_input_name(infer->op, input, name, sizeof name), mpg_dtype_name(dtype), mpg_dtype_name(desc->dtype));
+}
+
+mpg_status mpg_infer_expect_shape(mpg_infer *infer, int input, const mpg_shape *shape) {
+  mpg_shape wanted = *shape;
+  if (mpg_shape_merge(&infer->inputs[input].shape, &wanted)) return MPG_OK;
+  char name[64], text[MPG_SHAPE_TEXT_SIZE];
+  return mpg_infer_fail(infer, "%s must have the shape %s", mpg_op_input_name(infer->op, input, name, sizeof name),
+                        mpg_shape_text(shape, text, sizeof text));
+}
+
+mpg_status mpg_infer_tuple_shape(mpg_infer *infer, const mpg_tuple *tuple, mpg_shape *shape) {
+  if (tuple->count > MPG_MAX_NDIM || tuple->count < 0)
+    return mpg_infer_fail(infer, "a shape has 0 to %d dimensions, not %d", MPG_MAX_NDIM, tuple->count);
+  *shape = (mpg_shape){.ndim = tuple->count};
+  for (int i = 0; i < tuple->count; i++) shape->dims[i] = tuple->values[i];
+  return MPG_OK;
+}
+
+mpg_status mpg_infer_same(mpg_infer *infer) {
+  mpg_shape shape = MPG_SHAPE_UNKNOWN;
+  mpg_dtype dtype = MPG_DTYPE_NONE;
+  for (int i = 0; i < infer->num_inputs; i++) {
+    if (dtype == MPG_DTYPE_NONE) dtype = infer->inputs[i].dtype;
+    if (!mpg_shape_merge(&shape, &infer->inputs[i].shape)) return mpg_infer_fail(infer, "the inputs must have one shape");
+  }
+  for (int i = 0; i < infer->num_inputs; i++) {
+    MPG_TRY(mpg_infer_expect_dtype(infer, i, dtype));
+    if (!mpg_shape_merge(&infer->inputs[i].shape, &shape)) return mpg_infer_fail(infer, "the inputs must have one shape");
+  }
+  for (int i = 0; i < infer->num_outputs; i++) mpg_infer_set(infer, i, &shape, dtype);
+  return MPG_OK;
+}
