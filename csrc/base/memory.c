@@ -30,6 +30,12 @@ void *mpg_calloc(size_t count, size_t size) {
 
 void *mpg_realloc(void *memory, size_t size) { return must_fail() ? NULL : realloc(memory, size ? size : 1); }
 
+void *mpg_aligned_malloc(size_t alignment, size_t size) {
+  void *memory = NULL;
+  if (must_fail() || posix_memalign(&memory, alignment, size ? size : 1) != 0) return NULL;
+  return memory;
+}
+
 void mpg_free(void *memory) { free(memory); }
 
 char *mpg_strdup(const char *text) {

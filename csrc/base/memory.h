@@ -12,6 +12,7 @@
 void *mpg_malloc(size_t size);               /* new, or NULL */
 void *mpg_calloc(size_t count, size_t size); /* new and zeroed, or NULL; count * size is checked */
 void *mpg_realloc(void *memory, size_t size);
+void *mpg_aligned_malloc(size_t alignment, size_t size); /* new, or NULL; alignment: a power of two; for mpg_free */
 void mpg_free(void *memory); /* NULL is allowed */
 char *mpg_strdup(const char *text);
 

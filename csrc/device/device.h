@@ -64,7 +64,8 @@ typedef struct mpg_submission {
   uint32_t origin;     /* the host line that queued it; 0: not known */
   uint32_t scope;      /* number of the block path (mpg_scope_text); 0: none */
   void (*discard)(void *payload); /* optional; called exactly once per submission when the payload is done with: after
-                                     the work returned for the last time, failed, or will never run. Worker thread or host. */
+                                     the work returned for the last time, failed, or will never run; also when submitting
+                                     it fails. Worker thread or host. */
 } mpg_submission;
 
 /* Figures of a device's memory, in bytes. */
@@ -82,12 +83,20 @@ typedef struct mpg_memory_stats {
 typedef struct mpg_backend {
   const char *name; /* "cpu" */
   mpg_status (*open)(mpg_device *device);   /* fills device->backend_state; starts nothing that a fork would lose */
-  void (*close)(mpg_device *device);        /* at exit: stops after the running work; discards the rest */
+  void (*stop)(mpg_device *device);         /* at exit, for every device first: asks to stop after the running work */
+  void (*close)(mpg_device *device);        /* then: waits until it has stopped; discards the rest, which counts as failed */
   mpg_status (*allocate)(mpg_device *device, size_t size, void **memory); /* 64-byte aligned; raw, below the pool */
   void (*free)(mpg_device *device, void *memory, size_t size);
-  mpg_status (*submit)(mpg_device *device, const mpg_submission *submission, mpg_tick first_tick);
+  /* Submission in two steps, so that several devices take work together or not at all. enqueue copies the work, starting
+   * nothing; publish (cannot fail) lets everything enqueued run; retract forgets what was enqueued and not published,
+   * without discarding payloads. */
+  mpg_status (*enqueue)(mpg_device *device, const mpg_submission *submission, mpg_tick first_tick);
+  void (*publish)(mpg_device *device);
+  void (*retract)(mpg_device *device);
   /* Blocks until `tick` is completed or `timeout_ns` passed; host lock NOT held. True when reached. */
   bool (*wait)(mpg_device *device, mpg_tick tick, int64_t timeout_ns);
+  void (*fork_prepare)(mpg_device *device); /* queues are drained; takes its locks */
+  void (*fork_done)(mpg_device *device, bool child); /* gives them back; in the child the device's threads are gone */
   /* Called by running work. See mpg_run_wait and mpg_run_signal. */
   bool (*run_wait)(mpg_run *run, mpg_point point);
   void (*run_signal)(mpg_run *run, mpg_tick tick);
@@ -103,7 +112,6 @@ struct mpg_device {
   int32_t ordinal; /* position in the device table */
   const mpg_backend *backend;
   void *backend_state;
-  _Atomic mpg_tick completed; /* any thread reads; the backend writes */
   mpg_tick submitted;         /* host lock */
   _Atomic bool failed;        /* some work has failed: look failures up */
   _Atomic int num_threads;    /* what work on it may use now; CPU devices */
@@ -112,28 +120,41 @@ struct mpg_device {
   size_t scratch_size;
   void *kernel_cache;                      /* the kernels' own prepared primitives for this device */
   void (*kernel_cache_free)(void *cache);
+  struct mpg_failures *failures;           /* see mpg_device_fail */
+  struct mpg_event_buffer *events;         /* the profiler's */
+  mpg_tick *recent;                        /* last ticks of the latest submissions, a ring: what mpg_device_make_room looks at */
+  uint64_t submissions;
   char text[24];                           /* "cpu(0)" */
+  _Alignas(64) _Atomic mpg_tick completed; /* any thread reads; the backend writes. On a cache line of its own. */
 };
 
-/* The device of that type and index, opened on first use. Borrowed. MPG_ERROR says why there is none. */
+/* The device of that type and index, opened on first use. Borrowed. MPG_ERROR says why there is none. Pinned and shared
+ * memory of the CPU are cpu(index) itself. */
 mpg_status mpg_device_get(mpg_device_id id, mpg_device **device);
 int mpg_device_count(void);               /* opened so far */
 mpg_device *mpg_device_at(int ordinal);
 int mpg_gpu_count(void);                  /* GPUs that could be opened; 0 without driver or library */
+/* Sets backend->kernels of the CPU backends: called once at start by whoever links the kernels. */
+void mpg_device_set_cpu_kernels(const void *kernels); /* borrowed, must outlive the process */
 static inline const char *mpg_device_text(const mpg_device *device) { return device->text; }
 
 /* Threads per CPU device: n >= 1 fixes it for all; 0 shares the machine's cores out among the CPU devices opened. */
 mpg_status mpg_device_set_threads(int n);
 int mpg_machine_cores(void); /* cores this process may run on */
 
-/* Queues work. *tick (may be NULL) becomes its last tick. May block while the queue is full (host lock given up).
- * In synchronous mode the work is done on return and its failure is the result. */
+/* Queues work. *tick (may be NULL) becomes its last tick. First makes room (see below), so it may block.
+ * In synchronous mode the work is done on return and its failure is the result. After any failure the work is not queued
+ * and its payload has been discarded. */
 mpg_status mpg_device_submit(mpg_device *device, const mpg_submission *submission, mpg_tick *tick);
 
 /* Queues work on several devices such that no other submission comes between (no deadlock between programs that wait for
  * each other). `ticks` receives each one's last tick; may be NULL. The first tick of submission i is
- * mpg_device_next_tick(devices[i]) as seen before the call, so payloads can name each other's ticks. */
+ * mpg_device_next_tick(devices[i]) as seen before the call, so payloads can name each other's ticks; therefore it never
+ * gives the host lock up before the work is queued: call mpg_device_make_room before you look at ticks. All or none is
+ * queued. In synchronous mode it waits for all of them. */
 mpg_status mpg_device_submit_together(mpg_device *const *devices, const mpg_submission *submissions, int count, mpg_tick *ticks);
+/* Waits while very much is queued (host lock given up); may be interrupted. */
+mpg_status mpg_device_make_room(mpg_device *device);
 static inline mpg_tick mpg_device_next_tick(const mpg_device *device) { return device->submitted + 1; }
 
 static inline bool mpg_tick_reached(const mpg_device *device, mpg_tick tick) {
@@ -152,7 +173,8 @@ mpg_status mpg_point_wait(mpg_point point);
 mpg_status mpg_device_wait_all(mpg_device *device);
 mpg_status mpg_wait_all(void);
 
-/* The failure recorded for a tick: sets this thread's error text and returns the status, or MPG_OK. Any thread. */
+/* The failure recorded for a tick: sets this thread's error text and returns the status, or MPG_OK. Host lock, where the
+ * text tells the line that queued the work; or running work, which returns the status to pass the failure on. */
 mpg_status mpg_device_failure(mpg_device *device, mpg_tick tick);
 /* Records this thread's present error text as the failure of the ticks first..last. Any thread; backends call it before
  * they store `completed`. */
@@ -167,7 +189,7 @@ static inline bool mpg_run_wait(mpg_run *run, mpg_point point) {
 static inline void mpg_run_signal(mpg_run *run, mpg_tick tick) { run->device->backend->run_signal(run, tick); }
 
 /* Scratch memory of the running kernel, `size` bytes, 64-byte aligned, contents undefined; valid until the kernel returns.
- * Grows the device's one scratch buffer, which counts in its pool. NULL: out of memory, error set. Called by whoever runs
+ * Grows the device's one scratch buffer, which counts in its pool (so ask once per kernel, for all of it). NULL: out of memory, error set. Called by whoever runs
  * the device's work (its worker, or the host inline). */
 void *mpg_device_scratch(mpg_device *device, size_t size);
 
@@ -182,7 +204,7 @@ mpg_engine_mode mpg_engine_get_mode(void);
 uint32_t mpg_scope_intern(const char *path); /* 0 when out of memory */
 const char *mpg_scope_text(uint32_t scope);  /* "" for 0. Any thread. */
 
-/* Starts nothing; registers fork and exit handlers. Called once by the host after mpg_host_set. */
+/* Reads the settings from the environment, starts nothing, registers fork and exit handlers. Called once by the host after mpg_host_set. */
 mpg_status mpg_device_init(void);
 void mpg_device_shutdown(void); /* stops workers after their running work, discards the rest; idempotent */
 

@@ -19,7 +19,7 @@ typedef struct mpg_uses {
   struct {
     mpg_device *device;
     mpg_tick tick;
-  } foreign[MPG_FOREIGN_READS]; /* one per device; when full, the read's tick is waited for by the writer of `read` */
+  } foreign[MPG_FOREIGN_READS]; /* one per device */
 } mpg_uses;
 
 typedef struct mpg_block {
@@ -28,7 +28,8 @@ typedef struct mpg_block {
   mpg_uses uses;
 } mpg_block;
 
-/* Adds a read by `reader` at `tick`. When `foreign` is full of unfinished reads, waits for one (host lock given up). */
+/* Adds a read by `reader` at `tick`. When `foreign` is full of unfinished reads, waits for one (host lock given up; no
+ * interrupts: the read is queued already and must be registered). */
 mpg_status mpg_uses_add_read(mpg_uses *uses, mpg_device *owner, mpg_device *reader, mpg_tick tick);
 /* True when nothing queued touches the block any more. */
 bool mpg_uses_finished(const mpg_uses *uses, const mpg_device *owner);
@@ -40,7 +41,8 @@ void mpg_pool_destroy(mpg_pool *pool);
 
 /* A block of at least `size` bytes (size 0 gives a NULL block that may be freed). `host_access`: prefers blocks that no
  * queued work touches, even at the price of asking the system. Fails with MPG_DEVICE_OUT_OF_MEMORY, naming device, bytes
- * asked, held and limit, after having given cached blocks back and tried again. */
+ * asked, held, in use and limit, after having given cached blocks back and tried again (it waits then for queued work
+ * that uses cached blocks, holding the host lock). */
 mpg_status mpg_pool_alloc(mpg_pool *pool, size_t size, bool host_access, mpg_block *block);
 void mpg_pool_free(mpg_pool *pool, const mpg_block *block);
 
