@@ -1,12 +1,18 @@
 /* Matrix products for other kernels: row-major C[m x n] = alpha * op(A)[m x k] * op(B)[k x n] + beta * C, where op
- * transposes when asked. lda, ldb, ldc are row strides of A, B, C as stored. Chosen by sizes alone: a plain vectorised loop for
- * tiny products, oneDNN for large ones, OpenBLAS or a blocked loop where there is no oneDNN.
- * float32 here; other dtypes through mpg_cpu_gemm_any (float64 by OpenBLAS, half precision and integers with wider accumulation).
+ * transposes when asked. lda, ldb, ldc are row strides of A, B, C as stored. With beta 0, C is not read. Chosen by sizes
+ * alone: a blocked loop in C for tiny products, oneDNN for large ones, OpenBLAS or the blocked loop where there is no oneDNN.
+ * float32 by mpg_cpu_sgemm; all float dtypes by mpg_cpu_gemm_any (float64 by OpenBLAS, half precision summed in float32).
+ * Neither touches the device's scratch buffer, so callers may hold it. Sizes are the caller's: they must be those of real arrays.
  */
 #ifndef KERNELS_CPU_GEMM_H
 #define KERNELS_CPU_GEMM_H
 
 #include "kernels/cpu/cpu.h"
+
+/* A product whose three matrices have this few elements together gives the same bits with any number of threads: op/invoke.c
+ * runs nothing larger inline. */
+enum { MPG_GEMM_TINY = 8192 };
+static inline bool mpg_gemm_tiny(int64_t m, int64_t n, int64_t k) { return m * k + k * n + m * n <= MPG_GEMM_TINY; }
 
 #define mpg_cpu_sgemm MPG_CPU_NAME(sgemm)
 #define mpg_cpu_gemm_any MPG_CPU_NAME(gemm_any)

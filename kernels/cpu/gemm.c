@@ -1,0 +1,205 @@
+#include "kernels/cpu/gemm.h"
+
+#if defined(__AVX__) || defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+#include <limits.h>
+#include <string.h>
+
+#include "kernels/cpu/onednn.h"
+#include "kernels/cpu/openblas.h"
+
+typedef struct mpg_gemm {
+  mpg_dtype dtype;
+  bool transpose_a, transpose_b;
+  int64_t m, n, k, lda, ldb, ldc;
+  double alpha, beta;
+  const void *a, *b;
+  void *c;
+} mpg_gemm;
+
+/* --- Conversions while packing ------------------------------------------------------------------------------------ */
+static inline float from_bfloat16(uint16_t x) {
+  union {
+    uint32_t bits;
+    float value;
+  } u = {.bits = (uint32_t)x << 16};
+  return u.value;
+}
+static inline uint16_t to_bfloat16(float x) { /* to nearest, ties to even; NaN stays NaN */
+  union {
+    float value;
+    uint32_t bits;
+  } u = {.value = x};
+  if (x != x) return (uint16_t)(u.bits >> 16 | 0x40);
+  return (uint16_t)((u.bits + 0x7fff + (u.bits >> 16 & 1)) >> 16);
+}
+
+/* --- The blocked product, for float (and half precision) and for double -------------------------------------------- */
+#if defined(__AVX512F__)
+#define MPG_GEMM_MR 12
+#elif defined(__AVX__)
+#define MPG_GEMM_MR 6
+#else
+#define MPG_GEMM_MR 4
+#endif
+
+#define AS_IS(x) (x)
+#define MPG_GEMM_SOURCES(PACK) \
+  case MPG_FLOAT32:            \
+    PACK(float, AS_IS)         \
+  case MPG_FLOAT16:            \
+    PACK(_Float16, (float))    \
+  case MPG_BFLOAT16:           \
+    PACK(uint16_t, from_bfloat16)
+#define MPG_GEMM_TARGETS(FINISH)                 \
+  case MPG_FLOAT32:                              \
+    FINISH(float, AS_IS, AS_IS)                  \
+  case MPG_FLOAT16:                              \
+    FINISH(_Float16, (float), (_Float16))        \
+  case MPG_BFLOAT16:                             \
+    FINISH(uint16_t, from_bfloat16, to_bfloat16)
+#define T float
+#define NAME(x) single_##x
+#if defined(__AVX512F__)
+#define V __m512
+#define LANES 16
+#define V_LOAD(p) _mm512_loadu_ps(p)
+#define V_STORE(p, v) _mm512_storeu_ps(p, v)
+#define V_SET(x) _mm512_set1_ps(x)
+#define V_FMA(a, b, c) _mm512_fmadd_ps(a, b, c)
+#elif defined(__AVX__) && defined(__FMA__)
+#define V __m256
+#define LANES 8
+#define V_LOAD(p) _mm256_loadu_ps(p)
+#define V_STORE(p, v) _mm256_storeu_ps(p, v)
+#define V_SET(x) _mm256_set1_ps(x)
+#define V_FMA(a, b, c) _mm256_fmadd_ps(a, b, c)
+#else
+typedef float single_vector __attribute__((vector_size(16)));
+static inline single_vector single_load(const float *p) {
+  single_vector v;
+  memcpy(&v, p, sizeof v);
+  return v;
+}
+static inline void single_store(float *p, single_vector v) { memcpy(p, &v, sizeof v); }
+#define V single_vector
+#define LANES 4
+#define V_LOAD(p) single_load(p)
+#define V_STORE(p, v) single_store(p, v)
+#define V_SET(x) ((single_vector){} + (float)(x))
+#define V_FMA(a, b, c) ((a) * (b) + (c))
+#endif
+#include "kernels/cpu/gemm_block.h"
+#undef MPG_GEMM_SOURCES
+#undef MPG_GEMM_TARGETS
+
+#define MPG_GEMM_SOURCES(PACK) \
+  case MPG_FLOAT64:            \
+    PACK(double, AS_IS)
+#define MPG_GEMM_TARGETS(FINISH) \
+  case MPG_FLOAT64:              \
+    FINISH(double, AS_IS, AS_IS)
+#define T double
+#define NAME(x) double_##x
+#if defined(__AVX512F__)
+#define V __m512d
+#define LANES 8
+#define V_LOAD(p) _mm512_loadu_pd(p)
+#define V_STORE(p, v) _mm512_storeu_pd(p, v)
+#define V_SET(x) _mm512_set1_pd(x)
+#define V_FMA(a, b, c) _mm512_fmadd_pd(a, b, c)
+#elif defined(__AVX__) && defined(__FMA__)
+#define V __m256d
+#define LANES 4
+#define V_LOAD(p) _mm256_loadu_pd(p)
+#define V_STORE(p, v) _mm256_storeu_pd(p, v)
+#define V_SET(x) _mm256_set1_pd(x)
+#define V_FMA(a, b, c) _mm256_fmadd_pd(a, b, c)
+#else
+typedef double double_vector __attribute__((vector_size(16)));
+static inline double_vector double_load(const double *p) {
+  double_vector v;
+  memcpy(&v, p, sizeof v);
+  return v;
+}
+static inline void double_store(double *p, double_vector v) { memcpy(p, &v, sizeof v); }
+#define V double_vector
+#define LANES 2
+#define V_LOAD(p) double_load(p)
+#define V_STORE(p, v) double_store(p, v)
+#define V_SET(x) ((double_vector){} + (double)(x))
+#define V_FMA(a, b, c) ((a) * (b) + (c))
+#endif
+#include "kernels/cpu/gemm_block.h"
+
+static void blocked(const mpg_kernel_call *call, mpg_gemm *g) {
+  if (g->dtype == MPG_FLOAT64) double_product(call, g);
+  else single_product(call, g);
+}
+
+/* --- Libraries ------------------------------------------------------------------------------------------------------ */
+/* C's rows in blocks whose borders depend on sizes alone, one call of the one-threaded OpenBLAS each. */
+enum { OPENBLAS_ROWS = 128 };
+static void openblas_rows(void *context, int64_t begin, int64_t end) {
+  const mpg_gemm *g = context;
+  const mpg_openblas *blas = mpg_cpu_openblas();
+  int ta = g->transpose_a ? 112 : 111, tb = g->transpose_b ? 112 : 111;
+  size_t size = mpg_dtype_size(g->dtype);
+  for (int64_t block = begin; block < end; block++) {
+    int64_t i = block * OPENBLAS_ROWS, rows = g->m - i < OPENBLAS_ROWS ? g->m - i : OPENBLAS_ROWS;
+    const char *a = (const char *)g->a + (size_t)(g->transpose_a ? i : i * g->lda) * size;
+    char *c = (char *)g->c + (size_t)(i * g->ldc) * size;
+    if (g->dtype == MPG_FLOAT64)
+      blas->dgemm(101, ta, tb, (int)rows, (int)g->n, (int)g->k, g->alpha, (const double *)a, (int)g->lda, g->b, (int)g->ldb, g->beta,
+                  (double *)c, (int)g->ldc);
+    else
+      blas->sgemm(101, ta, tb, (int)rows, (int)g->n, (int)g->k, (float)g->alpha, (const float *)a, (int)g->lda, g->b, (int)g->ldb,
+                  (float)g->beta, (float *)c, (int)g->ldc);
+  }
+}
+
+static bool fits_int(const mpg_gemm *g) {
+  return g->m <= INT_MAX && g->n <= INT_MAX && g->k <= INT_MAX && g->lda <= INT_MAX && g->ldb <= INT_MAX && g->ldc <= INT_MAX;
+}
+
+static mpg_status product(const mpg_kernel_call *call, mpg_gemm *g) {
+  if (g->m <= 0 || g->n <= 0) return MPG_OK;
+  /* The strides of a matrix with one row do not matter, but libraries check them. */
+  int64_t a_columns = g->transpose_a ? g->m : g->k, b_columns = g->transpose_b ? g->k : g->n;
+  if (g->lda < a_columns) g->lda = a_columns > 0 ? a_columns : 1;
+  if (g->ldb < b_columns) g->ldb = b_columns > 0 ? b_columns : 1;
+  /* Products this small may run inline with one thread or queued with many: one kernel for both, so the bits agree. */
+  if (g->k == 0 || mpg_gemm_tiny(g->m, g->n, g->k)) {
+    blocked(call, g);
+    return MPG_OK;
+  }
+#ifdef MPG_WITH_ONEDNN
+  const mpg_onednn *dnnl = g->dtype == MPG_FLOAT32 ? mpg_cpu_onednn() : NULL;
+  if (dnnl) {
+    int before = mpg_onednn_threads_begin(call);
+    dnnl_status_t status = dnnl->sgemm(g->transpose_a ? 'T' : 'N', g->transpose_b ? 'T' : 'N', g->m, g->n, g->k, (float)g->alpha, g->a,
+                                       g->lda, g->b, g->ldb, (float)g->beta, g->c, g->ldc);
+    mpg_onednn_threads_end(call, before);
+    if (status == dnnl_success) return MPG_OK;
+    if (status == dnnl_out_of_memory) return mpg_fail(MPG_HOST_OUT_OF_MEMORY, "%s: out of memory in a matrix product", call->op->name);
+  }
+#endif
+  if ((g->dtype == MPG_FLOAT32 || g->dtype == MPG_FLOAT64) && fits_int(g) && mpg_cpu_openblas())
+    mpg_cpu_parallel_for(call, (g->m + OPENBLAS_ROWS - 1) / OPENBLAS_ROWS, 1, openblas_rows, g);
+  else blocked(call, g);
+  return MPG_OK;
+}
+
+mpg_status mpg_cpu_sgemm(const mpg_kernel_call *call, bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, float alpha,
+                         const float *a, int64_t lda, const float *b, int64_t ldb, float beta, float *c, int64_t ldc) {
+  mpg_gemm g = {MPG_FLOAT32, transpose_a, transpose_b, m, n, k, lda, ldb, ldc, alpha, beta, a, b, c};
+  return product(call, &g);
+}
+
+mpg_status mpg_cpu_gemm_any(const mpg_kernel_call *call, mpg_dtype dtype, bool transpose_a, bool transpose_b, int64_t m, int64_t n,
+                            int64_t k, double alpha, const void *a, int64_t lda, const void *b, int64_t ldb, double beta, void *c,
+                            int64_t ldc) {
+  mpg_gemm g = {dtype, transpose_a, transpose_b, m, n, k, lda, ldb, ldc, alpha, beta, a, b, c};
+  return product(call, &g);
+}

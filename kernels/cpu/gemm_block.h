@@ -1,0 +1,143 @@
+/* The blocked matrix product in C, made for one computing type. Included by gemm.c with
+ *   T          computing type                  V, LANES   vector of T and its length
+ *   NAME(x)    names of this instance
+ *   V_LOAD, V_STORE, V_SET, V_FMA(a, b, c) = a * b + c
+ * Elements are converted to T while they are packed, so storage types of half precision go through the same code. Every
+ * element of C is summed over k in ascending order, in steps of one fma, whatever the tile it falls in: its bits
+ * depend on k alone.
+ */
+
+enum { NAME(NR) = 2 * LANES, NAME(ROWS) = 96, NAME(COLUMNS) = 4 * NAME(NR) };
+
+/* rows x NR block of packed products: a holds k groups of `rows`, b k groups of NR. */
+static inline __attribute__((always_inline)) void NAME(micro)(int rows, int64_t k, const T *a, const T *b, T *tile, int64_t stride,
+                                                              bool first) {
+  V sum[MPG_GEMM_MR][2];
+#pragma GCC unroll 16
+  for (int r = 0; r < rows; r++) {
+    sum[r][0] = first ? V_SET(0) : V_LOAD(tile + r * stride);
+    sum[r][1] = first ? V_SET(0) : V_LOAD(tile + r * stride + LANES);
+  }
+  for (int64_t p = 0; p < k; p++) {
+    V b0 = V_LOAD(b), b1 = V_LOAD(b + LANES);
+    b += 2 * LANES;
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) {
+      V x = V_SET(a[r]);
+      sum[r][0] = V_FMA(x, b0, sum[r][0]);
+      sum[r][1] = V_FMA(x, b1, sum[r][1]);
+    }
+    a += rows;
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < rows; r++) {
+    V_STORE(tile + r * stride, sum[r][0]);
+    V_STORE(tile + r * stride + LANES, sum[r][1]);
+  }
+}
+
+/* Packs `width` rows (of which `valid` exist) and k columns of a matrix whose element (i, p) lies at i * row + p * step. */
+static void NAME(pack)(mpg_dtype dtype, const void *source, int64_t row, int64_t step, int valid, int width, int64_t k, T *packed) {
+#define PACK(S, CONVERT)                                                                     \
+  {                                                                                          \
+    const S *s = source;                                                                     \
+    if (row == 1 && valid == width)                                                          \
+      for (int64_t p = 0; p < k; p++)                                                        \
+        for (int i = 0; i < width; i++) packed[p * width + i] = CONVERT(s[p * step + i]);    \
+    else                                                                                     \
+      for (int i = 0; i < width; i++)                                                        \
+        if (i < valid)                                                                       \
+          for (int64_t p = 0; p < k; p++) packed[p * width + i] = CONVERT(s[i * row + p * step]); \
+        else                                                                                 \
+          for (int64_t p = 0; p < k; p++) packed[p * width + i] = 0;                         \
+    break;                                                                                   \
+  }
+  switch (dtype) {
+    MPG_GEMM_SOURCES(PACK)
+    default:
+      MPG_ASSERT(!"gemm: dtype");
+  }
+#undef PACK
+}
+
+/* Rows [i0, i1) x columns [j0, j1) of C, a block of at most ROWS x COLUMNS. */
+static void NAME(block)(const mpg_gemm *g, int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
+  enum { NR = NAME(NR), KC = 256 };
+  T packed_a[NAME(ROWS) * KC] __attribute__((aligned(64)));
+  T packed_b[NR * KC] __attribute__((aligned(64)));
+  T tile[NAME(ROWS) * NAME(COLUMNS)] __attribute__((aligned(64)));
+  size_t size = mpg_dtype_size(g->dtype);
+  int64_t a_row = g->transpose_a ? 1 : g->lda, a_step = g->transpose_a ? g->lda : 1;
+  int64_t b_row = g->transpose_b ? g->ldb : 1, b_step = g->transpose_b ? 1 : g->ldb; /* "row": of B's transpose */
+  int64_t stride = (j1 - j0 + NR - 1) / NR * NR;
+  int rows = (int)(i1 - i0);
+  for (int64_t p0 = 0; p0 < g->k || p0 == 0; p0 += KC) {
+    int64_t kc = g->k - p0 < KC ? g->k - p0 : KC;
+    for (int i = 0; i < rows;) {
+      int left = rows - i, width = left > 8 ? MPG_GEMM_MR : left > 4 ? 8 : 4;
+      if (width > MPG_GEMM_MR) width = MPG_GEMM_MR;
+      NAME(pack)(g->dtype, (const char *)g->a + (size_t)((i0 + i) * a_row + p0 * a_step) * size, a_row, a_step, left < width ? left : width,
+                 width, kc, packed_a + i * KC);
+      i += width;
+    }
+    for (int64_t j = j0; j < j1; j += NR) {
+      int valid = j1 - j < NR ? (int)(j1 - j) : NR;
+      NAME(pack)(g->dtype, (const char *)g->b + (size_t)(j * b_row + p0 * b_step) * size, b_row, b_step, valid, NR, kc, packed_b);
+      for (int i = 0; i < rows;) {
+        int left = rows - i, width = left > 8 ? MPG_GEMM_MR : left > 4 ? 8 : 4;
+        if (width > MPG_GEMM_MR) width = MPG_GEMM_MR;
+        const T *a = packed_a + i * KC;
+        T *t = tile + i * stride + (j - j0);
+        if (width == MPG_GEMM_MR) NAME(micro)(MPG_GEMM_MR, kc, a, packed_b, t, stride, p0 == 0);
+        else if (width == 8) NAME(micro)(8 < MPG_GEMM_MR ? 8 : MPG_GEMM_MR, kc, a, packed_b, t, stride, p0 == 0);
+        else NAME(micro)(4, kc, a, packed_b, t, stride, p0 == 0);
+        i += width;
+      }
+    }
+  }
+  T alpha = (T)g->alpha, beta = (T)g->beta;
+#define FINISH(S, FROM, TO)                                                                            \
+  {                                                                                                    \
+    for (int i = 0; i < rows; i++) {                                                                   \
+      S *c = (S *)g->c + (i0 + i) * g->ldc + j0;                                                       \
+      const T *t = tile + i * stride;                                                                  \
+      if (beta == 0)                                                                                   \
+        for (int64_t j = 0; j < j1 - j0; j++) c[j] = TO(alpha * t[j]);                                 \
+      else                                                                                             \
+        for (int64_t j = 0; j < j1 - j0; j++) c[j] = TO(alpha * t[j] + beta * FROM(c[j]));             \
+    }                                                                                                  \
+    break;                                                                                             \
+  }
+  switch (g->dtype) {
+    MPG_GEMM_TARGETS(FINISH)
+    default:
+      MPG_ASSERT(!"gemm: dtype");
+  }
+#undef FINISH
+}
+
+/* Blocks [begin, end) of C, counted along rows first. */
+static void NAME(blocks)(void *context, int64_t begin, int64_t end) {
+  const mpg_gemm *g = context;
+  int64_t across = (g->n + NAME(COLUMNS) - 1) / NAME(COLUMNS);
+  for (int64_t block = begin; block < end; block++) {
+    int64_t i0 = block / across * NAME(ROWS), j0 = block % across * NAME(COLUMNS);
+    int64_t i1 = g->m - i0 < NAME(ROWS) ? g->m : i0 + NAME(ROWS), j1 = g->n - j0 < NAME(COLUMNS) ? g->n : j0 + NAME(COLUMNS);
+    NAME(block)(g, i0, i1, j0, j1);
+  }
+}
+
+static void NAME(product)(const mpg_kernel_call *call, mpg_gemm *g) {
+  int64_t down = (g->m + NAME(ROWS) - 1) / NAME(ROWS), across = (g->n + NAME(COLUMNS) - 1) / NAME(COLUMNS);
+  if (down * across == 1) NAME(blocks)(g, 0, 1);
+  else mpg_cpu_parallel_for(call, down * across, 1, NAME(blocks), g);
+}
+
+#undef T
+#undef V
+#undef LANES
+#undef NAME
+#undef V_LOAD
+#undef V_STORE
+#undef V_SET
+#undef V_FMA

@@ -1,0 +1,25 @@
+#include "kernels/cpu/openblas.h"
+
+#include <pthread.h>
+
+#include "base/library.h"
+
+static mpg_openblas functions;
+static bool available;
+static pthread_once_t loaded = PTHREAD_ONCE_INIT;
+
+static void load(void) {
+  const mpg_library *library = mpg_library_get(MPG_LIBRARY_OPENBLAS);
+  if (!library->handle) return;
+  void (*set_num_threads)(int) = (void (*)(int))mpg_library_symbol(library, "scipy_openblas_set_num_threads");
+  *(void **)&functions.sgemm = mpg_library_symbol(library, "scipy_cblas_sgemm");
+  *(void **)&functions.dgemm = mpg_library_symbol(library, "scipy_cblas_dgemm");
+  if (!set_num_threads || !functions.sgemm || !functions.dgemm) return;
+  set_num_threads(1);
+  available = true;
+}
+
+const mpg_openblas *mpg_cpu_openblas(void) {
+  pthread_once(&loaded, load);
+  return available ? &functions : NULL;
+}
