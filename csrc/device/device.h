@@ -116,8 +116,10 @@ struct mpg_device {
   _Atomic bool failed;        /* some work has failed: look failures up */
   _Atomic int num_threads;    /* what work on it may use now; CPU devices */
   mpg_pool *pool;
-  void *scratch; /* see mpg_device_scratch */
-  size_t scratch_size;
+  struct {
+    void *memory;
+    size_t size;
+  } scratch[3]; /* by mpg_scratch_slot */
   void *kernel_cache;                      /* the kernels' own prepared primitives for this device */
   void (*kernel_cache_free)(void *cache);
   struct mpg_failures *failures;           /* see mpg_device_fail */
@@ -188,10 +190,16 @@ static inline bool mpg_run_wait(mpg_run *run, mpg_point point) {
 }
 static inline void mpg_run_signal(mpg_run *run, mpg_tick tick) { run->device->backend->run_signal(run, tick); }
 
-/* Scratch memory of the running kernel, `size` bytes, 64-byte aligned, contents undefined; valid until the kernel returns.
- * Grows the device's one scratch buffer, which counts in its pool (so ask once per kernel, for all of it). NULL: out of memory, error set. Called by whoever runs
- * the device's work (its worker, or the host inline). */
-void *mpg_device_scratch(mpg_device *device, size_t size);
+/* Scratch memory of the running kernel, `size` bytes, 64-byte aligned, contents undefined; valid until the kernel returns or
+ * asks for the same slot again. Grows the slot's one buffer, which counts in the device's pool. NULL: out of memory, error set.
+ * Called by whoever runs the device's work (its worker, or the host inline). Most kernels and the library wrappers they
+ * call use MPG_SCRATCH_LIBRARY; a kernel that keeps scratch while it calls others' helpers (a recurrent layer around its
+ * products) takes a slot further out. */
+typedef enum mpg_scratch_slot { MPG_SCRATCH_LIBRARY, MPG_SCRATCH_KERNEL, MPG_SCRATCH_WIDENED, MPG_SCRATCH_SLOTS } mpg_scratch_slot;
+void *mpg_device_scratch_slot(mpg_device *device, mpg_scratch_slot slot, size_t size);
+static inline void *mpg_device_scratch(mpg_device *device, size_t size) {
+  return mpg_device_scratch_slot(device, MPG_SCRATCH_LIBRARY, size);
+}
 
 /* Execution mode. Set before the first device is opened (environment MPGLUON_ENGINE=async|sync|shuffle, and MXNet's
  * MXNET_ENGINE_TYPE=NaiveEngine for sync) or by this call, which waits for all work first. `shuffle` is the mock
