@@ -123,7 +123,8 @@ struct mpg_op {
   /* "data, weight, bias": names in order. "?bias" may be left out (params say whether it is there: num_inputs).
    * "!moving_mean": also written in place (auxiliary state). "*data": any number (>= 1). "" for none. */
   const char *inputs;
-  /* "output, ~mean, ~var": "~" marks outputs users do not see. "*output": as many as num_outputs says. */
+  /* "output, ~mean, ~var": "~" marks outputs users do not see (always the last ones; a parameter output_mean_var shows
+   * them). "*output": as many as num_outputs says. */
   const char *outputs;
   const mpg_param_table *params;
   mpg_infer_fn infer;

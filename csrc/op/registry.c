@@ -30,7 +30,9 @@ _Static_assert(sizeof ops / sizeof *ops == MPG_OP_COUNT, "one row an op");
 typedef struct signature {
   int num_inputs, num_outputs;
   bool variadic, variadic_outputs;
-  uint32_t mutable_inputs, optional_inputs, hidden_outputs;
+  int num_hidden;     /* trailing outputs that users do not see */
+  size_t show_hidden; /* offset of the parameter output_mean_var, which shows them; 0: there is none */
+  uint32_t mutable_inputs, optional_inputs;
   struct {
     const char *text;
     int length;
@@ -106,10 +108,12 @@ mpg_status mpg_registry_init(void) {
     }
     text = op->outputs;
     while ((name = next_name(&text, &marker, &length))) {
-      if (marker == '~') s->hidden_outputs |= 1u << s->num_outputs;
+      if (marker == '~') s->num_hidden++;
       if (marker == '*') s->variadic_outputs = true;
       s->num_outputs++;
     }
+    int show = mpg_params_find(op->params, "output_mean_var");
+    if (show >= 0) s->show_hidden = op->params->params[show].offset;
     MPG_TRY(add_name(op->name, strlen(op->name), op));
     for (const char *alias = op->aliases + strspn(op->aliases, " "); *alias; alias += strspn(alias, " ")) {
       size_t alias_length = strcspn(alias, " ");
@@ -168,10 +172,10 @@ int mpg_op_num_outputs(const mpg_op *op, const void *params, int num_inputs) {
 }
 
 int mpg_op_visible_outputs(const mpg_op *op, const void *params, int num_inputs) {
+  const signature *s = &signatures[op->id];
   int count = mpg_op_num_outputs(op, params, num_inputs);
-  uint32_t hidden = signatures[op->id].hidden_outputs;
-  while (count > 1 && count <= 32 && hidden >> (count - 1) & 1) count--;
-  return count;
+  bool shown = s->show_hidden && *(const bool *)((const char *)params + s->show_hidden);
+  return shown ? count : count - s->num_hidden;
 }
 
 /* --- Inference with the checks every op shares ----------------------------------------------------------------------- */
