@@ -1,0 +1,121 @@
+"""Functions to be called by a training loop after a batch or an epoch.
+
+Those for batches take one argument with the attributes `epoch`, `nbatch` and `eval_metric`.
+"""
+
+import logging
+import math
+import time
+
+__all__ = ["Speedometer", "ProgressBar", "LogValidationMetricsCallback", "log_train_metric", "do_checkpoint", "module_checkpoint"]
+
+
+def _every(period):
+    period = max(1, int(period))
+    return lambda epoch: (epoch + 1) % period == 0
+
+
+def module_checkpoint(mod, prefix, period=1, save_optimizer_states=False):
+    """A callback for the end of an epoch: every `period` epochs calls `mod.save_checkpoint(prefix, epoch + 1, save_optimizer_states)`."""
+    due = _every(period)
+
+    def callback(iter_no, sym=None, arg=None, aux=None):
+        if due(iter_no):
+            mod.save_checkpoint(prefix, iter_no + 1, save_optimizer_states)
+
+    return callback
+
+
+def do_checkpoint(prefix, period=1):
+    """A callback for the end of an epoch: every `period` epochs writes `prefix-symbol.json` and `prefix-0001.params` (the epoch's number)."""
+    due = _every(period)
+
+    def callback(iter_no, sym, arg, aux):
+        if due(iter_no):
+            from .ndarray import save
+
+            if sym is not None:
+                sym.save(f"{prefix}-symbol.json")
+            arrays = {f"arg:{name}": value for name, value in arg.items()}
+            arrays.update((f"aux:{name}", value) for name, value in aux.items())
+            path = f"{prefix}-{iter_no + 1:04d}.params"
+            save(path, arrays)
+            logging.info("Saved checkpoint to %s", path)
+
+    return callback
+
+
+def log_train_metric(period, auto_reset=False):
+    """A callback for batches: logs the metric every `period` batches, and starts it anew if `auto_reset`."""
+
+    def callback(param):
+        if param.nbatch % period == 0 and param.eval_metric is not None:
+            for name, value in param.eval_metric.get_name_value():
+                logging.info("Iter[%d] Batch[%d] Train-%s=%f", param.epoch, param.nbatch, name, value)
+            if auto_reset:
+                param.eval_metric.reset_local()
+
+    return callback
+
+
+class Speedometer:
+    """Logs samples per second, and the metric, every `frequent` batches of `batch_size` samples.
+
+    With `auto_reset` the metric then starts anew, so each line speaks of the batches since the line before.
+    """
+
+    def __init__(self, batch_size, frequent=50, auto_reset=True):
+        self.batch_size = batch_size
+        self.frequent = frequent
+        self.auto_reset = auto_reset
+        self.init = False
+        self.tic = 0
+        self.last_count = 0
+
+    def __call__(self, param):
+        count = param.nbatch
+        if count < self.last_count:  # a new epoch
+            self.init = False
+        self.last_count = count
+        if not self.init:
+            self.init = True
+            self.tic = time.time()
+        elif count % self.frequent == 0:
+            self._report(param, count)
+            self.tic = time.time()
+
+    def _report(self, param, count):
+        elapsed = time.time() - self.tic
+        speed = self.frequent * self.batch_size / elapsed if elapsed > 0 else float("inf")
+        if param.eval_metric is None:
+            logging.info("Iter[%d] Batch [%d]\tSpeed: %.2f samples/sec", param.epoch, count, speed)
+            return
+        values = param.eval_metric.get_name_value()
+        first = 0
+        if self.auto_reset:
+            param.eval_metric.reset_local()
+            first = count - self.frequent
+        metrics = "".join(f"\t{name}={value:f}" for name, value in values)
+        logging.info("Epoch[%d] Batch [%d-%d]\tSpeed: %.2f samples/sec%s", param.epoch, first, count, speed, metrics)
+
+
+class ProgressBar:
+    """Logs a bar of `length` characters that is full after `total` batches."""
+
+    def __init__(self, total, length=80):
+        self.total = total
+        self.bar_len = length
+
+    def __call__(self, param):
+        part = param.nbatch / float(self.total)
+        filled = int(round(self.bar_len * part))
+        logging.info("[%s] %s%%\r", "=" * filled + "-" * (self.bar_len - filled), math.ceil(100.0 * part))
+
+
+class LogValidationMetricsCallback:
+    """Logs the metric at the end of an evaluation."""
+
+    def __call__(self, param):
+        if param.eval_metric:
+            for name, value in param.eval_metric.get_name_value():
+                logging.info("Epoch[%d] Validation-%s=%f", param.epoch, name, value)

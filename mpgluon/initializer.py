@@ -1,0 +1,456 @@
+"""First values of parameters.
+
+An initializer is called with a name (an InitDesc) and an array and fills the array. What it does depends on the end of the
+name: "weight" gets the initializer's own values, "bias" and "beta" zeros, "gamma" ones, "min" zeros, "max" ones; other names
+are an error, unless the parameter brings an initializer of its own. Random values come from the operators of `mx.random`, so
+they depend on the seed and on the order of calls, not on the device.
+"""
+
+import logging
+import re
+import warnings
+from math import sqrt
+
+import numpy as np
+
+from . import ndarray, random, registry
+
+__all__ = [
+    "InitDesc", "Initializer", "register", "alias", "create", "Load", "Mixed", "Zero", "One", "Constant", "Uniform", "Normal", "Orthogonal",
+    "Xavier", "MSRAPrelu", "Bilinear", "LSTMBias", "FusedRNN",
+]  # fmt: skip
+
+
+class InitDesc(str):
+    """A parameter's name with its attributes (`attrs`, a dict) and the initializer to fall back to (`global_init`)."""
+
+    def __new__(cls, name, attrs=None, global_init=None):
+        desc = super().__new__(cls, name)
+        desc.attrs = attrs or {}
+        desc.global_init = global_init
+        return desc
+
+
+# The end of a name -> the method that fills such an array; the first match counts.
+_BY_SUFFIX = (
+    ("weight", "_init_weight"),
+    ("bias", "_init_bias"),
+    ("gamma", "_init_gamma"),
+    ("beta", "_init_beta"),
+    ("min", "_init_zero"),
+    ("max", "_init_one"),
+    ("weight_quantize", "_init_quantized_weight"),
+    ("bias_quantize", "_init_quantized_bias"),
+)
+_LEGACY_BY_SUFFIX = (
+    ("bias", "_init_bias"),
+    ("gamma", "_init_gamma"),
+    ("beta", "_init_beta"),
+    ("weight", "_init_weight"),
+    ("moving_mean", "_init_zero"),
+    ("moving_var", "_init_one"),
+    ("moving_inv_var", "_init_zero"),
+    ("moving_avg", "_init_zero"),
+    ("min", "_init_zero"),
+    ("max", "_init_one"),
+)
+
+
+def _root_mean_square(array):
+    return str(float(ndarray.norm(array).asscalar()) / sqrt(array.size))
+
+
+class Initializer:
+    """Base of initializers; a subclass defines `_init_weight(name, array)`. `kwargs` are what `dumps` writes."""
+
+    def __init__(self, **kwargs):
+        self._kwargs = kwargs
+        self._verbose = False
+        self._print_func = None
+
+    def set_verbosity(self, verbose=False, print_func=None):
+        """Logs every initialisation if `verbose`, with `print_func(array)` (default: the root of the mean square). Returns self."""
+        self._verbose = verbose
+        self._print_func = print_func or _root_mean_square
+        return self
+
+    def _verbose_print(self, desc, init, arr):
+        if self._verbose and self._print_func:
+            logging.info("Initialized %s as %s: %s", desc, init, self._print_func(arr))
+
+    def dumps(self):
+        """JSON text of `[name, kwargs]`, from which `create` makes an equal initializer."""
+        import json
+
+        return json.dumps([type(self).__name__.lower(), self._kwargs])
+
+    def __call__(self, desc, arr):
+        if not isinstance(desc, InitDesc):
+            self._legacy_init(desc, arr)
+            return
+        if desc.global_init is None:
+            desc.global_init = self
+        own = desc.attrs.get("__init__", "")
+        if own:
+            create(own)._init_weight(desc, arr)
+            self._verbose_print(desc, own, arr)
+            return
+        for suffix, method in _BY_SUFFIX:
+            if desc.endswith(suffix):
+                getattr(self, method)(desc, arr)
+                self._verbose_print(desc, suffix, arr)
+                return
+        self._init_default(desc, arr)
+
+    def _legacy_init(self, name, arr):
+        warnings.warn("call initializers with init(mx.init.InitDesc(name), array); a plain string is deprecated", DeprecationWarning, stacklevel=3)
+        if not isinstance(name, str):
+            raise TypeError(f"the name must be a string, got {type(name).__name__}")
+        if not isinstance(arr, ndarray.NDArray):
+            raise TypeError(f"the array must be an NDArray, got {type(arr).__name__}")
+        if name.startswith("upsampling"):
+            self._init_bilinear(name, arr)
+        elif name.startswith("stn_loc") and name.endswith("weight"):
+            self._init_zero(name, arr)
+        elif name.startswith("stn_loc") and name.endswith("bias"):
+            self._init_loc_bias(name, arr)
+        else:
+            for suffix, method in _LEGACY_BY_SUFFIX:
+                if name.endswith(suffix):
+                    getattr(self, method)(name, arr)
+                    return
+            self._init_default(name, arr)
+
+    def _init_zero(self, _, arr):
+        arr[:] = 0.0
+
+    def _init_one(self, _, arr):
+        arr[:] = 1.0
+
+    _init_bias = _init_zero
+    _init_beta = _init_zero
+    _init_gamma = _init_one
+    _init_quantized_bias = _init_zero
+
+    def _init_bilinear(self, name, arr):
+        if len(arr.shape) != 4:
+            raise ValueError(f"bilinear upsampling weights have 4 dimensions; {name} has the shape {arr.shape}")
+        height, width = arr.shape[2:]
+        factor = np.ceil(width / 2.0)
+        centre = (2 * factor - 1 - factor % 2) / (2.0 * factor)
+        across = 1 - np.abs(np.arange(width) / factor - centre)
+        down = 1 - np.abs(np.arange(height) / factor - centre)
+        arr[:] = np.broadcast_to(down[:, None] * across[None, :], arr.shape).astype("float32")
+
+    def _init_loc_bias(self, name, arr):
+        if arr.shape != (6,):
+            raise ValueError(f"the bias of a spatial transformer's localisation has the shape (6,); {name} has {arr.shape}")
+        arr[:] = np.array([1.0, 0, 0, 0, 1.0, 0], dtype="float32")
+
+    def _init_weight(self, name, arr):
+        raise NotImplementedError(f"{type(self).__name__} must define _init_weight(name, array)")
+
+    def _init_quantized_weight(self, _, arr):
+        arr[:] = random.randint(-127, 127, shape=arr.shape, dtype="int32").asnumpy().astype("int8")
+
+    def _init_default(self, name, _):
+        raise ValueError(
+            f"no rule says how to initialise {name!r}: names end in weight, bias, gamma or beta; give the parameter an initializer of its own (init=...)"
+        )
+
+    def __eq__(self, other):
+        if not isinstance(other, Initializer):
+            return NotImplemented
+        return type(self) is type(other) and self._kwargs == other._kwargs
+
+    __hash__ = object.__hash__
+
+    def __repr__(self):
+        options = ", ".join(f"{key}={value!r}" for key, value in self._kwargs.items())
+        return f"{type(self).__name__}({options})"
+
+
+_register = registry.get_register_func(Initializer, "initializer")
+alias = registry.get_alias_func(Initializer, "initializer")
+create = registry.get_create_func(Initializer, "initializer")
+
+
+def register(klass):
+    """Decorator: makes a subclass of Initializer known under its lower-case name."""
+    return _register(klass)
+
+
+class Load:
+    """Copies values from `param`, a dict of arrays or the path of a file of them; names not found go to `default_init`.
+
+    ValueError when a shape differs, or a name is missing and there is no `default_init`.
+    """
+
+    def __init__(self, param, default_init=None, verbose=False):
+        if isinstance(param, str):
+            param = ndarray.load(param)
+        if not isinstance(param, dict):
+            raise TypeError(f"param must be a dict of names and arrays, or the path of such a file, got {type(param).__name__}")
+        self.param = {name[4:] if name.startswith(("arg:", "aux:")) else name: array for name, array in param.items()}
+        self.default_init = default_init
+        self.verbose = verbose
+
+    def __call__(self, name, arr):
+        source = self.param.get(name)
+        if source is not None:
+            if tuple(arr.shape) != tuple(source.shape):
+                raise ValueError(f"{name} has the shape {tuple(arr.shape)}, but the loaded array of that name has {tuple(source.shape)}")
+            source.copyto(arr)
+        elif self.default_init is not None:
+            self.default_init(name, arr)
+        else:
+            raise ValueError(f"{name} is not among the {len(self.param)} loaded arrays, and no default_init is given")
+        if self.verbose:
+            logging.info("Initialized %s by %s", name, "loading" if source is not None else "default")
+
+
+class Mixed:
+    """Chooses the initializer by the name: the first of the regular expressions `patterns` that matches its beginning."""
+
+    def __init__(self, patterns, initializers):
+        if len(patterns) != len(initializers):
+            raise ValueError(f"{len(patterns)} patterns need as many initializers, got {len(initializers)}")
+        self.map = [(re.compile(pattern), init) for pattern, init in zip(patterns, initializers)]
+
+    def __call__(self, name, arr):
+        for pattern, init in self.map:
+            if pattern.match(name):
+                init(name, arr)
+                return
+        raise ValueError(f"{name!r} matches none of the patterns; add '.*' with a default initializer at the end")
+
+
+@register
+@alias("zeros")
+class Zero(Initializer):
+    """Zeros."""
+
+    def __init__(self):
+        super().__init__()
+
+    def _init_weight(self, _, arr):
+        arr[:] = 0
+
+
+@register
+@alias("ones")
+class One(Initializer):
+    """Ones."""
+
+    def __init__(self):
+        super().__init__()
+
+    def _init_weight(self, _, arr):
+        arr[:] = 1
+
+
+@register
+class Constant(Initializer):
+    """One value, or an array of the parameter's shape (or one that broadcasts to it)."""
+
+    def __init__(self, value):
+        super().__init__(value=value)
+        self.value = value
+
+    def _init_weight(self, _, arr):
+        arr[:] = self.value
+
+    def dumps(self):
+        import json
+
+        value = self.value
+        if not np.isscalar(value):
+            value = (value if isinstance(value, (np.ndarray, list, tuple)) else value.asnumpy())
+            value = np.asarray(value).tolist()
+        return json.dumps([type(self).__name__.lower(), {"value": value}])
+
+    def __eq__(self, other):
+        if not isinstance(other, Initializer):
+            return NotImplemented
+        return type(self) is type(other) and self.dumps() == other.dumps()
+
+    __hash__ = object.__hash__
+
+
+@register
+class Uniform(Initializer):
+    """Uniform in [-scale, scale)."""
+
+    def __init__(self, scale=0.07):
+        super().__init__(scale=scale)
+        self.scale = scale
+
+    def _init_weight(self, _, arr):
+        random.uniform(-self.scale, self.scale, arr.shape, out=arr)
+
+
+@register
+class Normal(Initializer):
+    """Normal with mean 0 and standard deviation `sigma`."""
+
+    def __init__(self, sigma=0.01):
+        super().__init__(sigma=sigma)
+        self.sigma = sigma
+
+    def _init_weight(self, _, arr):
+        random.normal(0, self.sigma, arr.shape, out=arr)
+
+
+@register
+class Orthogonal(Initializer):
+    """`scale` times a matrix with orthonormal rows or columns, got from the decomposition of a random one ("uniform" or "normal").
+
+    Axes after the first are taken together.
+    """
+
+    def __init__(self, scale=1.414, rand_type="uniform"):
+        if rand_type not in ("uniform", "normal"):
+            raise ValueError(f"rand_type must be 'uniform' or 'normal', got {rand_type!r}")
+        super().__init__(scale=scale, rand_type=rand_type)
+        self.scale = scale
+        self.rand_type = rand_type
+
+    def _init_weight(self, _, arr):
+        shape = (arr.shape[0], int(np.prod(arr.shape[1:])))
+        draw = random.uniform(-1.0, 1.0, shape=shape) if self.rand_type == "uniform" else random.normal(0.0, 1.0, shape=shape)
+        left, _, right = np.linalg.svd(draw.asnumpy(), full_matrices=False)
+        chosen = left if left.shape == shape else right
+        arr[:] = (self.scale * chosen).reshape(arr.shape)
+
+
+@register
+class Xavier(Initializer):
+    """Scaled by the number of units a weight connects, (units out, units in, kernel...): sqrt(magnitude / factor).
+
+    `rnd_type` "uniform" (in plus or minus the scale) or "gaussian" (the scale as deviation); `factor_type` "in", "out" or
+    "avg" of both. ValueError for arrays of fewer than two dimensions.
+    """
+
+    def __init__(self, rnd_type="uniform", factor_type="avg", magnitude=3):
+        if rnd_type not in ("uniform", "gaussian"):
+            raise ValueError(f"rnd_type must be 'uniform' or 'gaussian', got {rnd_type!r}")
+        if factor_type not in ("avg", "in", "out"):
+            raise ValueError(f"factor_type must be 'avg', 'in' or 'out', got {factor_type!r}")
+        super().__init__(rnd_type=rnd_type, factor_type=factor_type, magnitude=magnitude)
+        self.rnd_type = rnd_type
+        self.factor_type = factor_type
+        self.magnitude = float(magnitude)
+
+    def _init_weight(self, name, arr):
+        shape = arr.shape
+        if len(shape) < 2:
+            raise ValueError(f"{type(self).__name__} needs at least two dimensions to count inputs and outputs; {name} has the shape {shape}")
+        kernel = float(np.prod(shape[2:])) if len(shape) > 2 else 1.0
+        fan_in, fan_out = shape[1] * kernel, shape[0] * kernel
+        factor = {"avg": (fan_in + fan_out) / 2.0, "in": fan_in, "out": fan_out}[self.factor_type]
+        if factor == 0:  # an empty array: there is nothing to fill
+            return
+        scale = float(np.sqrt(self.magnitude / factor))
+        if self.rnd_type == "uniform":
+            random.uniform(-scale, scale, shape, out=arr)
+        else:
+            random.normal(0, scale, shape, out=arr)
+
+
+@register
+class MSRAPrelu(Xavier):
+    """Gaussian Xavier for layers followed by a PReLU (or ReLU, `slope` 0): magnitude 2 / (1 + slope ** 2)."""
+
+    def __init__(self, factor_type="avg", slope=0.25):
+        super().__init__("gaussian", factor_type, 2.0 / (1 + slope**2))
+        self._kwargs = {"factor_type": factor_type, "slope": slope}
+
+
+@register
+class Bilinear(Initializer):
+    """Weights of a transposed convolution that upsamples by bilinear interpolation; 4 dimensions."""
+
+    def __init__(self):
+        super().__init__()
+
+    def _init_weight(self, name, arr):
+        self._init_bilinear(name, arr)
+
+
+@register
+class LSTMBias(Initializer):
+    """Zeros, but `forget_bias` for the forget gate (the second quarter) of an LSTM's bias."""
+
+    def __init__(self, forget_bias=1.0):
+        super().__init__(forget_bias=forget_bias)
+        self.forget_bias = forget_bias
+
+    def _init_weight(self, _, arr):
+        hidden = arr.shape[0] // 4
+        arr[:] = 0.0
+        arr[hidden : 2 * hidden] = self.forget_bias
+
+
+_GATES = {"rnn_relu": ("",), "rnn_tanh": ("",), "lstm": ("_i", "_f", "_c", "_o"), "gru": ("_r", "_z", "_o")}
+
+
+@register
+class FusedRNN(Initializer):
+    """Fills the one vector of parameters of the `RNN` operator piece by piece.
+
+    `init` (an initializer, its `dumps()` text, or None for the net's own) fills each weight and bias under a name as
+    "l0_i2h_f_weight"; forget gates of an LSTM get `forget_bias`. `mode` is "rnn_relu", "rnn_tanh", "lstm" or "gru".
+    """
+
+    def __init__(self, init, num_hidden, num_layers, mode, bidirectional=False, forget_bias=1.0):
+        if isinstance(init, str):
+            init = create(init)
+        if mode not in _GATES:
+            raise ValueError(f"mode must be one of {', '.join(_GATES)}, got {mode!r}")
+        super().__init__(
+            init=init.dumps() if init is not None else None,
+            num_hidden=num_hidden,
+            num_layers=num_layers,
+            mode=mode,
+            bidirectional=bidirectional,
+            forget_bias=forget_bias,
+        )
+        self._init = init
+        self._num_hidden = num_hidden
+        self._num_layers = num_layers
+        self._mode = mode
+        self._bidirectional = bidirectional
+        self._forget_bias = forget_bias
+
+    def _pieces(self, size):
+        """(name, shape) of each piece, in the order they lie in the vector: all weights, then all biases."""
+        hidden, layers, gates = self._num_hidden, self._num_layers, _GATES[self._mode]
+        directions = ("l", "r") if self._bidirectional else ("l",)
+        count = len(directions)
+        # Everything but the first layer's input weights has a size that does not depend on the number of inputs.
+        per_direction = len(gates) * hidden
+        rest = per_direction * count * (hidden + 2 + (layers - 1) * (hidden * count + hidden + 2))
+        inputs, remainder = divmod(size - rest, per_direction * count)
+        if remainder or inputs <= 0:
+            raise ValueError(f"{size} parameters do not fit {layers} layers of {hidden} units, mode {self._mode}, {count} direction(s)")
+        for kind in ("weight", "bias"):
+            for layer in range(layers):
+                for direction in directions:
+                    for group, width in (("i2h", inputs if layer == 0 else hidden * count), ("h2h", hidden)):
+                        for gate in gates:
+                            yield f"{direction}{layer}_{group}{gate}_{kind}", (hidden, width) if kind == "weight" else (hidden,)
+
+    def _init_weight(self, desc, arr):
+        pieces = []
+        for name, shape in self._pieces(arr.size):
+            piece = ndarray.empty(shape, ctx=arr.context, dtype=arr.dtype)
+            piece_desc = InitDesc(name, global_init=getattr(desc, "global_init", None))
+            if self._mode == "lstm" and name.endswith("_f_bias"):
+                piece[:] = self._forget_bias
+            else:
+                init = self._init if self._init is not None else piece_desc.global_init
+                if init is None:
+                    raise ValueError(f"FusedRNN without an initializer of its own cannot fill {desc}: no global initializer is given")
+                init(piece_desc, piece)
+            pieces.append(piece.reshape((-1,)))
+        arr[:] = ndarray.concat(*pieces, dim=0).reshape(arr.shape)

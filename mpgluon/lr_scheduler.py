@@ -1,0 +1,163 @@
+"""Learning rates that change with the number of updates.
+
+A scheduler is called with the number of updates done so far and returns the learning rate. During the first `warmup_steps`
+updates the rate rises linearly from `warmup_begin_lr` to `base_lr`, or stays at `warmup_begin_lr` (mode "constant").
+"""
+
+import logging
+import math
+
+__all__ = ["LRScheduler", "FactorScheduler", "MultiFactorScheduler", "PolyScheduler", "CosineScheduler"]
+
+
+def _finite(name, value):
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be a finite number, got {value}")
+    return value
+
+
+def _whole(name, value, least):
+    try:
+        number = value.__index__()
+    except AttributeError:
+        raise TypeError(f"{name} must be an integer, got {value!r}") from None
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}, got {number}")
+    return number
+
+
+def _factor(value):
+    if not value <= 1.0:
+        raise ValueError(f"factor must be at most 1, so that the learning rate falls, got {value}")
+    return value
+
+
+class LRScheduler:
+    """Base of all schedulers.
+
+    Parameters: `base_lr`, the rate after warming up; `warmup_steps`, updates to warm up for; `warmup_begin_lr`, the rate of
+    the first update then; `warmup_mode`, "linear" or "constant". ValueError for rates that are not finite or where warming
+    up would begin above `base_lr`.
+    """
+
+    def __init__(self, base_lr=0.01, warmup_steps=0, warmup_begin_lr=0, warmup_mode="linear"):
+        self.base_lr = _finite("base_lr", base_lr)
+        self.warmup_steps = _whole("warmup_steps", warmup_steps, 0)
+        self.warmup_final_lr = base_lr
+        self.warmup_begin_lr = _finite("warmup_begin_lr", warmup_begin_lr)
+        if warmup_begin_lr > base_lr:
+            raise ValueError(f"warmup_begin_lr ({warmup_begin_lr}) must not be above base_lr ({base_lr})")
+        if warmup_mode not in ("linear", "constant"):
+            raise ValueError(f"warmup_mode must be 'linear' or 'constant', got {warmup_mode!r}")
+        self.warmup_mode = warmup_mode
+
+    def get_warmup_lr(self, num_update):
+        """The rate at an update before `warmup_steps`."""
+        if num_update >= self.warmup_steps:
+            raise ValueError(f"update {num_update} is past the {self.warmup_steps} warm-up steps")
+        if self.warmup_mode == "constant":
+            return self.warmup_begin_lr
+        rise = (self.warmup_final_lr - self.warmup_begin_lr) * float(num_update) / float(self.warmup_steps)
+        return self.warmup_begin_lr + rise
+
+    def __call__(self, num_update):
+        raise NotImplementedError(f"{type(self).__name__} must define __call__(num_update)")
+
+
+class FactorScheduler(LRScheduler):
+    """Multiplies the rate by `factor` after every `step` updates, down to `stop_factor_lr`."""
+
+    def __init__(self, step, factor=1, stop_factor_lr=1e-8, base_lr=0.01, warmup_steps=0, warmup_begin_lr=0, warmup_mode="linear"):
+        super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+        if not step >= 1:
+            raise ValueError(f"step must be at least 1 update, got {step}")
+        self.step = step
+        self.factor = _factor(factor)
+        self.stop_factor_lr = stop_factor_lr
+        self.count = 0
+
+    def __call__(self, num_update):
+        if num_update < self.warmup_steps:
+            return self.get_warmup_lr(num_update)
+        while num_update > self.count + self.step:
+            self.count += self.step
+            self.base_lr *= self.factor
+            if self.base_lr < self.stop_factor_lr:
+                self.base_lr = self.stop_factor_lr
+                logging.info("Update[%d]: learning rate has reached its floor, %0.5e", num_update, self.base_lr)
+            else:
+                logging.info("Update[%d]: learning rate is now %0.5e", num_update, self.base_lr)
+        return self.base_lr
+
+
+class MultiFactorScheduler(LRScheduler):
+    """Multiplies the rate by `factor` once each of the update numbers in `step` (a growing list) is passed."""
+
+    def __init__(self, step, factor=1, base_lr=0.01, warmup_steps=0, warmup_begin_lr=0, warmup_mode="linear"):
+        super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+        if not isinstance(step, list) or not step:
+            raise TypeError(f"step must be a list of at least one update number, got {step!r}")
+        if any(not s >= 1 for s in step):
+            raise ValueError(f"update numbers in step must be at least 1, got {step}")
+        if any(later <= earlier for earlier, later in zip(step, step[1:])):
+            raise ValueError(f"update numbers in step must grow, got {step}")
+        self.step = step
+        self.cur_step_ind = 0
+        self.factor = _factor(factor)
+        self.count = 0
+
+    def __call__(self, num_update):
+        if num_update < self.warmup_steps:
+            return self.get_warmup_lr(num_update)
+        while self.cur_step_ind < len(self.step) and num_update > self.step[self.cur_step_ind]:
+            self.count = self.step[self.cur_step_ind]
+            self.cur_step_ind += 1
+            self.base_lr *= self.factor
+            logging.info("Update[%d]: learning rate is now %0.5e", num_update, self.base_lr)
+        return self.base_lr
+
+
+class _Annealing(LRScheduler):
+    """From `base_lr` to `final_lr` over `max_update` updates along a curve; constant from then on."""
+
+    def __init__(self, max_update, base_lr, final_lr, warmup_steps, warmup_begin_lr, warmup_mode):
+        super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+        self.max_update = _whole("max_update", max_update, 1)
+        if self.warmup_steps >= self.max_update:
+            raise ValueError(f"warmup_steps ({warmup_steps}) must be fewer than max_update ({max_update})")
+        self.base_lr_orig = base_lr
+        self.final_lr = _finite("final_lr", final_lr)
+        self.max_steps = self.max_update - self.warmup_steps
+
+    def _curve(self, span, done):
+        """What is left of `span` (the whole way from `base_lr` to `final_lr`) after `done` of `max_steps` updates."""
+        raise NotImplementedError
+
+    def __call__(self, num_update):
+        if num_update < self.warmup_steps:
+            return self.get_warmup_lr(num_update)
+        if num_update <= self.max_update:
+            span = self.base_lr_orig - self.final_lr
+            self.base_lr = self.final_lr + self._curve(span, num_update - self.warmup_steps)
+        return self.base_lr
+
+
+class PolyScheduler(_Annealing):
+    """Anneals the rate as a power: `final_lr + (base_lr - final_lr) * (1 - t / max_steps) ** pwr`."""
+
+    def __init__(self, max_update, base_lr=0.01, pwr=2, final_lr=0, warmup_steps=0, warmup_begin_lr=0, warmup_mode="linear"):
+        super().__init__(max_update, base_lr, final_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+        self.power = pwr
+
+    def _curve(self, span, done):
+        return span * (1 - float(done) / float(self.max_steps)) ** self.power
+
+
+class CosineScheduler(_Annealing):
+    """Anneals the rate along half a cosine: `final_lr + (base_lr - final_lr) * (1 + cos(pi * t / max_steps)) / 2`."""
+
+    def __init__(self, max_update, base_lr=0.01, final_lr=0, warmup_steps=0, warmup_begin_lr=0, warmup_mode="linear"):
+        super().__init__(max_update, base_lr, final_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+
+    def _curve(self, span, done):
+        return span * (1 + math.cos(math.pi * done / self.max_steps)) / 2

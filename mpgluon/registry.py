@@ -1,0 +1,93 @@
+"""Families of classes that can be made by name: initializers, metrics, and users' own."""
+
+import warnings
+
+_FAMILIES = {}  # base class -> {lower-case name: class}
+
+
+def _family(base_class):
+    return _FAMILIES.setdefault(base_class, {})
+
+
+def get_registry(base_class):
+    """A copy of the names registered for `base_class`: dict of lower-case name to class."""
+    return dict(_family(base_class))
+
+
+def get_register_func(base_class, nickname):
+    """The decorator `register(klass, name=None)` of a family; a second class of one name replaces the first, with a warning."""
+    family = _family(base_class)
+
+    def register(klass, name=None):
+        if not (isinstance(klass, type) and issubclass(klass, base_class)):
+            raise TypeError(f"only subclasses of {base_class.__name__} can be registered as {nickname}, got {klass!r}")
+        key = (klass.__name__ if name is None else name).lower()
+        former = family.get(key)
+        if former is not None and former is not klass:
+            warnings.warn(
+                f"{nickname} {key!r}: {klass.__module__}.{klass.__name__} replaces {former.__module__}.{former.__name__}",
+                UserWarning,
+                stacklevel=2,
+            )
+        family[key] = klass
+        return klass
+
+    register.__doc__ = f"Registers a class as {nickname} under its lower-case name, or under `name`."
+    return register
+
+
+def get_alias_func(base_class, nickname):
+    """The decorator `alias(*names)` of a family, which registers a class under further names."""
+    register = get_register_func(base_class, nickname)
+
+    def alias(*names):
+        def decorate(klass):
+            for name in names:
+                register(klass, name)
+            return klass
+
+        return decorate
+
+    return alias
+
+
+def get_create_func(base_class, nickname):
+    """The function `create(what, *args, **kwargs)` of a family.
+
+    `what` is an instance (returned as it is), a registered name, a dict with the name under `nickname`, or the JSON text of
+    ``[name, kwargs]`` or of such a dict.
+    """
+    family = _family(base_class)
+
+    def create(*args, **kwargs):
+        if args:
+            what, args = args[0], args[1:]
+        elif nickname in kwargs:
+            what = kwargs.pop(nickname)
+        else:
+            raise TypeError(f"create() needs the name of a {nickname}")
+        if isinstance(what, base_class):
+            if args or kwargs:
+                raise ValueError(f"{what!r} is a {nickname} already and takes no further arguments")
+            return what
+        if isinstance(what, dict):
+            return create(**what)
+        if not isinstance(what, str):
+            raise TypeError(f"a {nickname} is given by name or as an instance, got {type(what).__name__}")
+        if what[:1] in ("[", "{"):
+            import json
+
+            if args or kwargs:
+                raise ValueError(f"a {nickname} given as JSON takes no further arguments")
+            parsed = json.loads(what)
+            if isinstance(parsed, dict):
+                return create(**parsed)
+            name, options = parsed
+            return create(name, **options)
+        klass = family.get(what.lower())
+        if klass is None:
+            raise ValueError(f"there is no {nickname} named {what!r}; registered: {', '.join(sorted(family)) or 'none'}")
+        return klass(*args, **kwargs)
+
+    create.__doc__ = f"Makes a {nickname} from its name (with arguments for its constructor), JSON text, a dict, or an instance."
+    return create
