@@ -200,7 +200,7 @@ class Load:
         if source is not None:
             if tuple(arr.shape) != tuple(source.shape):
                 raise ValueError(f"{name} has the shape {tuple(arr.shape)}, but the loaded array of that name has {tuple(source.shape)}")
-            source.copyto(arr)
+            arr[:] = source.as_in_context(arr.context).astype(arr.dtype)
         elif self.default_init is not None:
             self.default_init(name, arr)
         else:

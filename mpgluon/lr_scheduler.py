@@ -123,8 +123,6 @@ class _Annealing(LRScheduler):
     def __init__(self, max_update, base_lr, final_lr, warmup_steps, warmup_begin_lr, warmup_mode):
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
         self.max_update = _whole("max_update", max_update, 1)
-        if self.warmup_steps >= self.max_update:
-            raise ValueError(f"warmup_steps ({warmup_steps}) must be fewer than max_update ({max_update})")
         self.base_lr_orig = base_lr
         self.final_lr = _finite("final_lr", final_lr)
         self.max_steps = self.max_update - self.warmup_steps
@@ -136,7 +134,7 @@ class _Annealing(LRScheduler):
     def __call__(self, num_update):
         if num_update < self.warmup_steps:
             return self.get_warmup_lr(num_update)
-        if num_update <= self.max_update:
+        if num_update <= self.max_update and self.max_steps > 0:
             span = self.base_lr_orig - self.final_lr
             self.base_lr = self.final_lr + self._curve(span, num_update - self.warmup_steps)
         return self.base_lr
