@@ -1,0 +1,15 @@
+"""Optimizers: how gradients change weights.
+
+`create(name, **options)` makes one by name. Gluon's Trainer drives them; `get_updater` is the form that keeps the states itself.
+"""
+
+from . import contrib
+from .adaptive import LAMB, FTML, AdaDelta, AdaGrad, Adam, Adamax, Ftrl, Nadam, RMSProp
+from .optimizer import Optimizer, Test, create, register
+from .sgd import DCASGD, LARS, LBSGD, NAG, SGD, SGLD, Signum, ccSGD
+from .updater import Updater, get_updater
+
+__all__ = [
+    "AdaDelta", "AdaGrad", "Adam", "Adamax", "DCASGD", "FTML", "Ftrl", "LAMB", "LARS", "LBSGD", "NAG", "Nadam", "Optimizer", "RMSProp", "SGD",
+    "SGLD", "Signum", "Test", "Updater", "ccSGD", "contrib", "create", "get_updater", "register",
+]  # fmt: skip

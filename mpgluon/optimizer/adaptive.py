@@ -1,0 +1,237 @@
+"""Optimizers that scale each element's step by what its gradients have been."""
+
+import math
+
+from .. import ndarray as nd
+from .optimizer import GroupedOptimizer, register, update_group, zeros_like_state
+
+
+@register
+class Adam(GroupedOptimizer):
+    """Adam::
+
+        grad = clip(grad * rescale_grad) + wd * weight
+        mean = beta1 * mean + (1 - beta1) * grad
+        var = beta2 * var + (1 - beta2) * grad ** 2
+        weight -= lr * sqrt(1 - beta2 ** t) / (1 - beta1 ** t) * mean / (sqrt(var) + epsilon)
+
+    `lazy_update` is accepted for compatibility; arrays are dense here.
+    """
+
+    def __init__(self, learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8, lazy_update=True, **kwargs):
+        super().__init__(learning_rate=learning_rate, **kwargs)
+        self.beta1 = beta1
+        self.beta2 = beta2
+        self.epsilon = epsilon
+        self.lazy_update = lazy_update
+
+    def create_state(self, index, weight):
+        return (zeros_like_state(weight), zeros_like_state(weight))
+
+    def _step(self, indices, weights, grads, states, lrs, wds):
+        corrected = []
+        for index, lr in zip(indices, lrs):
+            t = self._index_update_count[index]
+            corrected.append(lr * (math.sqrt(1.0 - self.beta2**t) / (1.0 - self.beta1**t)))
+        options = self._options(beta1=self.beta1, beta2=self.beta2, epsilon=self.epsilon)
+        update_group(nd._multi_adam_update, weights, (grads, *zip(*states)), corrected, wds, **options)
+
+
+@register
+class AdaGrad(GroupedOptimizer):
+    """AdaGrad: `history += grad ** 2; weight -= lr * (grad / sqrt(history + eps) + wd * weight)`."""
+
+    def __init__(self, eps=1e-7, **kwargs):
+        super().__init__(**kwargs)
+        self.float_stable_eps = eps
+
+    def create_state(self, index, weight):
+        return zeros_like_state(weight)
+
+    def _step(self, indices, weights, grads, states, lrs, wds):
+        update_group(nd._multi_adagrad_update, weights, (grads, states), lrs, wds, **self._options(epsilon=self.float_stable_eps))
+
+
+@register
+class RMSProp(GroupedOptimizer):
+    """RMSProp: the step is divided by a running root mean square of the gradient (`gamma1`).
+
+    With `centered` by the running deviation, and with a momentum `gamma2`. `clip_weights` cuts the weights off afterwards.
+    """
+
+    def __init__(self, learning_rate=0.001, gamma1=0.9, gamma2=0.9, epsilon=1e-8, centered=False, clip_weights=None, **kwargs):
+        super().__init__(learning_rate=learning_rate, **kwargs)
+        self.gamma1 = gamma1
+        self.gamma2 = gamma2
+        self.centered = centered
+        self.epsilon = epsilon
+        self.clip_weights = clip_weights
+
+    def create_state(self, index, weight):
+        return tuple(zeros_like_state(weight) for _ in range(3 if self.centered else 1))
+
+    def _step(self, indices, weights, grads, states, lrs, wds):
+        options = self._options(gamma1=self.gamma1, epsilon=self.epsilon)
+        if self.clip_weights:
+            options["clip_weights"] = self.clip_weights
+        if not self.centered:
+            update_group(nd._multi_rmsprop_update, weights, (grads, *zip(*states)), lrs, wds, **options)
+            return
+        for weight, grad, state, lr, wd in zip(weights, grads, states, lrs, wds):
+            nd.rmspropalex_update(weight, grad, *state, out=weight, lr=lr, wd=wd, gamma2=self.gamma2, **options)
+
+
+@register
+class AdaDelta(GroupedOptimizer):
+    """AdaDelta: steps scaled by running squares (`rho`) of gradients and of steps; there is no learning rate."""
+
+    def __init__(self, rho=0.9, epsilon=1e-5, **kwargs):
+        super().__init__(**kwargs)
+        self.rho = rho
+        self.epsilon = epsilon
+
+    def create_state(self, index, weight):
+        return (zeros_like_state(weight), zeros_like_state(weight))
+
+    def _step_one(self, index, weight, grad, state, lr, wd):
+        squares, step_squares = state
+        grad = self._gradient(grad)
+        squares *= self.rho
+        squares += (1.0 - self.rho) * grad * grad
+        step = nd.sqrt(step_squares + self.epsilon) / nd.sqrt(squares + self.epsilon) * grad
+        step_squares *= self.rho
+        step_squares += (1.0 - self.rho) * step * step
+        weight -= step + wd * weight
+
+
+@register
+class Adamax(GroupedOptimizer):
+    """Adam with the largest absolute gradient (decayed by `beta2`) in place of the root mean square."""
+
+    def __init__(self, learning_rate=0.002, beta1=0.9, beta2=0.999, **kwargs):
+        super().__init__(learning_rate=learning_rate, **kwargs)
+        self.beta1 = beta1
+        self.beta2 = beta2
+
+    def create_state(self, index, weight):
+        return (zeros_like_state(weight), zeros_like_state(weight))
+
+    def _decayed_gradient(self, weight, grad, wd):
+        """Here clipping comes after weight decay is added."""
+        grad = grad * self.rescale_grad + wd * weight
+        return grad if self.clip_gradient is None else nd.clip(grad, -self.clip_gradient, self.clip_gradient)
+
+    def _step_one(self, index, weight, grad, state, lr, wd):
+        mean, largest = state
+        lr /= 1.0 - self.beta1 ** self._index_update_count[index]
+        grad = self._decayed_gradient(weight, grad, wd)
+        mean *= self.beta1
+        mean += (1.0 - self.beta1) * grad
+        largest[:] = nd.maximum(self.beta2 * largest, nd.abs(grad))
+        weight -= lr * mean / largest
+
+
+@register
+class Nadam(Adamax):
+    """Adam with Nesterov's momentum, which follows a schedule (`schedule_decay`).
+
+    The schedule is a function of how often the parameter was updated, so it does not depend on the other parameters.
+    """
+
+    def __init__(self, learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8, schedule_decay=0.004, **kwargs):
+        super().__init__(learning_rate=learning_rate, beta1=beta1, beta2=beta2, **kwargs)
+        self.epsilon = epsilon
+        self.schedule_decay = schedule_decay
+        self._schedule = [1.0]  # the product of the momenta of updates 1..t, at t
+
+    def _momentum(self, t):
+        return self.beta1 * (1.0 - 0.5 * 0.96 ** (t * self.schedule_decay))
+
+    def _step_one(self, index, weight, grad, state, lr, wd):
+        mean, var = state
+        t = self._index_update_count[index]
+        while len(self._schedule) <= t:
+            self._schedule.append(self._schedule[-1] * self._momentum(len(self._schedule)))
+        momentum, next_momentum = self._momentum(t), self._momentum(t + 1)
+        product = self._schedule[t]
+        grad = self._decayed_gradient(weight, grad, wd)
+        mean *= self.beta1
+        mean += (1.0 - self.beta1) * grad
+        var *= self.beta2
+        var += (1.0 - self.beta2) * grad * grad
+        ahead = (1.0 - momentum) * (grad / (1.0 - product)) + next_momentum * (mean / (1.0 - product * next_momentum))
+        weight -= lr * ahead / (nd.sqrt(var / (1.0 - self.beta2**t)) + self.epsilon)
+
+
+@register
+class FTML(GroupedOptimizer):
+    """Follow the moving leader."""
+
+    def __init__(self, beta1=0.6, beta2=0.999, epsilon=1e-8, **kwargs):
+        super().__init__(**kwargs)
+        self.beta1 = beta1
+        self.beta2 = beta2
+        self.epsilon = epsilon
+
+    def create_state(self, index, weight):
+        return tuple(zeros_like_state(weight) for _ in range(3))
+
+    def _step_one(self, index, weight, grad, state, lr, wd):
+        options = {"clip_grad": self.clip_gradient} if self.clip_gradient else {}
+        nd.ftml_update(
+            weight, grad, *state, out=weight, lr=lr, wd=wd, beta1=self.beta1, beta2=self.beta2, epsilon=self.epsilon,
+            t=self._index_update_count[index], rescale_grad=self.rescale_grad, **options,
+        )  # fmt: skip
+
+
+@register
+class Ftrl(GroupedOptimizer):
+    """Follow the regularised leader; `lamda1` makes weights sparse."""
+
+    def __init__(self, lamda1=0.01, learning_rate=0.1, beta=1, **kwargs):
+        super().__init__(learning_rate=learning_rate, **kwargs)
+        self.lamda1 = lamda1
+        self.beta = beta
+
+    def create_state(self, index, weight):
+        return (zeros_like_state(weight), zeros_like_state(weight))
+
+    def _step_one(self, index, weight, grad, state, lr, wd):
+        nd.ftrl_update(weight, grad, *state, out=weight, lamda1=self.lamda1, beta=self.beta, **self._options(lr=lr, wd=wd))
+
+
+@register
+class LAMB(GroupedOptimizer):
+    """Adam whose step is scaled, layer by layer, to the norm of the weight (cut off at `lower_bound` and `upper_bound`)."""
+
+    def __init__(
+        self,
+        learning_rate=0.001,
+        beta1=0.9,
+        beta2=0.999,
+        epsilon=1e-6,
+        lower_bound=None,
+        upper_bound=None,
+        bias_correction=True,
+        **kwargs,
+    ):
+        super().__init__(learning_rate=learning_rate, **kwargs)
+        self.beta1 = beta1
+        self.beta2 = beta2
+        self.epsilon = epsilon
+        self.lower_bound = lower_bound
+        self.upper_bound = upper_bound
+        self.bias_correction = bias_correction
+
+    def create_state(self, index, weight):
+        return (zeros_like_state(weight), zeros_like_state(weight))
+
+    def _step_one(self, index, weight, grad, state, lr, wd):
+        step = nd.lamb_update_phase1(
+            weight, grad, *state, beta1=self.beta1, beta2=self.beta2, epsilon=self.epsilon, t=self._index_update_count[index],
+            bias_correction=self.bias_correction, **self._options(wd=wd),
+        )  # fmt: skip
+        bounds = {"lower_bound": self.lower_bound, "upper_bound": self.upper_bound}
+        nd.lamb_update_phase2(
+            weight, step, nd.norm(weight), nd.norm(step), out=weight, lr=lr, **{name: value for name, value in bounds.items() if value}
+        )

@@ -1,0 +1,27 @@
+"""Optimizers outside MXNet's main set."""
+
+from .. import ndarray as nd
+from .optimizer import GroupedOptimizer, register
+
+__all__ = ["GroupAdaGrad"]
+
+
+@register
+class GroupAdaGrad(GroupedOptimizer):
+    """AdaGrad with one history for each row of a matrix; without weight decay."""
+
+    def __init__(self, eps=1e-5, **kwargs):
+        super().__init__(**kwargs)
+        self.float_stable_eps = eps
+
+    def create_state(self, index, weight):
+        if len(weight.shape) != 2:
+            raise ValueError(f"GroupAdaGrad is for matrices; parameter {self.idx2name.get(index, index)!r} has the shape {weight.shape}")
+        return nd.zeros((weight.shape[0], 1), ctx=weight.context, dtype=weight.dtype)
+
+    def _step_one(self, index, weight, grad, state, lr, wd):
+        if wd != 0:
+            raise ValueError(f"GroupAdaGrad has no weight decay, but parameter {self.idx2name.get(index, index)!r} has {wd}")
+        grad = self._gradient(grad)
+        state += nd.mean(nd.square(grad), axis=1, keepdims=True)
+        weight -= nd.broadcast_div(lr * grad, nd.sqrt(state + self.float_stable_eps))

@@ -1,0 +1,357 @@
+"""The base of all optimizers: rates per parameter, counts of updates, and grouping."""
+
+import math
+import os
+import warnings
+
+from .. import ndarray as nd
+
+# A parameter update op takes at most this many weights; more are updated in several calls.
+LARGEST_GROUP = 60
+
+_HALF = ("float16", "bfloat16")
+
+
+def dtype_name(array):
+    """The name of an array's dtype, "float32"."""
+    dtype = array.dtype
+    return getattr(dtype, "__name__", None) or getattr(dtype, "name", None) or str(dtype)
+
+
+def check_rate(name, value):
+    """Returns a learning rate; ValueError unless it is finite and not negative."""
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{name} must be a finite number and not negative, got {value}")
+    return value
+
+
+def _check_finite(name, value):
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be a finite number, got {value}")
+    return value
+
+
+def zeros_like_state(weight):
+    """Zeros of the weight's shape and dtype, where it lies."""
+    return nd.zeros(weight.shape, ctx=weight.context, dtype=weight.dtype)
+
+
+def as_lists(index, weight, grad, state):
+    """The arguments of `update`, which may be single ones, as lists."""
+    if isinstance(index, (list, tuple)):
+        return list(index), list(weight), list(grad), list(state)
+    return [index], [weight], [grad], [state]
+
+
+class Optimizer:
+    """Base of optimizers.
+
+    Parameters
+    ----------
+    rescale_grad : float
+        Gradients are multiplied by it first; Trainer sets it to 1 / batch size.
+    param_idx2name : dict of int to str
+        Names of the parameters, by which `set_lr_mult` and `set_wd_mult` find them.
+    wd : float
+        Weight decay.
+    clip_gradient : float
+        Rescaled gradients are cut off at plus and minus this; None: not.
+    learning_rate : float
+        Default 0.01, or the scheduler's.
+    lr_scheduler : LRScheduler
+        Called with the number of updates; gives the learning rate.
+    multi_precision : bool
+        Weights of 16 bits are updated through a float32 copy that is kept with the state.
+    begin_num_update : int
+        Where the counts of updates start.
+    param_dict : dict of int to Parameter
+        Their `lr_mult` and `wd_mult` take precedence.
+
+    A subclass defines `create_state(index, weight)` and `update(index, weight, grad, state)` for single arrays. One that sets
+    `aggregate_num` above 0 is given lists of at most so many, all on one device.
+    Rates that are negative or not finite raise ValueError before anything is updated.
+    """
+
+    opt_registry = {}
+
+    def __init__(
+        self,
+        rescale_grad=1.0,
+        param_idx2name=None,
+        wd=0.0,
+        clip_gradient=None,
+        learning_rate=None,
+        lr_scheduler=None,
+        sym=None,
+        begin_num_update=0,
+        multi_precision=False,
+        param_dict=None,
+    ):
+        self.rescale_grad = rescale_grad
+        self.lr_scheduler = lr_scheduler
+        if learning_rate is not None:
+            check_rate("learning_rate", learning_rate)
+            if lr_scheduler is not None and lr_scheduler.base_lr != learning_rate:
+                warnings.warn("learning_rate replaces the base_lr of lr_scheduler", UserWarning, stacklevel=3)
+                lr_scheduler.base_lr = learning_rate
+        elif lr_scheduler is None:
+            learning_rate = 0.01
+        self.lr = learning_rate
+        self.wd = _check_finite("wd", wd)
+        if clip_gradient is not None and not clip_gradient >= 0:
+            raise ValueError(f"clip_gradient must not be negative, got {clip_gradient}")
+        self.clip_gradient = clip_gradient
+        self.multi_precision = multi_precision
+        self.aggregate_num = 0
+        self.begin_num_update = begin_num_update
+        self.num_update = begin_num_update
+        self._all_index_update_counts = {0: {}}  # per device: how often each parameter was updated
+        self._index_update_count = self._all_index_update_counts[0]
+        if param_idx2name is not None and not isinstance(param_idx2name, dict):
+            raise TypeError(f"param_idx2name must be a dict of index to name, got {type(param_idx2name).__name__}")
+        self.idx2name = dict(param_idx2name or {})
+        self.sym_info = (sym.attr_dict(), sym.list_arguments()) if sym is not None else ()
+        self.param_dict = param_dict or {}
+        self.set_lr_mult({})
+        self.set_wd_mult({})
+
+    @staticmethod
+    def register(klass):
+        """Decorator: makes an optimizer known to `create` under its lower-case name."""
+        if not isinstance(klass, type):
+            raise TypeError(f"an optimizer is a class, got {klass!r}")
+        name = klass.__name__.lower()
+        former = Optimizer.opt_registry.get(name)
+        if former is not None and former is not klass:
+            warnings.warn(f"optimizer {name!r}: {klass.__module__}.{klass.__name__} replaces {former.__module__}.{former.__name__}", stacklevel=2)
+        Optimizer.opt_registry[name] = klass
+        return klass
+
+    @staticmethod
+    def create_optimizer(name, **kwargs):
+        """Makes the optimizer of that name (in any case); ValueError when there is none."""
+        klass = Optimizer.opt_registry.get(name.lower())
+        if klass is None:
+            raise ValueError(f"there is no optimizer named {name!r}; there are {', '.join(sorted(Optimizer.opt_registry))}")
+        return klass(**kwargs)
+
+    @property
+    def learning_rate(self):
+        """The learning rate now, before multipliers."""
+        return self.lr if self.lr_scheduler is None else self.lr_scheduler(self.num_update)
+
+    def set_learning_rate(self, lr):
+        """Sets the learning rate; UserWarning is raised when a scheduler gives it."""
+        if self.lr_scheduler is not None:
+            raise UserWarning("the learning rate comes from lr_scheduler and cannot be set; change the scheduler")
+        self.lr = check_rate("learning_rate", lr)
+
+    def set_lr_scale(self, args_lrscale):
+        raise DeprecationWarning("set_lr_scale is gone: use set_lr_mult")
+
+    def _symbol_multipliers(self, key):
+        if not self.sym_info:
+            return {}
+        attributes, names = self.sym_info
+        return {name: float(attributes[name][key]) for name in names if key in attributes.get(name, {})}
+
+    def set_lr_mult(self, args_lr_mult):
+        """Multiplies the learning rate of parameters: dict of name (or index) to factor. Replaces former multipliers."""
+        self.lr_mult = {**self._symbol_multipliers("__lr_mult__"), **args_lr_mult}
+
+    def _decays(self, name):
+        """Whether weight decay applies to a parameter of that name unless something else is set."""
+        return name.endswith(("_weight", "_gamma"))
+
+    def set_wd_mult(self, args_wd_mult):
+        """Multiplies the weight decay of parameters: dict of name (or index) to factor. Biases and the like start at 0."""
+        self.wd_mult = {name: 0.0 for name in self.idx2name.values() if not self._decays(name)}
+        self.wd_mult.update(self._symbol_multipliers("__wd_mult__"))
+        self.wd_mult.update(args_wd_mult)
+
+    # --- State ---
+
+    def create_state(self, index, weight):
+        """What the optimizer remembers of a weight: None, an array, or a tuple of these; it lies where the weight lies."""
+        return None
+
+    def _keeps_master(self, weight):
+        """Whether the weight is updated through a float32 copy; warns when it has 16 bits and is not."""
+        if dtype_name(weight) not in _HALF:
+            return False
+        if not self.multi_precision:
+            warnings.warn(
+                f"{type(self).__name__}: sums in {dtype_name(weight)} lose small updates; multi_precision=True keeps a float32 copy", stacklevel=3
+            )
+        return self.multi_precision
+
+    def create_state_multi_precision(self, index, weight):
+        """The state, with the float32 copy of a 16-bit weight before it: (copy, state)."""
+        if self._keeps_master(weight):
+            master = weight.astype("float32")
+            return (master, self.create_state(index, master))
+        return self.create_state(index, weight)
+
+    # --- Updating ---
+
+    def update(self, index, weight, grad, state):
+        """Changes weight and state, both in place, by the gradient."""
+        raise NotImplementedError(f"{type(self).__name__} must define update(index, weight, grad, state)")
+
+    def update_multi_precision(self, index, weight, grad, state):
+        """`update`, by way of the float32 copies for 16-bit weights that have one."""
+        if not self.multi_precision:
+            self.update(index, weight, grad, state)
+            return
+        many = isinstance(index, (list, tuple))
+        indices, weights, grads, states = as_lists(index, weight, grad, state)
+        half = [dtype_name(w) in _HALF for w in weights]
+        if not any(half):
+            self.update(index, weight, grad, state)
+            return
+        masters = [s[0] if h else w for h, w, s in zip(half, weights, states)]
+        grads = [g.astype("float32") if h else g for h, g in zip(half, grads)]
+        states = [s[1] if h else s for h, s in zip(half, states)]
+        if many:
+            self.update(indices, masters, grads, states)
+        else:
+            self.update(index, masters[0], grads[0], states[0])
+        for h, w, master in zip(half, weights, masters):
+            if h:
+                nd.cast(master, dtype=dtype_name(w), out=w)
+
+    def _set_current_context(self, device_id):
+        """From now on counts updates of the copies of parameters on that device."""
+        self._index_update_count = self._all_index_update_counts.setdefault(device_id, {})
+
+    def _update_count(self, index):
+        counts = self._index_update_count
+        for i in index if isinstance(index, (list, tuple)) else (index,):
+            count = counts.get(i, self.begin_num_update) + 1
+            counts[i] = count
+            if count > self.num_update:
+                self.num_update = count
+
+    def _multiplier(self, index, attribute, table):
+        parameter = self.param_dict.get(index)
+        if parameter is not None:
+            return getattr(parameter, attribute)
+        if index in table:
+            return table[index]
+        name = self.idx2name.get(index)
+        return 1.0 if name is None else table.get(name, 1.0)
+
+    def _get_lrs(self, indices):
+        """The learning rates of parameters now."""
+        lr = self.learning_rate
+        lrs = [lr * self._multiplier(i, "lr_mult", self.lr_mult) for i in indices]
+        for i, value in zip(indices, lrs):
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{type(self).__name__}: the learning rate of parameter {self.idx2name.get(i, i)!r} is {value}; it must be finite and not negative")
+        return lrs
+
+    def _get_lr(self, index):
+        return self._get_lrs([index])[0]
+
+    def _get_wds(self, indices):
+        """The weight decays of parameters."""
+        return [_check_finite("wd", self.wd * self._multiplier(i, "wd_mult", self.wd_mult)) for i in indices]
+
+    def _get_wd(self, index):
+        return self._get_wds([index])[0]
+
+    def __getstate__(self):
+        state = self.__dict__.copy()
+        del state["param_dict"]
+        # The current counts are one of all counts: kept as its key, so that they are the same object again.
+        state["_index_update_count"] = next(d for d, counts in self._all_index_update_counts.items() if counts is self._index_update_count)
+        return state
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        self.param_dict = {}
+        if not isinstance(self._index_update_count, dict):
+            self._index_update_count = self._all_index_update_counts[self._index_update_count]
+
+
+register = Optimizer.register
+create = Optimizer.create_optimizer
+
+
+def aggregation_size():
+    """How many weights go into one call: the environment's MXNET_OPTIMIZER_AGGREGATION_SIZE, at most LARGEST_GROUP."""
+    setting = os.environ.get("MXNET_OPTIMIZER_AGGREGATION_SIZE", "")
+    try:
+        size = int(setting) if setting else LARGEST_GROUP
+    except ValueError:
+        raise ValueError(f"MXNET_OPTIMIZER_AGGREGATION_SIZE must be a whole number, got {setting!r}") from None
+    return max(1, min(size, LARGEST_GROUP))
+
+
+class GroupedOptimizer(Optimizer):
+    """An optimizer whose `update` takes single arrays or lists of any length, on one device, and updates them in groups.
+
+    A subclass defines `_step(indices, weights, grads, states, lrs, wds)` for a group, or `_step_one(index, weight, grad, state, lr, wd)`.
+    """
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.aggregate_num = aggregation_size()
+
+    def update(self, index, weight, grad, state):
+        indices, weights, grads, states = as_lists(index, weight, grad, state)
+        lrs, wds = self._begin(indices)
+        for i in range(0, len(indices), LARGEST_GROUP):
+            group = slice(i, i + LARGEST_GROUP)
+            self._step(indices[group], weights[group], grads[group], states[group], lrs[group], wds[group])
+
+    def _begin(self, indices):
+        """Counts the updates; returns learning rates and weight decays, all checked before anything changes."""
+        if not math.isfinite(self.rescale_grad):
+            raise ValueError(f"{type(self).__name__}: rescale_grad must be a finite number, got {self.rescale_grad}")
+        counts, num_update = dict(self._index_update_count), self.num_update
+        self._update_count(indices)
+        try:
+            return self._get_lrs(indices), self._get_wds(indices)
+        except ValueError:
+            self._index_update_count.clear()
+            self._index_update_count.update(counts)
+            self.num_update = num_update
+            raise
+
+    def _step(self, indices, weights, grads, states, lrs, wds):
+        for arguments in zip(indices, weights, grads, states, lrs, wds):
+            self._step_one(*arguments)
+
+    def _step_one(self, index, weight, grad, state, lr, wd):
+        raise NotImplementedError(f"{type(self).__name__} must define _step or _step_one")
+
+    def _options(self, **options):
+        """Parameters that all update ops share, and more of one's own."""
+        options["rescale_grad"] = self.rescale_grad
+        if self.clip_gradient:
+            options["clip_gradient"] = self.clip_gradient
+        return options
+
+    def _gradient(self, grad):
+        """The gradient as the formulas see it: rescaled, then clipped."""
+        grad = grad * self.rescale_grad
+        return grad if self.clip_gradient is None else nd.clip(grad, -self.clip_gradient, self.clip_gradient)
+
+
+def update_group(op, weights, others, lrs, wds, **options):
+    """Calls an update op for several weights: `others` are lists (gradients, states...) as long as `weights`."""
+    arrays = [array for group in zip(weights, *others) for array in group]
+    op(*arrays, out=weights, num_weights=len(weights), lrs=lrs, wds=wds, **options)
+
+
+@register
+class Test(Optimizer):
+    """Adds the rescaled gradient to the weight, which the state copies. For tests."""
+
+    def create_state(self, index, weight):
+        return zeros_like_state(weight)
+
+    def update(self, index, weight, grad, state):
+        weight += grad * self.rescale_grad
+        state[:] = weight

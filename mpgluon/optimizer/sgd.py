@@ -1,0 +1,306 @@
+"""Optimizers that follow the gradient, with one momentum at most."""
+
+import logging
+import math
+
+from .. import ndarray as nd
+from .. import random
+from .optimizer import GroupedOptimizer, _HALF, as_lists, dtype_name, register, update_group, zeros_like_state
+
+
+class _Momentum(GroupedOptimizer):
+    """What SGD, NAG, LARS and LBSGD share: an optional momentum, and the state (momentum, float32 copy) of 16-bit weights."""
+
+    def __init__(self, momentum=0.0, **kwargs):
+        super().__init__(**kwargs)
+        self.momentum = momentum
+
+    def create_state(self, index, weight):
+        return zeros_like_state(weight) if self.momentum != 0.0 else None
+
+    def create_state_multi_precision(self, index, weight):
+        if self._keeps_master(weight):
+            master = weight.astype("float32")
+            return (self.create_state(index, master), master)
+        return self.create_state(index, weight)
+
+    def update_multi_precision(self, index, weight, grad, state):
+        self.update(index, weight, grad, state)
+
+    def _step(self, indices, weights, grads, states, lrs, wds):
+        for master in (False, True):
+            chosen = [i for i, w in enumerate(weights) if self._through_master(w, states[i]) is master]
+            if chosen:
+                pick = lambda items: [items[i] for i in chosen]  # noqa: E731
+                self._step_alike(pick(indices), pick(weights), pick(grads), pick(states), pick(lrs), pick(wds), master)
+
+    def _through_master(self, weight, state):
+        return self.multi_precision and isinstance(state, (tuple, list)) and dtype_name(weight) in _HALF
+
+    def _step_alike(self, indices, weights, grads, states, lrs, wds, master):
+        """Updates weights that all go, or all do not go, through float32 copies."""
+        raise NotImplementedError
+
+    def _sgd(self, weights, grads, states, lrs, wds, master, plain=False, **more):
+        """Plain or momentum SGD; `plain` gradients are taken as they are, neither rescaled nor clipped."""
+        options = more if plain else self._options(**more)
+        if master:
+            masters = [state[1] for state in states]
+            if states[0][0] is None:
+                update_group(nd.multi_mp_sgd_update, weights, (grads, masters), lrs, wds, **options)
+            else:
+                update_group(nd.multi_mp_sgd_mom_update, weights, (grads, [state[0] for state in states], masters), lrs, wds, **options)
+        elif states[0] is None:
+            update_group(nd.multi_sgd_update, weights, (grads,), lrs, wds, **options)
+        else:
+            update_group(nd.multi_sgd_mom_update, weights, (grads, states), lrs, wds, **options)
+
+    def _momentum_option(self):
+        return {"momentum": self.momentum} if self.momentum > 0 else {}
+
+
+@register
+class SGD(_Momentum):
+    """Stochastic gradient descent::
+
+        grad = clip(grad * rescale_grad) + wd * weight
+        state = momentum * state - lr * grad
+        weight += state
+
+    `lazy_update` is accepted for compatibility; arrays are dense here.
+    """
+
+    def __init__(self, momentum=0.0, lazy_update=True, **kwargs):
+        super().__init__(momentum=momentum, **kwargs)
+        self.lazy_update = lazy_update
+
+    def _step_alike(self, indices, weights, grads, states, lrs, wds, master):
+        self._sgd(weights, grads, states, lrs, wds, master, **self._momentum_option())
+
+
+@register
+class ccSGD(SGD):
+    """SGD under its former name."""
+
+
+@register
+class NAG(_Momentum):
+    """Nesterov's accelerated gradient::
+
+        grad = clip(grad * rescale_grad) + wd * weight
+        state = momentum * state - lr * grad
+        weight += momentum * state - lr * grad
+    """
+
+    def _step_alike(self, indices, weights, grads, states, lrs, wds, master):
+        if (states[0][0] if master else states[0]) is None:
+            self._sgd(weights, grads, states, lrs, wds, master)
+            return
+        for weight, grad, state, lr, wd in zip(weights, grads, states, lrs, wds):
+            options = self._options(lr=lr, wd=wd, **self._momentum_option())
+            if master:
+                nd.mp_nag_mom_update(weight, grad, state[0], state[1], out=weight, **options)
+            else:
+                nd.nag_mom_update(weight, grad, state, out=weight, **options)
+
+
+@register
+class Signum(GroupedOptimizer):
+    """Follows only the sign of the gradient, or of its momentum. `wd_lh` is a decay added to the sign's step."""
+
+    def __init__(self, learning_rate=0.01, momentum=0.9, wd_lh=0.0, **kwargs):
+        super().__init__(learning_rate=learning_rate, **kwargs)
+        self.momentum = momentum
+        self.wd_lh = wd_lh
+
+    def create_state(self, index, weight):
+        return zeros_like_state(weight) if self.momentum != 0.0 else None
+
+    def _step_one(self, index, weight, grad, state, lr, wd):
+        options = self._options(lr=lr, wd=wd)
+        if state is None:
+            nd.signsgd_update(weight, grad, out=weight, **options)
+        else:
+            nd.signum_update(weight, grad, state, out=weight, momentum=self.momentum, wd_lh=self.wd_lh, **options)
+
+
+@register
+class SGLD(GroupedOptimizer):
+    """Stochastic gradient Langevin dynamics: half a gradient step plus normal noise of variance lr."""
+
+    def _step_one(self, index, weight, grad, state, lr, wd):
+        grad = self._gradient(grad)
+        weight += -lr / 2 * (grad + wd * weight)
+        weight += random.normal(0, math.sqrt(lr), shape=weight.shape, dtype=dtype_name(weight), ctx=weight.context)
+
+
+@register
+class DCASGD(GroupedOptimizer):
+    """SGD that makes up for delayed gradients with the weight's change since they were computed, times `lamda`."""
+
+    def __init__(self, momentum=0.0, lamda=0.04, **kwargs):
+        super().__init__(**kwargs)
+        self.momentum = momentum
+        self.lamda = lamda
+
+    def create_state(self, index, weight):
+        return (zeros_like_state(weight) if self.momentum != 0.0 else None, weight.copy())
+
+    def _step_one(self, index, weight, grad, state, lr, wd):
+        momentum, previous = state
+        grad = self._gradient(grad)
+        change = -lr * (grad + wd * weight + self.lamda * grad * grad * (weight - previous))
+        if momentum is not None:
+            momentum *= self.momentum
+            momentum += change
+            change = momentum
+        previous[:] = weight
+        weight += change
+
+
+@register
+class LARS(_Momentum):
+    """SGD with a learning rate per layer: lr * eta * |weight| / (|grad| + wd * |weight| + eps).
+
+    Biases, gammas and betas keep the plain rate. With `momentum_correction` the momentum is scaled when the schedule changes
+    the rate from one step to the next.
+    """
+
+    def __init__(self, momentum=0.0, lazy_update=True, eta=0.001, eps=0, momentum_correction=True, **kwargs):
+        super().__init__(momentum=momentum, **kwargs)
+        self.momentum_correction = momentum_correction
+        self.lazy_update = lazy_update
+        self.eta = eta
+        self.eps = eps
+        self.last_lr = None
+        self.cur_lr = None
+        self._rate_update = None  # the update that cur_lr belongs to: all weights of one step see the same two rates
+
+    def _decays(self, name):
+        return name.endswith("_weight")
+
+    def _get_lrs(self, indices):
+        lr = self.learning_rate
+        if self.cur_lr is None:
+            self.last_lr = lr
+        elif self._rate_update != self.num_update:
+            self.last_lr = self.cur_lr
+        self.cur_lr = lr
+        self._rate_update = self.num_update
+        return super()._get_lrs(indices)
+
+    def _is_layer(self, index):
+        return not self.idx2name.get(index, str(index)).endswith(("gamma", "beta", "bias"))
+
+    def _step_alike(self, indices, weights, grads, states, lrs, wds, master):
+        momentum = self.momentum
+        if momentum > 0 and self.momentum_correction and self.last_lr:
+            momentum = momentum * (self.cur_lr / self.last_lr)
+        more = {"momentum": momentum} if self.momentum > 0 else {}
+        layers = [i for i, index in enumerate(indices) if self._is_layer(index)]
+        others = [i for i, index in enumerate(indices) if not self._is_layer(index)]
+        order = layers + others
+        context = weights[0].context
+        rates = nd.array([lrs[i] for i in order], ctx=context, dtype="float32")
+        decays = nd.array([wds[i] for i in order], ctx=context, dtype="float32")
+        if layers:
+            count = len(layers)
+            weight_norms = nd.multi_sum_sq(*[weights[i] for i in layers], num_arrays=count)
+            grad_norms = nd.multi_sum_sq(*[grads[i] for i in layers], num_arrays=count)
+            scaled = rates[:count]
+            nd.multi_lars(
+                scaled, weight_norms, grad_norms, decays[:count], eta=self.eta, eps=self.eps, rescale_grad=self.rescale_grad, out=scaled
+            )
+        arrays = []
+        for i in order:
+            arrays += [weights[i], grads[i]]
+            if master:
+                arrays += [part for part in states[i] if part is not None]
+            elif states[i] is not None:
+                arrays.append(states[i])
+        has_momentum = (states[0][0] if master else states[0]) is not None
+        op = {
+            (False, False): nd.preloaded_multi_sgd_update,
+            (False, True): nd.preloaded_multi_sgd_mom_update,
+            (True, False): nd.preloaded_multi_mp_sgd_update,
+            (True, True): nd.preloaded_multi_mp_sgd_mom_update,
+        }[master, has_momentum]
+        op(*arrays, rates, decays, out=[weights[i] for i in order], num_weights=len(order), **self._options(**more))
+
+
+@register
+class LBSGD(_Momentum):
+    """SGD for large batches: gradients of `batch_scale` updates are averaged, and the rate is raised by a warm-up.
+
+    `warmup_strategy` is "linear", "power2", "sqrt" (over `warmup_epochs` of `updates_per_epoch` updates, up to `batch_scale`
+    times the rate) or "lars" (by the norms of weight and gradient, within 0.01 and 100).
+    """
+
+    def __init__(
+        self,
+        momentum=0.0,
+        multi_precision=False,
+        warmup_strategy="linear",
+        warmup_epochs=5,
+        batch_scale=1,
+        updates_per_epoch=32,
+        begin_epoch=0,
+        num_epochs=60,
+        **kwargs,
+    ):
+        super().__init__(momentum=momentum, multi_precision=multi_precision, **kwargs)
+        logging.info(
+            "LBSGD: batch_scale=%f, warmup_epochs=%d, warmup_strategy=%s, updates_per_epoch=%d",
+            batch_scale, warmup_epochs, warmup_strategy, updates_per_epoch,
+        )  # fmt: skip
+        self.warmup_strategy = warmup_strategy
+        self.warmup_epochs = warmup_epochs
+        self.batch_scale = batch_scale
+        self.updates_per_epoch = updates_per_epoch
+        self.init_updates = begin_epoch * updates_per_epoch
+        self.num_epochs = num_epochs
+        self.cumgrads = {}  # index -> (sum of gradients or None, number of gradients seen)
+
+    def _warmup_factor(self, updates):
+        total = self.warmup_epochs * self.updates_per_epoch
+        rise = float(self.batch_scale) - 1
+        if updates >= total:
+            return 1.0 + rise
+        if total <= 1:
+            return 1.0
+        part = float(updates) / total
+        curve = {"linear": part, "power2": part * part, "sqrt": math.sqrt(part)}
+        return 1.0 + rise * curve.get(self.warmup_strategy, 0.0)
+
+    def update(self, index, weight, grad, state):
+        # The scheduler is asked before the updates are counted.
+        indices, weights, grads, states = as_lists(index, weight, grad, state)
+        lrs, wds = self._get_lrs(indices), self._get_wds(indices)
+        self._update_count(indices)
+        self._step(indices, weights, grads, states, lrs, wds)
+
+    def _step_alike(self, indices, weights, grads, states, lrs, wds, master):
+        for index, weight, grad, state, lr, wd in zip(indices, weights, grads, states, lrs, wds):
+            total, seen = self.cumgrads.get(index, (None, self.init_updates))
+            seen += 1
+            due = seen % self.batch_scale == 0
+            if total is not None:
+                total = total + grad
+            else:
+                total = grad if due else grad.copy()
+            self.cumgrads[index] = (None if due else total, seen)
+            if not due:
+                continue
+            mean = total / self.batch_scale if self.batch_scale != 1 else total
+            if self.warmup_strategy == "lars":
+                self._sgd([weight], [self._lars(weight, mean, wd)], [state], [lr], [0.0], master, plain=True, **self._momentum_option())
+            else:
+                lr *= self._warmup_factor(seen)
+                self._sgd([weight], [mean], [state], [lr], [wd], master, **self._momentum_option())
+
+    def _lars(self, weight, grad, wd):
+        """The gradient, rescaled, clipped and with the decay, times the layer's factor; all on the device."""
+        weight_norm, grad_norm = nd.sum(weight * weight), nd.sum(grad * grad)
+        factor = nd.clip(nd.sqrt(weight_norm / (grad_norm + wd * weight_norm + 1e-18)), 0.01, 100.0)
+        step = self._gradient(grad) + wd * weight
+        return nd.broadcast_mul(step, factor.reshape((1,) * len(weight.shape)))

@@ -1,0 +1,87 @@
+"""An optimizer together with the states of what it updates."""
+
+import pickle
+
+from ..ndarray import NDArray
+from .optimizer import dtype_name
+
+
+def _move(state, context):
+    """A state (an array, None, or a nested tuple or list of these) on another device."""
+    if isinstance(state, NDArray):
+        return state.as_in_context(context)
+    if isinstance(state, (tuple, list)):
+        return type(state)(_move(part, context) for part in state)
+    return state
+
+
+class Updater:
+    """A function `updater(index, grad, weight)` that makes states as they are needed and applies the optimizer.
+
+    `index`, `grad` and `weight` are single ones, or lists of weights that lie on one device. States loaded by `set_states` go to
+    where the weight lies when they are first used.
+    """
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+        self.states = {}
+        self.states_synced = {}
+
+    @property
+    def aggregate_updates(self):
+        return self.optimizer.aggregate_num > 0
+
+    def __call__(self, index, grad, weight):
+        if isinstance(index, (list, tuple)):
+            indices, grads, weights = list(index), list(grad), list(weight)
+        else:
+            indices, grads, weights = [index], [grad], [weight]
+        if not len(indices) == len(grads) == len(weights):
+            raise ValueError(f"Updater: {len(indices)} indices, {len(grads)} gradients and {len(weights)} weights do not belong together")
+        if not weights:
+            return
+        indices = [i.decode("utf-8") if isinstance(i, bytes) else i for i in indices]
+        self.optimizer._set_current_context(weights[0].context.device_id)
+        for i, w in zip(indices, weights):
+            self._prepare(i, w)
+        if not self.aggregate_updates:
+            for i, w, g in zip(indices, weights, grads):
+                self.optimizer.update_multi_precision(i, w, g, self.states[i])
+            return
+        by_dtype = {}
+        for i, w, g in zip(indices, weights, grads):
+            by_dtype.setdefault(dtype_name(w), []).append((i, w, g))
+        size = self.optimizer.aggregate_num
+        for group in by_dtype.values():
+            for begin in range(0, len(group), size):
+                some_indices, some_weights, some_grads = (list(part) for part in zip(*group[begin : begin + size]))
+                self.optimizer.update_multi_precision(some_indices, some_weights, some_grads, [self.states[i] for i in some_indices])
+
+    def _prepare(self, index, weight):
+        if index not in self.states:
+            self.states[index] = self.optimizer.create_state_multi_precision(index, weight)
+        elif not self.states_synced[index]:
+            self.states[index] = self.sync_state_context(self.states[index], weight.context)
+        self.states_synced[index] = True
+
+    def sync_state_context(self, state, context):
+        """The state on that device; parts that are there already are kept."""
+        return _move(state, context)
+
+    def set_states(self, states):
+        """Takes over what `get_states` returned. The bytes are a pickle: load only what you trust."""
+        loaded = pickle.loads(states)
+        if isinstance(loaded, tuple) and len(loaded) == 2:
+            self.states, self.optimizer = loaded
+        else:
+            self.states = loaded
+        self.states_synced = dict.fromkeys(self.states, False)
+
+    def get_states(self, dump_optimizer=False):
+        """The states as bytes, with the optimizer itself if `dump_optimizer`."""
+        return pickle.dumps((self.states, self.optimizer) if dump_optimizer else self.states)
+
+
+def get_updater(optimizer):
+    """An Updater of that optimizer."""
+    return Updater(optimizer)
