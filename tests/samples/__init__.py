@@ -1,0 +1,1 @@
+"""Sample inputs of every op, one file a family."""

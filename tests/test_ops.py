@@ -1,0 +1,219 @@
+"""Every op of the registry, by enumeration, on the samples of tests/samples."""
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import _core, autograd
+from samples.base import all_samples
+
+SAMPLES = all_samples()
+OPS = sorted(_core.list_ops())
+CASES = [
+    pytest.param(name, sample, id=f"{name}-{sample.name or index}")
+    for name in OPS
+    for index, sample in enumerate(SAMPLES.get(name, []))
+]
+
+
+def call(name, arrays, params, **more):
+    result = _core.op(name)(*arrays, **(params or {}), **more)
+    return list(result) if isinstance(result, (list, tuple)) else [result]
+
+
+def place(sample, dtype, ctx=None, seed=0):
+    ctx = ctx or mx.cpu(0)
+    arrays = []
+    for i, values in enumerate(sample.arrays(dtype, seed)):
+        kind = dtype if sample.made(i) else values.dtype
+        arrays.append(mx.nd.array(values, ctx=ctx, dtype=kind))
+    return arrays
+
+
+def wide(array):
+    """As NumPy, floats widened to float64."""
+    values = array.asnumpy()
+    return values.astype(np.float64) if values.dtype.kind == "f" else values
+
+
+def mode(sample):
+    return autograd.train_mode() if sample.train else autograd.predict_mode()
+
+
+def draws_random(name):
+    return "random" in _core.op_info(name)["flags"]
+
+
+def same_bits(a, b):
+    a, b = a.asnumpy(), b.asnumpy()
+    return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+
+
+def test_every_op_has_samples():
+    missing = [name for name in OPS if not SAMPLES.get(name)]
+    assert not missing, f"ops without samples: {missing}"
+
+
+def test_samples_belong_to_ops():
+    unknown = sorted(set(SAMPLES) - set(OPS))
+    assert not unknown, f"samples of ops that do not exist: {unknown}"
+
+
+@pytest.mark.parametrize("name, sample", CASES)
+def test_value(name, sample):
+    for dtype in sample.dtypes:
+        arrays = place(sample, dtype)
+        before = [wide(a) for a in arrays]
+        with mode(sample):
+            outputs = call(name, arrays, sample.params)
+        for output in outputs:
+            output.wait_to_read()
+        if sample.reference is None:
+            continue
+        expected = sample.reference(*before, **(sample.params or {}))
+        expected = list(expected) if isinstance(expected, (tuple, list)) else [expected]
+        assert len(expected) <= len(outputs)
+        rtol, atol = sample.tolerance(dtype)
+        for output, wanted in zip(outputs, expected):
+            wanted = np.asarray(wanted)
+            assert output.shape == wanted.shape, f"{dtype}: shape {output.shape}, expected {wanted.shape}"
+            np.testing.assert_allclose(wide(output).astype(np.float64), wanted.astype(np.float64), rtol=rtol, atol=atol, err_msg=dtype)
+
+
+def cotangents(outputs, seed):
+    random = np.random.RandomState(seed)
+    return [mx.nd.array(random.uniform(-1, 1, o.shape), ctx=o.context, dtype=o.dtype) if np.dtype(o.dtype).kind == "f" else None for o in outputs]
+
+
+def projected(name, sample, arrays, heads=None):
+    """sum over outputs of <output, cotangent>, a one-element array, and the cotangents used."""
+    outputs = call(name, arrays, sample.params)
+    heads = heads or cotangents(outputs, 7)
+    total = None
+    for output, head in zip(outputs, heads):
+        if head is None:
+            continue
+        term = mx.nd.sum(output * head)
+        total = term if total is None else total + term
+    return total, heads
+
+
+def differences(function, arrays, index, gradient, step, rtol, atol, what):
+    """Compares <gradient, v> with the central difference along random directions v."""
+    random = np.random.RandomState(11)
+    base = arrays[index].asnumpy()
+    for _ in range(2):
+        direction = random.uniform(-1, 1, base.shape)
+        values = []
+        for sign in (1, -1):
+            moved = list(arrays)
+            moved[index] = mx.nd.array(base + sign * step * direction, ctx=arrays[index].context, dtype="float64")
+            values.append(float(function(moved).asscalar()))
+        numeric = (values[0] - values[1]) / (2 * step)
+        analytic = float((gradient * direction).sum())
+        assert abs(numeric - analytic) <= atol + rtol * max(abs(numeric), abs(analytic)), f"{what}: difference {numeric}, gradient {analytic}"
+
+
+@pytest.mark.parametrize("name, sample", [c for c in CASES if c.values[1].gradient_inputs()])
+def test_gradient(name, sample):
+    arrays = place(sample, "float64")
+    wanted = sample.gradient_inputs()
+    for i in wanted:
+        arrays[i].attach_grad()
+    mx.random.seed(3)
+    with autograd.record(train_mode=sample.train):
+        total, heads = projected(name, sample, arrays)
+    total.backward()
+
+    def function(moved):
+        mx.random.seed(3)
+        with mode(sample):
+            return projected(name, sample, moved, heads)[0]
+
+    for i in wanted:
+        if arrays[i].size:
+            differences(function, arrays, i, arrays[i].grad.asnumpy(), 1e-5, 2e-4, 1e-6, f"{name}, input {i}")
+
+
+@pytest.mark.parametrize("name, sample", [c for c in CASES if c.values[1].grad2 and c.values[1].gradient_inputs()])
+def test_gradient_of_gradient(name, sample):
+    arrays = place(sample, "float64")
+    wanted = sample.gradient_inputs()
+    _, heads = projected(name, sample, arrays)
+
+    def gradient_sum(values, create):
+        mx.random.seed(3)
+        with autograd.record(train_mode=sample.train):
+            total, _ = projected(name, sample, values, heads)
+            gradients = autograd.grad(total, [values[i] for i in wanted], create_graph=create, retain_graph=True)
+            result = None
+            for k, gradient in enumerate(gradients):
+                weight = mx.nd.array(np.random.RandomState(20 + k).uniform(-1, 1, gradient.shape), dtype="float64")
+                term = mx.nd.sum(gradient * weight)
+                result = term if result is None else result + term
+        return result
+
+    for i in wanted:
+        arrays[i].attach_grad()
+    gradient_sum(arrays, True).backward()
+    second = [arrays[i].grad.asnumpy() for i in wanted]
+
+    def function(moved):
+        for i in wanted:
+            moved[i] = moved[i].copy()
+            moved[i].attach_grad()
+        return gradient_sum(moved, False)
+
+    for k, i in enumerate(wanted):
+        if arrays[i].size:
+            differences(function, arrays, i, second[k], 1e-5, 1e-3, 1e-5, f"second gradient of {name}, input {i}")
+
+
+@pytest.mark.parametrize("name, sample", CASES)
+def test_hybridized_equals_eager(name, sample):
+    dtype = sample.dtypes[0] if sample.dtypes else "float32"
+    if "dynamic" in _core.op_info(name)["flags"]:
+        pytest.skip("the output shape depends on values")
+    mx.random.seed(5)
+    arrays = place(sample, dtype)
+    with mode(sample):
+        eager = call(name, arrays, sample.params)
+    mx.random.seed(5)
+    arrays = place(sample, dtype)
+    if not arrays:
+        pytest.skip("no inputs to trace from")
+    compiled = _core.CachedOp(lambda *traced: call(name, traced, sample.params), {})
+    with mode(sample):
+        hybrid = list(compiled(*arrays))
+    assert len(eager) == len(hybrid)
+    for one, other in zip(eager, hybrid):
+        assert same_bits(one, other)
+
+
+@pytest.mark.parametrize("name, sample", CASES)
+def test_another_device_gives_the_same_bits(name, sample):
+    if not sample.inputs:
+        pytest.skip("the device is a parameter")
+    results = []
+    for ctx in (mx.cpu(0), mx.cpu(1)):
+        mx.random.seed(5)
+        arrays = place(sample, sample.dtypes[0] if sample.dtypes else "float32", ctx)
+        with mode(sample):
+            results.append(call(name, arrays, sample.params))
+        assert all(output.context == ctx for output in results[-1]) or name == "_copyto"
+    for one, other in zip(*results):
+        assert same_bits(one, other)
+
+
+@pytest.mark.parametrize("name", [n for n in OPS if SAMPLES.get(n)])
+def test_misuse_is_an_error(name):
+    sample = SAMPLES[name][0]
+    arrays = place(sample, sample.dtypes[0] if sample.dtypes else "float32")
+    with pytest.raises((TypeError, mx.base.MXNetError)):
+        call(name, arrays, dict(sample.params or {}, no_such_parameter=1))
+    if not _core.op_info(name)["variadic"]:
+        with pytest.raises((TypeError, mx.base.MXNetError)):
+            call(name, arrays + [mx.nd.ones((1,))] * 9, sample.params)
+    if len(arrays) > 1 and "copy" not in _core.op_info(name)["flags"]:
+        with pytest.raises(mx.base.MXNetError, match=r"cpu\(1\)"):
+            call(name, arrays[:-1] + [arrays[-1].copyto(mx.cpu(1))], sample.params)
