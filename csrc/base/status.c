@@ -26,8 +26,15 @@ mpg_status mpg_fail_prefix(mpg_status code, const char *format, ...) {
   int length = vsnprintf(text, sizeof text, format, args);
   va_end(args);
   if (length < 0) length = 0;
-  if ((size_t)length < sizeof text)
-    snprintf(text + length, sizeof text - (size_t)length, ": %s", error_text);
+  if ((size_t)length < sizeof text) { /* cut off where the buffer ends */
+    size_t left = sizeof text - (size_t)length, present = strlen(error_text);
+    if (left > 3) {
+      if (present > left - 3) present = left - 3;
+      memcpy(text + length, ": ", 2);
+      memcpy(text + length + 2, error_text, present);
+      text[(size_t)length + 2 + present] = 0;
+    }
+  }
   memcpy(error_text, text, sizeof text);
   return code;
 }

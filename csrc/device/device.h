@@ -136,8 +136,6 @@ mpg_status mpg_device_get(mpg_device_id id, mpg_device **device);
 int mpg_device_count(void);               /* opened so far */
 mpg_device *mpg_device_at(int ordinal);
 int mpg_gpu_count(void);                  /* GPUs that could be opened; 0 without driver or library */
-/* Sets backend->kernels of the CPU backends: called once at start by whoever links the kernels. */
-void mpg_device_set_cpu_kernels(const void *kernels); /* borrowed, must outlive the process */
 static inline const char *mpg_device_text(const mpg_device *device) { return device->text; }
 
 /* Threads per CPU device: n >= 1 fixes it for all; 0 shares the machine's cores out among the CPU devices opened. */

@@ -14,9 +14,10 @@
 
 typedef struct mpg_storage {
   int32_t references;
-  uint32_t version;
+  uint32_t version; /* 0: never written, so whatever work the block's uses tell of was not for this storage */
   mpg_device *device;
   mpg_block block;
+  size_t size; /* bytes asked for */
   void (*release)(void *owner); /* memory from outside: called instead of freeing, when no queued work uses it */
   void *owner;
 } mpg_storage;
@@ -32,6 +33,9 @@ mpg_status mpg_storage_create(mpg_device *device, size_t size, bool host_access,
 mpg_status mpg_storage_wrap(mpg_device *device, void *memory, size_t size, void (*release)(void *), void *owner, mpg_storage **storage);
 static inline void mpg_storage_retain(mpg_storage *storage) { storage->references++; }
 void mpg_storage_destroy(mpg_storage *storage);
+/* Releases the owners of outside memory that queued work still used when its storage went away; those whose work is done.
+ * Creating, wrapping and destroying storages does it too. */
+void mpg_storage_collect(void);
 static inline void mpg_storage_release(mpg_storage *storage) {
   if (--storage->references == 0) mpg_storage_destroy(storage);
 }
@@ -66,10 +70,19 @@ mpg_status mpg_tensor_copy_to_host(const mpg_tensor *tensor, void *host);
 mpg_status mpg_tensor_copy_from_host(mpg_tensor *tensor, const void *host);
 
 /* The points queued work on `device` must wait for before it reads (writes) the storage: appended to points[*count]; at
- * most 1 (1 + MPG_FOREIGN_READS). Own-device order needs no waiting, but its last write is listed for failures. */
+ * most 1 (MPG_FOREIGN_READS). Own-device order needs no waiting, but for a reader the last write is listed for failures. */
 void mpg_storage_read_points(const mpg_storage *storage, const mpg_device *device, mpg_point *points, int *count);
 void mpg_storage_write_points(const mpg_storage *storage, const mpg_device *device, mpg_point *points, int *count);
-/* Tells the storage that work at `tick` of `device` reads (writes) it. Only its own device writes. */
+/* The same for a tensor to be written as a whole: where it is only part of its storage, what the rest holds is kept, so a
+ * failure of the last write is inherited. At most 1 + MPG_FOREIGN_READS points. */
+void mpg_tensor_write_points(const mpg_tensor *tensor, const mpg_device *device, mpg_point *points, int *count);
+/* The failure of the work that wrote the storage, when that is known already; MPG_OK for storages never written. */
+static inline mpg_status mpg_storage_failure(const mpg_storage *storage) {
+  if (!atomic_load_explicit(&storage->device->failed, memory_order_acquire) || !storage->version) return MPG_OK;
+  return mpg_device_failure(storage->device, storage->block.uses.write);
+}
+/* Tells the storage that work at `tick` of `device` reads (writes) it. Only its own device writes. Tick 0: written at once, in
+ * this thread. Adding a read may wait where many devices read (host lock given up), and does not fail. */
 mpg_status mpg_storage_add_read(mpg_storage *storage, mpg_device *device, mpg_tick tick);
 static inline void mpg_storage_add_write(mpg_storage *storage, mpg_tick tick) {
   storage->block.uses.write = tick;

@@ -1,0 +1,305 @@
+#include "device/device.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/host.h"
+#include "base/memory.h"
+#include "device/internal.h"
+#include "device/pool.h"
+
+enum { RECENT = 2048 /* submissions that may be queued on a device before mpg_device_make_room waits */ };
+
+/* Runtime state: the device table and the settings. Host lock. */
+static struct {
+  mpg_device **devices;
+  size_t capacity;
+  int count;
+  int fixed_threads; /* per CPU device; 0: cores are shared out */
+  mpg_engine_mode mode;
+  bool initialized, shut_down, fork_prepared;
+} table;
+
+/* --- Table ------------------------------------------------------------------------------------------------------------ */
+
+int mpg_device_count(void) { return table.count; }
+mpg_device *mpg_device_at(int ordinal) { return table.devices[ordinal]; }
+int mpg_gpu_count(void) { return 0; }
+
+static void share_threads(void) {
+  int cpus = 0;
+  for (int i = 0; i < table.count; i++) cpus += table.devices[i]->id.type == MPG_CPU;
+  int threads = table.fixed_threads ? table.fixed_threads : mpg_machine_cores() / (cpus ? cpus : 1);
+  if (threads < 1) threads = 1;
+  for (int i = 0; i < table.count; i++)
+    if (table.devices[i]->id.type == MPG_CPU)
+      atomic_store_explicit(&table.devices[i]->num_threads, threads, memory_order_relaxed);
+}
+
+mpg_status mpg_device_set_threads(int n) {
+  if (n < 0 || n > 4096) return mpg_fail(MPG_VALUE_ERROR, "threads per CPU device must be 1 to 4096, or 0 to share the cores out; got %d", n);
+  table.fixed_threads = n;
+  share_threads();
+  return MPG_OK;
+}
+
+static mpg_status open_cpu(int32_t index, mpg_device **result) {
+  mpg_status status = mpg_grow((void **)&table.devices, &table.capacity, (size_t)table.count + 1, sizeof(mpg_device *));
+  if (status != MPG_OK) return status;
+  mpg_device *device = mpg_aligned_malloc(_Alignof(mpg_device), sizeof *device);
+  if (!device) return mpg_out_of_host_memory(sizeof *device);
+  memset(device, 0, sizeof *device);
+  device->id = (mpg_device_id){MPG_CPU, index};
+  device->ordinal = table.count;
+  device->backend = table.mode == MPG_ENGINE_SHUFFLE ? &mpg_shuffle_backend : &mpg_cpu_backend;
+  snprintf(device->text, sizeof device->text, "cpu(%d)", index);
+  device->recent = mpg_calloc(RECENT, sizeof *device->recent);
+  if (!device->recent) {
+    status = mpg_out_of_host_memory(RECENT * sizeof *device->recent);
+    goto fail;
+  }
+  MPG_GOTO(mpg_failures_open(device));
+  MPG_GOTO(mpg_pool_create(device, &device->pool));
+  MPG_GOTO(device->backend->open(device));
+  table.devices[table.count++] = device;
+  share_threads();
+  *result = device;
+  return MPG_OK;
+fail:
+  mpg_free(device->backend_state); /* no worker has been started */
+  mpg_pool_destroy(device->pool);
+  mpg_failures_close(device);
+  mpg_free(device->recent);
+  mpg_free(device);
+  return status;
+}
+
+mpg_status mpg_device_get(mpg_device_id id, mpg_device **device) {
+  if (id.type == MPG_CPU_PINNED || id.type == MPG_CPU_SHARED) id.type = MPG_CPU;
+  for (int i = 0; i < table.count; i++) {
+    mpg_device *known = table.devices[i];
+    if (known->id.index == id.index && known->id.type == id.type) {
+      *device = known;
+      return MPG_OK;
+    }
+  }
+  if (id.index < 0) return mpg_fail(MPG_ERROR, "there is no device of index %d: indices start at 0", id.index);
+  if (id.type == MPG_CPU) return open_cpu(id.index, device);
+  if (id.type == MPG_GPU)
+    return mpg_fail(MPG_ERROR, "gpu(%d) cannot be opened: this build of mpgluon has no GPU backend, so use mx.cpu(i)", id.index);
+  return mpg_fail(MPG_ERROR, "there is no device type of number %d", id.type);
+}
+
+/* --- Submission --------------------------------------------------------------------------------------------------------- */
+
+mpg_status mpg_device_make_room(mpg_device *device) {
+  if (device->submissions < RECENT) return MPG_OK;
+  if (mpg_tick_reached(device, device->recent[device->submissions % RECENT])) return MPG_OK;
+  return mpg_point_wait((mpg_point){.device = device, .tick = device->recent[(device->submissions + RECENT / 2) % RECENT]});
+}
+
+static void discard(const mpg_submission *submission) {
+  if (submission->discard) submission->discard((void *)submission->payload);
+}
+
+static mpg_status refuse_after_shutdown(const mpg_device *device) {
+  return mpg_fail(MPG_ERROR, "%s takes no more work: mpgluon has been shut down", device->text);
+}
+
+/* On success device->submitted has moved on. */
+static mpg_status enqueue(mpg_device *device, const mpg_submission *submission) {
+  mpg_submission work = *submission;
+  if (work.ticks == 0) work.ticks = 1;
+  MPG_TRY(device->backend->enqueue(device, &work, device->submitted + 1));
+  device->submitted += work.ticks;
+  return MPG_OK;
+}
+
+static void publish(mpg_device *device) {
+  device->recent[device->submissions++ % RECENT] = device->submitted;
+  device->backend->publish(device);
+}
+
+static mpg_status finish_now(mpg_device *device, mpg_tick tick) {
+  mpg_tick_wait(device, tick, true);
+  return mpg_device_failure(device, tick);
+}
+
+mpg_status mpg_device_submit(mpg_device *device, const mpg_submission *submission, mpg_tick *tick) {
+  mpg_status status = table.shut_down ? refuse_after_shutdown(device) : mpg_device_make_room(device);
+  if (status == MPG_OK) status = enqueue(device, submission);
+  if (status != MPG_OK) {
+    discard(submission);
+    return status;
+  }
+  publish(device);
+  mpg_tick last = device->submitted;
+  if (tick) *tick = last;
+  return table.mode == MPG_ENGINE_SYNC ? finish_now(device, last) : MPG_OK;
+}
+
+mpg_status mpg_device_submit_together(mpg_device *const *devices, const mpg_submission *submissions, int count, mpg_tick *ticks) {
+  enum { MANY = 64 };
+  mpg_tick few[MANY], *last = few;
+  mpg_status status = MPG_OK;
+  int queued = 0;
+  if (count > 0 && table.shut_down) MPG_GOTO(refuse_after_shutdown(devices[0]));
+  if (count > MANY) {
+    last = mpg_malloc((size_t)count * sizeof *last);
+    if (!last) MPG_GOTO(mpg_out_of_host_memory((size_t)count * sizeof *last));
+  }
+  for (; queued < count; queued++) {
+    MPG_GOTO(enqueue(devices[queued], &submissions[queued]));
+    last[queued] = devices[queued]->submitted;
+  }
+  for (int i = 0; i < count; i++) publish(devices[i]);
+  if (ticks && count > 0) memcpy(ticks, last, (size_t)count * sizeof *ticks);
+  if (table.mode == MPG_ENGINE_SYNC) {
+    for (int i = 0; i < count; i++) mpg_tick_wait(devices[i], last[i], true);
+    for (int i = 0; i < count && status == MPG_OK; i++) status = mpg_device_failure(devices[i], last[i]);
+  }
+  if (last != few) mpg_free(last);
+  return status;
+
+fail:
+  for (int i = 0; i < queued; i++) {
+    devices[i]->submitted -= submissions[i].ticks ? submissions[i].ticks : 1;
+    devices[i]->backend->retract(devices[i]);
+  }
+  for (int i = 0; i < count; i++) discard(&submissions[i]);
+  if (last != few) mpg_free(last);
+  return status;
+}
+
+/* --- Scratch -------------------------------------------------------------------------------------------------------------- */
+
+static size_t scratch_total(const mpg_device *device) {
+  size_t total = 0;
+  for (int i = 0; i < MPG_SCRATCH_SLOTS; i++) total += device->scratch[i].size;
+  return total;
+}
+
+static void free_slot(mpg_device *device, mpg_scratch_slot slot) {
+  if (!device->scratch[slot].size) return;
+  device->backend->free(device, device->scratch[slot].memory, device->scratch[slot].size);
+  device->scratch[slot].memory = NULL;
+  device->scratch[slot].size = 0;
+  mpg_pool_resize_scratch(device->pool, scratch_total(device)); /* shrinking cannot fail */
+}
+
+void mpg_device_free_scratch(mpg_device *device) {
+  for (int i = 0; i < MPG_SCRATCH_SLOTS; i++) free_slot(device, (mpg_scratch_slot)i);
+}
+
+void *mpg_device_scratch_slot(mpg_device *device, mpg_scratch_slot slot, size_t size) {
+  _Static_assert(sizeof device->scratch / sizeof device->scratch[0] == MPG_SCRATCH_SLOTS, "a buffer for each slot");
+  if (size <= device->scratch[slot].size && device->scratch[slot].memory) return device->scratch[slot].memory;
+  size_t rounded, total;
+  free_slot(device, slot);
+  if (!mpg_size_add(size ? size : 1, 4095, &rounded) || !mpg_size_add(rounded &= ~(size_t)4095, scratch_total(device), &total)) {
+    mpg_fail(MPG_DEVICE_OUT_OF_MEMORY, "%s is out of memory: asked for %zu bytes of scratch", device->text, size);
+    return NULL;
+  }
+  if (mpg_pool_resize_scratch(device->pool, total) != MPG_OK) return NULL;
+  if (device->backend->allocate(device, rounded, &device->scratch[slot].memory) != MPG_OK) {
+    device->scratch[slot].memory = NULL;
+    mpg_pool_resize_scratch(device->pool, scratch_total(device));
+    return NULL;
+  }
+  device->scratch[slot].size = rounded;
+  return device->scratch[slot].memory;
+}
+
+/* --- Modes, fork, exit ------------------------------------------------------------------------------------------------------ */
+
+mpg_engine_mode mpg_engine_get_mode(void) { return table.mode; }
+
+mpg_status mpg_engine_set_mode(mpg_engine_mode mode, uint64_t seed) {
+  for (int i = 0; i < table.count; i++)
+    MPG_TRY(mpg_point_wait((mpg_point){.device = table.devices[i], .tick = table.devices[i]->submitted}));
+  const mpg_backend *backend = mode == MPG_ENGINE_SHUFFLE ? &mpg_shuffle_backend : &mpg_cpu_backend;
+  if (mode == MPG_ENGINE_SHUFFLE) mpg_shuffle_seed(seed);
+  for (int i = 0; i < table.count; i++)
+    if (table.devices[i]->id.type == MPG_CPU && mode == MPG_ENGINE_SHUFFLE) MPG_TRY(backend->open(table.devices[i]));
+  for (int i = 0; i < table.count; i++)
+    if (table.devices[i]->id.type == MPG_CPU) table.devices[i]->backend = backend;
+  table.mode = mode;
+  return MPG_OK;
+}
+
+/* A forked child has no workers. So all work is finished before, and locks are held across: the child starts clean. */
+static void before_fork(void) {
+  if (mpg_worker_device()) return; /* running work forks: its own device will not get idle */
+  for (int i = 0; i < table.count; i++) mpg_tick_wait(table.devices[i], table.devices[i]->submitted, false);
+  for (int i = 0; i < table.count; i++) {
+    mpg_failures_fork_prepare(table.devices[i]);
+    table.devices[i]->backend->fork_prepare(table.devices[i]);
+  }
+  table.fork_prepared = true;
+}
+
+static void after_fork(bool child) {
+  if (!table.fork_prepared) {
+    if (child) table.shut_down = true;
+    return;
+  }
+  table.fork_prepared = false;
+  for (int i = table.count - 1; i >= 0; i--) {
+    table.devices[i]->backend->fork_done(table.devices[i], child);
+    mpg_failures_fork_done(table.devices[i], child);
+  }
+}
+static void after_fork_in_parent(void) { after_fork(false); }
+static void after_fork_in_child(void) { after_fork(true); }
+
+/* An integer setting; absent or empty: *value stays. */
+static mpg_status setting(const char *name, long long low, long long high, long long *value) {
+  const char *text = getenv(name);
+  if (!text || !*text) return MPG_OK;
+  char *end;
+  errno = 0;
+  long long parsed = strtoll(text, &end, 10);
+  if (errno || *end || parsed < low || parsed > high)
+    return mpg_fail(MPG_VALUE_ERROR, "environment variable %s is '%.80s'; it must be a whole number from %lld to %lld", name, text, low, high);
+  *value = parsed;
+  return MPG_OK;
+}
+
+static mpg_status read_settings(void) {
+  long long threads = 0, seed = 0;
+  MPG_TRY(setting("MPGLUON_CPU_THREADS", 0, 4096, &threads));
+  MPG_TRY(setting("MPGLUON_ENGINE_SEED", 0, INT64_MAX, &seed));
+  mpg_engine_mode mode = MPG_ENGINE_ASYNC;
+  const char *engine = getenv("MPGLUON_ENGINE"), *mxnet = getenv("MXNET_ENGINE_TYPE");
+  if (engine && *engine) {
+    if (strcmp(engine, "sync") == 0)
+      mode = MPG_ENGINE_SYNC;
+    else if (strcmp(engine, "shuffle") == 0)
+      mode = MPG_ENGINE_SHUFFLE;
+    else if (strcmp(engine, "async") != 0)
+      return mpg_fail(MPG_VALUE_ERROR, "environment variable MPGLUON_ENGINE is '%.80s'; it must be async, sync or shuffle", engine);
+  } else if (mxnet && strcmp(mxnet, "NaiveEngine") == 0) {
+    mode = MPG_ENGINE_SYNC;
+  }
+  table.fixed_threads = (int)threads;
+  return mpg_engine_set_mode(mode, (uint64_t)seed);
+}
+
+mpg_status mpg_device_init(void) {
+  if (table.initialized) return MPG_OK;
+  MPG_TRY(read_settings());
+  if (pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) != 0 || atexit(mpg_device_shutdown) != 0)
+    return mpg_out_of_host_memory(0);
+  table.initialized = true;
+  return MPG_OK;
+}
+
+void mpg_device_shutdown(void) {
+  if (table.shut_down) return;
+  table.shut_down = true;
+  for (int i = 0; i < table.count; i++) table.devices[i]->backend->stop(table.devices[i]);
+  for (int i = 0; i < table.count; i++) table.devices[i]->backend->close(table.devices[i]);
+}

@@ -1,0 +1,68 @@
+/* What the files of csrc/device share among themselves; nobody above includes it.
+ *
+ * Failures: per device, ranges of ticks that failed, each with a cause; a cause is shared by all ranges it spread to.
+ * Tasks: a submission as the backends keep it. Threads: as said at each function.
+ */
+#ifndef MPG_DEVICE_INTERNAL_H
+#define MPG_DEVICE_INTERNAL_H
+
+#include "device/device.h"
+
+extern const mpg_backend mpg_cpu_backend, mpg_shuffle_backend;
+
+/* --- Failures (failure.c). Any thread. ---------------------------------------------------------------------------- */
+typedef struct mpg_cause mpg_cause; /* lives as long as the process */
+
+mpg_status mpg_failures_open(mpg_device *device);
+void mpg_failures_close(mpg_device *device); /* of a device that could not be opened */
+const mpg_cause *mpg_failures_find(mpg_device *device, mpg_tick tick); /* NULL: that tick did not fail */
+void mpg_failures_add(mpg_device *device, mpg_tick first, mpg_tick last, const mpg_cause *cause);
+mpg_status mpg_failures_report(const mpg_cause *cause);                /* sets the error text; marks as reported */
+const mpg_cause *mpg_failures_unreported(mpg_device *device);          /* the first one; all are marked as reported. NULL: none */
+void mpg_failures_forget_passed_on(void); /* this thread begins other work: it passes on what it asks for from now */
+void mpg_failures_fork_prepare(mpg_device *device);
+void mpg_failures_fork_done(mpg_device *device, bool child);
+
+/* --- Running tasks (task.c). By whoever runs the device's work. ---------------------------------------------------- */
+typedef struct mpg_task {
+  mpg_submission submission; /* payload and points are the queue's own copies */
+  mpg_tick first_tick;
+  bool inputs_checked; /* its points have been reached and looked at for failures */
+} mpg_task;
+
+static inline mpg_tick mpg_task_last_tick(const mpg_task *task) { return task->first_tick + task->submission.ticks - 1; }
+
+/* Goes on with a task whose points are reached. False: suspended, to be called again when *blocked_on is reached. True:
+ * done, failures recorded and payload discarded; the caller stores `completed`. */
+bool mpg_task_advance(mpg_device *device, mpg_task *task, mpg_point *blocked_on);
+/* Instead of running: discards and records a failure saying so. Not advanced to `completed`. */
+void mpg_task_drop(mpg_device *device, mpg_task *task);
+
+/* The device whose work this thread is running as its worker, or NULL. */
+mpg_device *mpg_worker_device(void);
+void mpg_worker_set_device(mpg_device *device);
+
+/* --- Waiting (wait.c) --------------------------------------------------------------------------------------------- */
+static inline void mpg_cpu_pause(void) {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield");
+#endif
+}
+/* Spins until the tick is reached or `ns` have passed. True when reached. Any thread. */
+bool mpg_tick_spin(const mpg_device *device, mpg_tick tick, int64_t ns);
+/* Waits however long it takes. Host lock: given up while blocking if `give_up_lock`. No interrupts. */
+void mpg_tick_wait(mpg_device *device, mpg_tick tick, bool give_up_lock);
+int64_t mpg_spin_limit_ns(void); /* the longest spin that pays here: 0 on one core */
+
+/* --- The shuffled order (mock.c) ------------------------------------------------------------------------------------ */
+void mpg_shuffle_seed(uint64_t seed);
+
+/* --- Pool and profiler ---------------------------------------------------------------------------------------------- */
+/* Accounts for the device's scratch buffers being `size` bytes together. By whoever runs the device's work. */
+mpg_status mpg_pool_resize_scratch(mpg_pool *pool, size_t size);
+/* Frees the device's scratch buffers: host lock, device idle. */
+void mpg_device_free_scratch(mpg_device *device);
+
+#endif

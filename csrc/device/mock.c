@@ -1,0 +1,259 @@
+/* The shuffled order: a backend without workers, for tests. Tasks are kept until somebody waits; then the waiting thread
+ * runs them one by one, each time drawing among the devices whose next task may run. So whatever relies on more than
+ * the points it was given shows, reproducibly. Memory and copies are the CPU backend's.
+ */
+#include <errno.h>
+#include <omp.h>
+#include <pthread.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+#include "base/philox.h"
+#include "device/internal.h"
+
+typedef struct kept_task {
+  struct kept_task *next;
+  mpg_point blocked_on; /* device NULL: not suspended */
+  mpg_task task;        /* points and payload follow */
+} kept_task;
+
+typedef struct task_list {
+  kept_task *first, **last;
+} task_list;
+
+typedef struct shuffle_queue {
+  mpg_device *device;
+  task_list published, enqueued;
+} shuffle_queue;
+
+/* Runtime state: all devices' queues, under one lock. One thread at a time runs tasks. */
+static struct {
+  pthread_mutex_t lock;
+  pthread_cond_t changed;
+  shuffle_queue **queues; /* by ordinal; NULL: not opened here */
+  size_t capacity, count;
+  bool running;
+  int forking;
+  uint64_t seed, draws;
+} shuffle = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+
+void mpg_shuffle_seed(uint64_t seed) {
+  pthread_mutex_lock(&shuffle.lock);
+  shuffle.seed = seed;
+  shuffle.draws = 0;
+  pthread_mutex_unlock(&shuffle.lock);
+}
+
+static void clear(task_list *list) { *list = (task_list){.first = NULL, .last = &list->first}; }
+
+static void append(task_list *list, kept_task *task) {
+  task->next = NULL;
+  *list->last = task;
+  list->last = &task->next;
+}
+
+static kept_task *take_first(task_list *list) {
+  kept_task *task = list->first;
+  list->first = task->next;
+  if (!list->first) list->last = &list->first;
+  return task;
+}
+
+static shuffle_queue *queue_of(const mpg_device *device) { return shuffle.queues[device->ordinal]; }
+
+static mpg_status shuffle_open(mpg_device *device) {
+  if (!device->backend_state) MPG_TRY(mpg_cpu_backend.open(device));
+  size_t ordinal = (size_t)device->ordinal;
+  if (ordinal < shuffle.count && shuffle.queues[ordinal]) return MPG_OK;
+  shuffle_queue *queue = mpg_malloc(sizeof *queue);
+  if (!queue) return mpg_out_of_host_memory(sizeof *queue);
+  queue->device = device;
+  clear(&queue->published);
+  clear(&queue->enqueued);
+  pthread_mutex_lock(&shuffle.lock);
+  mpg_status status = mpg_grow((void **)&shuffle.queues, &shuffle.capacity, ordinal + 1, sizeof(shuffle_queue *));
+  if (status == MPG_OK) {
+    while (shuffle.count <= ordinal) shuffle.queues[shuffle.count++] = NULL;
+    shuffle.queues[ordinal] = queue;
+  }
+  pthread_mutex_unlock(&shuffle.lock);
+  if (status != MPG_OK) mpg_free(queue);
+  return status;
+}
+
+/* --- Submission ------------------------------------------------------------------------------------------------------ */
+
+static mpg_status shuffle_enqueue(mpg_device *device, const mpg_submission *submission, mpg_tick first_tick) {
+  size_t points_size = mpg_align_up((size_t)submission->num_points * sizeof(mpg_point), 16);
+  size_t head = mpg_align_up(sizeof(kept_task), 16), size;
+  if (!mpg_size_add(head + points_size, submission->payload_size, &size)) return mpg_out_of_host_memory(SIZE_MAX);
+  kept_task *kept = mpg_malloc(size);
+  if (!kept) return mpg_out_of_host_memory(size);
+  char *points = (char *)kept + head;
+  *kept = (kept_task){.task = {.submission = *submission, .first_tick = first_tick}};
+  kept->task.submission.points = (mpg_point *)points;
+  kept->task.submission.payload = points + points_size;
+  if (submission->num_points) memcpy(points, submission->points, (size_t)submission->num_points * sizeof(mpg_point));
+  if (submission->payload_size) memcpy(points + points_size, submission->payload, submission->payload_size);
+  append(&queue_of(device)->enqueued, kept);
+  return MPG_OK;
+}
+
+static void shuffle_publish(mpg_device *device) {
+  shuffle_queue *queue = queue_of(device);
+  pthread_mutex_lock(&shuffle.lock);
+  while (queue->enqueued.first) append(&queue->published, take_first(&queue->enqueued));
+  pthread_cond_broadcast(&shuffle.changed);
+  pthread_mutex_unlock(&shuffle.lock);
+}
+
+static void shuffle_retract(mpg_device *device) {
+  shuffle_queue *queue = queue_of(device);
+  while (queue->enqueued.first) mpg_free(take_first(&queue->enqueued));
+}
+
+/* --- Running ----------------------------------------------------------------------------------------------------------- */
+
+static bool runnable(const shuffle_queue *queue) {
+  const kept_task *next = queue ? queue->published.first : NULL;
+  if (!next) return false;
+  if (next->blocked_on.device) return mpg_tick_reached(next->blocked_on.device, next->blocked_on.tick);
+  for (int i = 0; i < next->task.submission.num_points; i++)
+    if (!mpg_tick_reached(next->task.submission.points[i].device, next->task.submission.points[i].tick)) return false;
+  return true;
+}
+
+/* Lock held. NULL: nothing may run. */
+static shuffle_queue *draw(void) {
+  uint32_t choices = 0;
+  for (size_t i = 0; i < shuffle.count; i++) choices += runnable(shuffle.queues[i]);
+  if (!choices) return NULL;
+  uint32_t chosen = mpg_philox(shuffle.seed, 0, shuffle.draws++).value[0] % choices;
+  for (size_t i = 0;; i++)
+    if (runnable(shuffle.queues[i]) && chosen-- == 0) return shuffle.queues[i];
+}
+
+/* Lock held, given up while the task runs. */
+static void run_next(shuffle_queue *queue) {
+  kept_task *kept = queue->published.first;
+  mpg_device *device = queue->device, *outer = mpg_worker_device();
+  shuffle.running = true;
+  pthread_mutex_unlock(&shuffle.lock);
+  int threads = omp_get_max_threads();
+  omp_set_num_threads(atomic_load_explicit(&device->num_threads, memory_order_relaxed));
+  mpg_worker_set_device(device);
+  kept->blocked_on.device = NULL;
+  bool done = mpg_task_advance(device, &kept->task, &kept->blocked_on);
+  mpg_worker_set_device(outer);
+  omp_set_num_threads(threads);
+  pthread_mutex_lock(&shuffle.lock);
+  shuffle.running = false;
+  if (done) {
+    take_first(&queue->published);
+    atomic_store_explicit(&device->completed, mpg_task_last_tick(&kept->task), memory_order_release);
+    mpg_free(kept);
+  }
+  pthread_cond_broadcast(&shuffle.changed);
+}
+
+static bool shuffle_wait(mpg_device *device, mpg_tick tick, int64_t timeout_ns) {
+  int64_t end = mpg_clock_ns() + timeout_ns;
+  pthread_mutex_lock(&shuffle.lock);
+  while (!mpg_tick_reached(device, tick)) {
+    shuffle_queue *queue = shuffle.running ? NULL : draw();
+    if (queue) {
+      run_next(queue);
+    } else { /* another thread runs a task, or all wait for devices of other kinds: look again soon */
+      struct timespec soon;
+      clock_gettime(CLOCK_REALTIME, &soon);
+      soon.tv_nsec += 1000000;
+      if (soon.tv_nsec >= 1000000000) soon.tv_sec++, soon.tv_nsec -= 1000000000;
+      pthread_cond_timedwait(&shuffle.changed, &shuffle.lock, &soon);
+    }
+    if (mpg_clock_ns() > end) break;
+  }
+  bool reached = mpg_tick_reached(device, tick);
+  pthread_mutex_unlock(&shuffle.lock);
+  return reached;
+}
+
+static bool shuffle_run_wait(mpg_run *run, mpg_point point) {
+  run->blocked_on = point;
+  return false;
+}
+
+static void shuffle_run_signal(mpg_run *run, mpg_tick tick) {
+  pthread_mutex_lock(&shuffle.lock);
+  atomic_store_explicit(&run->device->completed, tick, memory_order_release);
+  pthread_cond_broadcast(&shuffle.changed);
+  pthread_mutex_unlock(&shuffle.lock);
+}
+
+/* --- Stopping and forking; the CPU backend's worker may be there too, from before the mode was set ---------------------- */
+
+static void shuffle_stop(mpg_device *device) { mpg_cpu_backend.stop(device); }
+
+static void shuffle_close(mpg_device *device) {
+  shuffle_queue *queue = queue_of(device);
+  pthread_mutex_lock(&shuffle.lock);
+  while (shuffle.running && !mpg_worker_device()) pthread_cond_wait(&shuffle.changed, &shuffle.lock);
+  while (queue->published.first) {
+    kept_task *kept = take_first(&queue->published);
+    mpg_task_drop(device, &kept->task);
+    atomic_store_explicit(&device->completed, mpg_task_last_tick(&kept->task), memory_order_release);
+    mpg_free(kept);
+  }
+  pthread_cond_broadcast(&shuffle.changed);
+  pthread_mutex_unlock(&shuffle.lock);
+  mpg_cpu_backend.close(device);
+}
+
+static void shuffle_fork_prepare(mpg_device *device) {
+  if (shuffle.forking++ == 0) pthread_mutex_lock(&shuffle.lock);
+  mpg_cpu_backend.fork_prepare(device);
+}
+
+static void shuffle_fork_done(mpg_device *device, bool child) {
+  mpg_cpu_backend.fork_done(device, child);
+  if (--shuffle.forking > 0) return;
+  if (child) {
+    pthread_mutex_init(&shuffle.lock, NULL);
+    pthread_cond_init(&shuffle.changed, NULL);
+    shuffle.running = false;
+  } else {
+    pthread_mutex_unlock(&shuffle.lock);
+  }
+}
+
+static mpg_status shuffle_allocate(mpg_device *device, size_t size, void **memory) {
+  return mpg_cpu_backend.allocate(device, size, memory);
+}
+static void shuffle_free(mpg_device *device, void *memory, size_t size) { mpg_cpu_backend.free(device, memory, size); }
+static mpg_status shuffle_copy_to_host(mpg_device *device, void *host, const void *memory, size_t size) {
+  return mpg_cpu_backend.copy_to_host(device, host, memory, size);
+}
+static mpg_status shuffle_copy_from_host(mpg_device *device, void *memory, const void *host, size_t size) {
+  return mpg_cpu_backend.copy_from_host(device, memory, host, size);
+}
+
+const mpg_backend mpg_shuffle_backend = {
+    .name = "cpu (shuffled)",
+    .open = shuffle_open,
+    .stop = shuffle_stop,
+    .close = shuffle_close,
+    .allocate = shuffle_allocate,
+    .free = shuffle_free,
+    .enqueue = shuffle_enqueue,
+    .publish = shuffle_publish,
+    .retract = shuffle_retract,
+    .wait = shuffle_wait,
+    .fork_prepare = shuffle_fork_prepare,
+    .fork_done = shuffle_fork_done,
+    .run_wait = shuffle_run_wait,
+    .run_signal = shuffle_run_signal,
+    .copy_to_host = shuffle_copy_to_host,
+    .copy_from_host = shuffle_copy_from_host,
+    .host_accessible = true,
+    .runs_inline = false, /* nothing runs before somebody waits */
+};

@@ -1,0 +1,296 @@
+#include "device/pool.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "device/internal.h"
+
+/* Sizes: multiples of 64 up to 512, then eight steps per doubling. */
+enum { SMALL_STEP = 64, SMALL_CLASSES = 8, SMALL_LIMIT = SMALL_STEP * SMALL_CLASSES, SMALL_BITS = 9, LARGEST_BITS = 46 };
+enum { NUM_CLASSES = SMALL_CLASSES + (LARGEST_BITS - SMALL_BITS) * 8, LOOK_BACK = 8 };
+
+typedef struct size_class {
+  mpg_block *cached; /* a stack, so what is warm is reused first */
+  size_t count;
+  size_t capacity; /* at least as many as there are blocks of this class, so that giving one back cannot fail */
+  size_t blocks;   /* of this class: cached or handed out */
+} size_class;
+
+/* The atomics have one writer, the host (scratch: whoever runs the device's work), so adding is a load and a store. */
+struct mpg_pool {
+  mpg_device *device;
+  _Atomic size_t in_use, held, scratch; /* in_use and held: without scratch */
+  _Atomic size_t peak_in_use, peak_held;
+  _Atomic size_t limit;
+  _Atomic uint64_t allocations, system_allocations;
+  size_class classes[NUM_CLASSES];
+};
+
+#define GET(field) atomic_load_explicit(&pool->field, memory_order_relaxed)
+#define SET(field, value) atomic_store_explicit(&pool->field, (value), memory_order_relaxed)
+
+/* --- Uses ---------------------------------------------------------------------------------------------------------- */
+
+static void drop_finished(mpg_uses *uses) {
+  for (int i = 0; i < uses->num_foreign;) {
+    if (mpg_tick_reached(uses->foreign[i].device, uses->foreign[i].tick))
+      uses->foreign[i] = uses->foreign[--uses->num_foreign];
+    else
+      i++;
+  }
+}
+
+mpg_status mpg_uses_add_read(mpg_uses *uses, mpg_device *owner, mpg_device *reader, mpg_tick tick) {
+  if (reader == owner) {
+    if (tick > uses->read) uses->read = tick;
+    return MPG_OK;
+  }
+  for (int i = 0; i < uses->num_foreign; i++) {
+    if (uses->foreign[i].device != reader) continue;
+    if (tick > uses->foreign[i].tick) uses->foreign[i].tick = tick;
+    return MPG_OK;
+  }
+  drop_finished(uses);
+  while (uses->num_foreign == MPG_FOREIGN_READS) {
+    mpg_tick_wait(uses->foreign[0].device, uses->foreign[0].tick, true);
+    drop_finished(uses);
+  }
+  uses->foreign[uses->num_foreign].device = reader;
+  uses->foreign[uses->num_foreign++].tick = tick;
+  return MPG_OK;
+}
+
+bool mpg_uses_finished(const mpg_uses *uses, const mpg_device *owner) {
+  if (!mpg_tick_reached(owner, uses->write > uses->read ? uses->write : uses->read)) return false;
+  for (int i = 0; i < uses->num_foreign; i++)
+    if (!mpg_tick_reached(uses->foreign[i].device, uses->foreign[i].tick)) return false;
+  return true;
+}
+
+mpg_status mpg_uses_wait(const mpg_uses *uses, mpg_device *owner) {
+  mpg_uses now = *uses; /* others may add to it while the lock is given up */
+  MPG_TRY(mpg_point_wait((mpg_point){.device = owner, .tick = now.write > now.read ? now.write : now.read}));
+  for (int i = 0; i < now.num_foreign; i++)
+    MPG_TRY(mpg_point_wait((mpg_point){.device = now.foreign[i].device, .tick = now.foreign[i].tick}));
+  return MPG_OK;
+}
+
+/* --- Size classes --------------------------------------------------------------------------------------------------- */
+
+/* The class of `size` >= 1, and how large its blocks are. False: larger than any. */
+static bool find_class(size_t size, int *index, size_t *rounded) {
+  if (size <= SMALL_LIMIT) {
+    *index = (int)((size + SMALL_STEP - 1) / SMALL_STEP) - 1;
+    *rounded = (size_t)(*index + 1) * SMALL_STEP;
+    return true;
+  }
+  if (size > (size_t)1 << LARGEST_BITS) return false;
+  int bits = 63 - __builtin_clzll(size - 1); /* 2^bits < size <= 2^(bits + 1) */
+  int step_bits = bits - 3;
+  size_t steps = ((size - 1) >> step_bits) - 7; /* 1..8 beyond 2^bits */
+  *index = SMALL_CLASSES + (bits - SMALL_BITS) * 8 + (int)steps - 1;
+  *rounded = ((size_t)1 << bits) + (steps << step_bits);
+  return true;
+}
+
+mpg_status mpg_pool_create(mpg_device *device, mpg_pool **pool) {
+  *pool = mpg_calloc(1, sizeof **pool);
+  if (!*pool) return mpg_out_of_host_memory(sizeof **pool);
+  (*pool)->device = device;
+  return MPG_OK;
+}
+
+void mpg_pool_destroy(mpg_pool *pool) {
+  if (!pool) return;
+  for (int i = 0; i < NUM_CLASSES; i++) {
+    size_class *class = &pool->classes[i];
+    for (size_t j = 0; j < class->count; j++)
+      pool->device->backend->free(pool->device, class->cached[j].memory, class->cached[j].size);
+    mpg_free(class->cached);
+  }
+  mpg_free(pool);
+}
+
+/* --- The system's memory --------------------------------------------------------------------------------------------- */
+
+/* Both peaks are also raised by the device's worker when scratch grows: keep the larger. */
+static void raise_peak(_Atomic size_t *peak, size_t value) {
+  size_t seen = atomic_load_explicit(peak, memory_order_relaxed);
+  while (value > seen && !atomic_compare_exchange_weak_explicit(peak, &seen, value, memory_order_relaxed, memory_order_relaxed)) {
+  }
+}
+
+static void release_cached(mpg_pool *pool, size_class *class, size_t index) {
+  mpg_block block = class->cached[index];
+  class->cached[index] = class->cached[--class->count];
+  class->blocks--;
+  SET(held, GET(held) - block.size);
+  pool->device->backend->free(pool->device, block.memory, block.size);
+}
+
+/* Gives cached blocks back, largest first, until `held` (with scratch) is at most `target`. */
+static mpg_status shrink(mpg_pool *pool, size_t target, bool wait, bool give_up_lock) {
+  for (int i = NUM_CLASSES - 1; i >= 0; i--) {
+    size_class *class = &pool->classes[i];
+    for (size_t j = class->count; j-- > 0;) {
+      if (GET(held) + GET(scratch) <= target) return MPG_OK;
+      if (j >= class->count) continue; /* somebody took some while the lock was given up */
+      if (!mpg_uses_finished(&class->cached[j].uses, pool->device)) {
+        if (!wait) continue;
+        mpg_uses uses = class->cached[j].uses;
+        if (give_up_lock) {
+          MPG_TRY(mpg_uses_wait(&uses, pool->device));
+          if (j >= class->count || !mpg_uses_finished(&class->cached[j].uses, pool->device)) continue;
+        } else {
+          mpg_tick_wait(pool->device, uses.write > uses.read ? uses.write : uses.read, false);
+          for (int k = 0; k < uses.num_foreign; k++) mpg_tick_wait(uses.foreign[k].device, uses.foreign[k].tick, false);
+        }
+      }
+      release_cached(pool, class, j);
+    }
+  }
+  return MPG_OK;
+}
+
+static const char *bytes_text(size_t bytes, char *buffer, size_t size) {
+  static const char *const units[] = {"KiB", "MiB", "GiB", "TiB"};
+  double value = (double)bytes;
+  int unit = -1;
+  while (value >= 1024 && unit < 3) value /= 1024, unit++;
+  if (unit < 0)
+    snprintf(buffer, size, "%zu bytes", bytes);
+  else
+    snprintf(buffer, size, "%zu bytes (%.1f %s)", bytes, value, units[unit]);
+  return buffer;
+}
+
+static mpg_status out_of_memory(const mpg_pool *pool, size_t size) {
+  char asked[48], held[48], used[48], limit[48];
+  size_t scratch = GET(scratch), bound = GET(limit);
+  return mpg_fail(MPG_DEVICE_OUT_OF_MEMORY,
+                  "%s is out of memory: asked for %s; held %s, of which in use %s; limit %s. %s", pool->device->text,
+                  bytes_text(size, asked, sizeof asked), bytes_text(GET(held) + scratch, held, sizeof held),
+                  bytes_text(GET(in_use) + scratch, used, sizeof used), bound ? bytes_text(bound, limit, sizeof limit) : "none",
+                  bound ? "Use smaller batches, spread the model over more devices, or raise the limit."
+                        : "The machine has no more: use smaller batches, or spread the model over more devices.");
+}
+
+static bool fits(const mpg_pool *pool, size_t size) {
+  size_t bound = GET(limit), total;
+  return !bound || (mpg_size_add(GET(held) + GET(scratch), size, &total) && total <= bound);
+}
+
+static mpg_status system_alloc(mpg_pool *pool, size_class *class, size_t size, size_t asked, mpg_block *block) {
+  mpg_device *device = pool->device;
+  size_t bound = GET(limit);
+  if (bound && size > bound) return out_of_memory(pool, asked);
+  for (int attempt = 0; attempt < 2 && !fits(pool, size); attempt++) shrink(pool, bound - size, attempt == 1, false);
+  if (!fits(pool, size)) return out_of_memory(pool, asked);
+  MPG_TRY(mpg_grow((void **)&class->cached, &class->capacity, class->blocks + 1, sizeof *class->cached));
+  void *memory = NULL;
+  for (int attempt = 0; device->backend->allocate(device, size, &memory) != MPG_OK; attempt++) {
+    if (attempt == 2) return out_of_memory(pool, asked);
+    shrink(pool, 0, attempt == 1, false);
+  }
+  class->blocks++;
+  SET(held, GET(held) + size);
+  SET(system_allocations, GET(system_allocations) + 1);
+  raise_peak(&pool->peak_held, GET(held) + GET(scratch));
+  *block = (mpg_block){.memory = memory, .size = size};
+  return MPG_OK;
+}
+
+/* --- Blocks ----------------------------------------------------------------------------------------------------------- */
+
+/* Which cached block to hand out; class->count: none is good enough. */
+static size_t choose(const mpg_pool *pool, const size_class *class, bool host_access) {
+  size_t top = class->count - 1;
+  const mpg_block *cached = class->cached;
+  if (!host_access && cached[top].uses.num_foreign == 0) return top;
+  for (size_t i = 0; i < LOOK_BACK && i <= top; i++) /* own work comes in order anyway; reads by other devices do not */
+    if (mpg_uses_finished(&cached[top - i].uses, pool->device)) return top - i;
+  if (host_access) return class->count;
+  for (size_t i = 1; i < LOOK_BACK && i <= top; i++)
+    if (cached[top - i].uses.num_foreign == 0) return top - i;
+  return top;
+}
+
+mpg_status mpg_pool_alloc(mpg_pool *pool, size_t size, bool host_access, mpg_block *block) {
+  if (size == 0) {
+    *block = (mpg_block){0};
+    return MPG_OK;
+  }
+  int index;
+  size_t rounded;
+  if (!find_class(size, &index, &rounded)) return out_of_memory(pool, size);
+  size_class *class = &pool->classes[index];
+  size_t chosen = class->count ? choose(pool, class, host_access) : 0;
+  if (chosen == class->count) {
+    mpg_status status = system_alloc(pool, class, rounded, size, block);
+    if (status != MPG_OK) { /* a block that the host must wait for is better than none */
+      if (status != MPG_DEVICE_OUT_OF_MEMORY || !class->count) return status;
+      *block = class->cached[--class->count];
+    }
+  } else {
+    *block = class->cached[chosen];
+    class->cached[chosen] = class->cached[--class->count];
+  }
+  size_t in_use = GET(in_use) + block->size;
+  SET(in_use, in_use);
+  in_use += GET(scratch);
+  if (in_use > GET(peak_in_use)) raise_peak(&pool->peak_in_use, in_use);
+  SET(allocations, GET(allocations) + 1);
+  size_t bound = GET(limit);
+  if (bound && GET(held) + GET(scratch) > bound) shrink(pool, bound, false, false); /* scratch has grown meanwhile */
+  return MPG_OK;
+}
+
+void mpg_pool_free(mpg_pool *pool, const mpg_block *block) {
+  if (!block->size) return;
+  int index;
+  size_t rounded;
+  bool found = find_class(block->size, &index, &rounded);
+  MPG_ASSERT(found && rounded == block->size);
+  size_class *class = &pool->classes[index];
+  class->cached[class->count++] = *block;
+  SET(in_use, GET(in_use) - block->size);
+}
+
+mpg_status mpg_pool_trim(mpg_pool *pool, bool wait) {
+  MPG_TRY(shrink(pool, 0, wait, true));
+  if (mpg_device_idle(pool->device)) mpg_device_free_scratch(pool->device);
+  return MPG_OK;
+}
+
+mpg_status mpg_pool_set_limit(mpg_pool *pool, size_t limit) {
+  SET(limit, limit);
+  return limit ? shrink(pool, limit, true, true) : MPG_OK;
+}
+
+/* What is cached can be given back by the host alone, so scratch may go beyond the limit by as much; the host trims at
+ * its next allocation. */
+mpg_status mpg_pool_resize_scratch(mpg_pool *pool, size_t size) {
+  size_t bound = GET(limit), old = GET(scratch), in_use;
+  if (size > old && bound && (!mpg_size_add(GET(in_use), size, &in_use) || in_use > bound)) return out_of_memory(pool, size);
+  SET(scratch, size);
+  raise_peak(&pool->peak_in_use, GET(in_use) + size);
+  raise_peak(&pool->peak_held, GET(held) + size);
+  return MPG_OK;
+}
+
+void mpg_pool_stats(const mpg_pool *pool, mpg_memory_stats *stats) {
+  size_t scratch = GET(scratch);
+  *stats = (mpg_memory_stats){.in_use = GET(in_use) + scratch,
+                              .peak_in_use = GET(peak_in_use),
+                              .held = GET(held) + scratch,
+                              .peak_held = GET(peak_held),
+                              .limit = GET(limit),
+                              .allocations = GET(allocations),
+                              .system_allocations = GET(system_allocations)};
+}
+
+void mpg_pool_reset_peak(mpg_pool *pool) {
+  SET(peak_in_use, GET(in_use) + GET(scratch));
+  SET(peak_held, GET(held) + GET(scratch));
+}

@@ -1,0 +1,65 @@
+#include "device/profiler.h"
+
+#include "base/memory.h"
+#include "device/internal.h"
+
+/* Events in chunks that never move. Whoever runs the device's work clears what an earlier start left. */
+enum { CHUNK = 1024, MAX_CHUNKS = 1024 };
+struct mpg_event_buffer {
+  uint64_t start; /* the mpg_profiler_start that the events belong to */
+  size_t count;
+  uint64_t dropped;
+  mpg_event *chunks[MAX_CHUNKS];
+};
+
+_Atomic bool mpg_profiling;
+static _Atomic uint64_t latest_start;
+
+void mpg_profiler_record(mpg_device *device, const mpg_event *event) {
+  struct mpg_event_buffer *buffer = device->events;
+  if (!buffer) {
+    buffer = device->events = mpg_calloc(1, sizeof *buffer);
+    if (!buffer) return;
+  }
+  uint64_t start = atomic_load_explicit(&latest_start, memory_order_acquire);
+  if (buffer->start != start) {
+    buffer->start = start;
+    buffer->count = 0;
+    buffer->dropped = 0;
+  }
+  size_t chunk = buffer->count / CHUNK;
+  if (chunk < MAX_CHUNKS && !buffer->chunks[chunk]) buffer->chunks[chunk] = mpg_malloc(CHUNK * sizeof *event);
+  if (chunk >= MAX_CHUNKS || !buffer->chunks[chunk]) {
+    buffer->dropped++;
+    return;
+  }
+  buffer->chunks[chunk][buffer->count++ % CHUNK] = *event;
+}
+
+void mpg_profiler_start(void) {
+  atomic_fetch_add_explicit(&latest_start, 1, memory_order_release);
+  atomic_store_explicit(&mpg_profiling, true, memory_order_relaxed);
+}
+
+void mpg_profiler_stop(void) { atomic_store_explicit(&mpg_profiling, false, memory_order_relaxed); }
+
+static const struct mpg_event_buffer *current(const mpg_device *device) {
+  const struct mpg_event_buffer *buffer = device->events;
+  return buffer && buffer->start == atomic_load_explicit(&latest_start, memory_order_acquire) ? buffer : NULL;
+}
+
+size_t mpg_profiler_event_count(const mpg_device *device) {
+  const struct mpg_event_buffer *buffer = current(device);
+  return buffer ? buffer->count : 0;
+}
+
+uint64_t mpg_profiler_dropped(const mpg_device *device) {
+  const struct mpg_event_buffer *buffer = current(device);
+  return buffer ? buffer->dropped : 0;
+}
+
+mpg_event mpg_profiler_event(const mpg_device *device, size_t index) {
+  const struct mpg_event_buffer *buffer = current(device);
+  MPG_ASSERT(buffer && index < buffer->count);
+  return buffer->chunks[index / CHUNK][index % CHUNK];
+}

@@ -1,0 +1,53 @@
+#include "device/internal.h"
+
+static _Thread_local mpg_device *worker_device;
+
+mpg_device *mpg_worker_device(void) { return worker_device; }
+void mpg_worker_set_device(mpg_device *device) { worker_device = device; }
+
+static void discard(mpg_task *task) {
+  if (task->submission.discard) task->submission.discard((void *)task->submission.payload);
+}
+
+/* What a task has signalled stays good when it fails later. */
+static mpg_tick first_unsignalled(mpg_device *device, const mpg_task *task) {
+  mpg_tick completed = atomic_load_explicit(&device->completed, memory_order_relaxed);
+  return completed >= task->first_tick ? completed + 1 : task->first_tick;
+}
+
+bool mpg_task_advance(mpg_device *device, mpg_task *task, mpg_point *blocked_on) {
+  const mpg_submission *submission = &task->submission;
+  mpg_tick last_tick = mpg_task_last_tick(task);
+  if (!task->inputs_checked) {
+    for (int i = 0; i < submission->num_points; i++) {
+      const mpg_point *point = &submission->points[i];
+      if (!point->data) continue;
+      const mpg_cause *cause = mpg_failures_find(point->device, point->tick);
+      if (cause) {
+        mpg_failures_add(device, task->first_tick, last_tick, cause);
+        discard(task);
+        return true;
+      }
+    }
+    task->inputs_checked = true;
+  }
+  mpg_run run = {.device = device,
+                 .num_threads = atomic_load_explicit(&device->num_threads, memory_order_relaxed),
+                 .first_tick = task->first_tick,
+                 .last_tick = last_tick};
+  mpg_failures_forget_passed_on();
+  mpg_status status = submission->work(&run, (void *)submission->payload);
+  if (status == MPG_OK && run.blocked_on.device) {
+    *blocked_on = run.blocked_on;
+    return false;
+  }
+  if (status != MPG_OK) mpg_device_fail(device, first_unsignalled(device, task), last_tick, status, submission);
+  discard(task);
+  return true;
+}
+
+void mpg_task_drop(mpg_device *device, mpg_task *task) {
+  mpg_status status = mpg_fail(MPG_ERROR, "work was not run: mpgluon has been shut down");
+  mpg_device_fail(device, first_unsignalled(device, task), mpg_task_last_tick(task), status, &task->submission);
+  discard(task);
+}

@@ -1,0 +1,119 @@
+#include <string.h>
+
+#include "base/memory.h"
+#include "tensor/tensor.h"
+
+enum { MAX_FREE = 4096 };
+
+/* Runtime state, under the host lock: unused structs (linked by `owner`), and wrapped memory that queued work still uses. */
+static mpg_storage *free_storages, *leaving;
+static int num_free;
+
+static mpg_storage *new_storage(void) {
+  mpg_storage *storage = free_storages;
+  if (__builtin_expect(storage != NULL, 1)) {
+    free_storages = storage->owner;
+    num_free--;
+    return storage;
+  }
+  storage = mpg_malloc(sizeof *storage);
+  if (!storage) mpg_out_of_host_memory(sizeof *storage);
+  return storage;
+}
+
+static void recycle(mpg_storage *storage) {
+  if (num_free >= MAX_FREE) {
+    mpg_free(storage);
+    return;
+  }
+  storage->owner = free_storages;
+  free_storages = storage;
+  num_free++;
+}
+
+/* Leaving storages are linked through block.memory, which nobody needs any more. */
+void mpg_storage_collect(void) {
+  mpg_storage *left = leaving;
+  leaving = NULL; /* release may come back here */
+  while (left) {
+    mpg_storage *next = left->block.memory;
+    if (mpg_uses_finished(&left->block.uses, left->device)) {
+      left->release(left->owner);
+      recycle(left);
+    } else {
+      left->block.memory = leaving;
+      leaving = left;
+    }
+    left = next;
+  }
+}
+
+mpg_status mpg_storage_create(mpg_device *device, size_t size, bool host_access, mpg_storage **result) {
+  if (leaving) mpg_storage_collect();
+  mpg_storage *storage = new_storage();
+  if (!storage) return MPG_HOST_OUT_OF_MEMORY;
+  mpg_status status = mpg_pool_alloc(device->pool, size, host_access, &storage->block);
+  if (status != MPG_OK) {
+    recycle(storage);
+    return status;
+  }
+  storage->references = 1;
+  storage->version = 0;
+  storage->device = device;
+  storage->size = size;
+  storage->release = NULL;
+  storage->owner = NULL;
+  *result = storage;
+  return MPG_OK;
+}
+
+mpg_status mpg_storage_wrap(mpg_device *device, void *memory, size_t size, void (*release)(void *), void *owner, mpg_storage **result) {
+  if (leaving) mpg_storage_collect();
+  mpg_storage *storage = new_storage();
+  if (!storage) return MPG_HOST_OUT_OF_MEMORY;
+  *storage = (mpg_storage){.references = 1,
+                           .device = device,
+                           .block = {.memory = memory, .size = size},
+                           .size = size,
+                           .release = release,
+                           .owner = owner};
+  *result = storage;
+  return MPG_OK;
+}
+
+void mpg_storage_destroy(mpg_storage *storage) {
+  if (leaving) mpg_storage_collect();
+  if (!storage->release) {
+    mpg_pool_free(storage->device->pool, &storage->block);
+    recycle(storage);
+  } else if (mpg_uses_finished(&storage->block.uses, storage->device)) {
+    storage->release(storage->owner);
+    recycle(storage);
+  } else {
+    storage->block.memory = leaving;
+    leaving = storage;
+  }
+}
+
+void mpg_storage_read_points(const mpg_storage *storage, const mpg_device *device, mpg_point *points, int *count) {
+  (void)device; /* own device: reached when its turn comes, and then looked at for failures */
+  mpg_tick tick = storage->block.uses.write;
+  if (tick) points[(*count)++] = (mpg_point){.device = storage->device, .tick = tick, .data = storage->version != 0};
+}
+
+void mpg_storage_write_points(const mpg_storage *storage, const mpg_device *device, mpg_point *points, int *count) {
+  MPG_ASSERT(device == storage->device);
+  const mpg_uses *uses = &storage->block.uses;
+  for (int i = 0; i < uses->num_foreign; i++)
+    if (!mpg_tick_reached(uses->foreign[i].device, uses->foreign[i].tick))
+      points[(*count)++] = (mpg_point){.device = uses->foreign[i].device, .tick = uses->foreign[i].tick};
+}
+
+void mpg_tensor_write_points(const mpg_tensor *tensor, const mpg_device *device, mpg_point *points, int *count) {
+  if (mpg_tensor_bytes(tensor) != tensor->storage->size) mpg_storage_read_points(tensor->storage, device, points, count);
+  mpg_storage_write_points(tensor->storage, device, points, count);
+}
+
+mpg_status mpg_storage_add_read(mpg_storage *storage, mpg_device *device, mpg_tick tick) {
+  return mpg_uses_add_read(&storage->block.uses, storage->device, device, tick);
+}
