@@ -1,0 +1,38 @@
+#include "autograd/array.h"
+
+#include <string.h>
+
+#include "autograd/autograd.h"
+#include "autograd/tape.h"
+#include "autograd/trace.h"
+
+mpg_device_id mpg_array_device_id(const mpg_array *array) {
+  return array->trace ? mpg_graph_at(&array->trace->graph, array->value)->device : mpg_tensor_device(&array->tensor)->id;
+}
+
+void mpg_array_clear(mpg_array *array) {
+  mpg_array former = *array;
+  array->tensor.storage = NULL; /* first: what is released may look at the array */
+  array->node = NULL;
+  array->trace = NULL;
+  mpg_tensor_release(&former.tensor);
+  mpg_tape_release(former.node);
+  mpg_trace_release(former.trace);
+}
+
+void mpg_array_copy(mpg_array *target, const mpg_array *source) {
+  *target = *source;
+  mpg_tensor_retain(&target->tensor);
+  mpg_tape_retain(target->node);
+  if (target->trace) target->trace->references++;
+}
+
+mpg_status mpg_array_detach(mpg_array *target, const mpg_array *source) {
+  if (source->trace) {
+    mpg_array *input = (mpg_array *)source;
+    return mpg_call(mpg_op_get(MPG_OP_BlockGrad), NULL, &input, 1, target, 1, NULL);
+  }
+  *target = (mpg_array){.tensor = source->tensor};
+  mpg_tensor_retain(&target->tensor);
+  return MPG_OK;
+}

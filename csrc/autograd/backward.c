@@ -1,0 +1,279 @@
+/* Backward: collect the tape, differentiate, say where results go, run. MXNet 1.9.1's semantics. */
+#include <string.h>
+
+#include "autograd/trace.h"
+#include "autograd/walk.h"
+
+static mpg_walk *kept_walks; /* runtime state: walks for reuse */
+
+static mpg_status walk_begin(mpg_walk **result) {
+  mpg_walk *walk = kept_walks;
+  if (walk) {
+    kept_walks = walk->next;
+  } else {
+    walk = mpg_calloc(1, sizeof *walk);
+    if (!walk) return mpg_out_of_host_memory(sizeof *walk);
+    mpg_graph_init(&walk->graph);
+  }
+  walk->num_nodes = walk->num_variables = 0;
+  walk->expanded = walk->taken = false;
+  *result = walk;
+  return MPG_OK;
+}
+
+static void walk_end(mpg_walk *walk) {
+  for (size_t i = 0; i < walk->num_nodes; i++) {
+    mpg_tape_node *node = walk->nodes[i];
+    mpg_array *expansion = node->expansion;
+    node->expansion = NULL;
+    for (uint32_t k = 0; expansion && k < node->num_outputs; k++) mpg_array_clear(&expansion[k]);
+    mpg_free(expansion);
+    mpg_tape_release(node);
+  }
+  walk->num_nodes = 0;
+  mpg_graph_clear(&walk->graph);
+  walk->next = kept_walks;
+  kept_walks = walk;
+}
+
+static mpg_status head_gradient(mpg_walk *walk, const mpg_array *head, const mpg_array *gradient, mpg_value value, mpg_value *result) {
+  mpg_graph *graph = &walk->graph;
+  if (!gradient) {
+    mpg_full_like_params params;
+    memset(&params, 0, sizeof params);
+    params.fill_value = 1;
+    params.dtype = MPG_DTYPE_NONE;
+    return mpg_graph_emit(graph, mpg_op_get(MPG_OP__full_like), &params, &value, 1, value, result);
+  }
+  if (gradient->trace) return mpg_fail(MPG_ERROR, "backward cannot take head gradients from inside a hybridized block");
+  char have[MPG_SHAPE_TEXT_SIZE], want[MPG_SHAPE_TEXT_SIZE];
+  const mpg_desc *desc = &head->tensor.desc;
+  if (!mpg_shape_equal(&gradient->tensor.desc.shape, &desc->shape))
+    return mpg_fail(MPG_VALUE_ERROR, "backward: a head of shape %s was given a head gradient of shape %s",
+                    mpg_shape_text(&desc->shape, want, sizeof want), mpg_shape_text(&gradient->tensor.desc.shape, have, sizeof have));
+  mpg_device *device = mpg_tensor_device(&gradient->tensor);
+  if (device != mpg_tensor_device(&head->tensor))
+    return mpg_fail(MPG_ERROR, "backward: the head is on %s, its head gradient on %s; move the gradient with as_in_context(mx.%s)",
+                    mpg_device_text(mpg_tensor_device(&head->tensor)), mpg_device_text(device),
+                    mpg_device_text(mpg_tensor_device(&head->tensor)));
+  return mpg_graph_input(graph, &gradient->tensor.desc, device->id, result);
+}
+
+/* Heads with their gradients, in order; bound when the arrays exist. */
+typedef struct head_list {
+  mpg_array *const *heads, *const *gradients;
+  int count;
+  mpg_value *values, *gradient_values;
+} head_list;
+
+static mpg_status differentiate(mpg_walk *walk, head_list *list, const mpg_value *wanted, size_t num_wanted, mpg_value *gradients,
+                                bool train) {
+  walk->graph.phase = MPG_PHASE_BACKWARD;
+  walk->graph.train = train;
+  for (int i = 0; i < list->count; i++) {
+    list->values[i] = mpg_walk_value(walk, list->heads[i]);
+    const mpg_array *gradient = list->gradients ? list->gradients[i] : NULL;
+    MPG_TRY(head_gradient(walk, list->heads[i], gradient, list->values[i], &list->gradient_values[i]));
+  }
+  mpg_differentiation request = {.heads = list->values, .head_grads = list->gradient_values, .num_heads = (size_t)list->count,
+                                 .wanted = wanted, .num_wanted = num_wanted, .gradients = gradients, .train = train};
+  MPG_TRY(mpg_graph_gradient(&walk->graph, &request));
+  MPG_VERIFY(&walk->graph);
+  return MPG_OK;
+}
+
+static mpg_status zeros(mpg_graph *graph, mpg_value like, mpg_value *result) {
+  mpg_full_like_params params;
+  memset(&params, 0, sizeof params);
+  params.dtype = MPG_DTYPE_NONE;
+  return mpg_graph_emit(graph, mpg_op_get(MPG_OP__full_like), &params, &like, 1, like, result);
+}
+
+/* Space for `count` more values of execution; new ones are empty. */
+static mpg_status grow_arrays(mpg_walk *walk) {
+  size_t count = walk->graph.num_values;
+  MPG_TRY(mpg_grow((void **)&walk->arrays, &walk->arrays_capacity, count, sizeof *walk->arrays));
+  MPG_TRY(mpg_grow((void **)&walk->uses, &walk->uses_capacity, count, sizeof *walk->uses));
+  MPG_TRY(mpg_grow((void **)&walk->targets, &walk->targets_capacity, count, sizeof *walk->targets));
+  memset(walk->arrays, 0, count * sizeof *walk->arrays);
+  memset(walk->uses, 0, count * sizeof *walk->uses);
+  memset(walk->targets, 0, count * sizeof *walk->targets);
+  return MPG_OK;
+}
+
+/* A variable's gradient `result` as the value that is computed straight into its gradient array. */
+static mpg_status store(mpg_walk *walk, const mpg_tape_node *variable, mpg_value result, const bool *taken, mpg_value *stored, mpg_value *old) {
+  mpg_graph *graph = &walk->graph;
+  mpg_value self = {variable->graph_node, 0};
+  *old = MPG_NO_VALUE;
+  if (!mpg_has_value(result)) {
+    *stored = MPG_NO_VALUE;
+    return variable->request == MPG_GRAD_ADD ? MPG_OK : zeros(graph, self, stored);
+  }
+  const mpg_node *node = &graph->nodes[result.node];
+  uint32_t index = mpg_value_index(graph, result);
+  bool fresh = node->phase == MPG_PHASE_BACKWARD && !mpg_node_is_input(node) && !mpg_node_is_view(node) && !(taken && taken[index]);
+  if (node->opaque && fresh) {
+    *stored = result; /* the call adds or writes by itself, or what it returns is copied afterwards */
+    return MPG_OK;
+  }
+  graph->phase = MPG_PHASE_BACKWARD;
+  graph->scope = graph->origin = 0;
+  if (variable->request == MPG_GRAD_ADD) {
+    MPG_TRY(mpg_graph_input(graph, &variable->gradient.desc, mpg_tensor_device(&variable->gradient)->id, old));
+    mpg_value terms[2] = {*old, result};
+    return mpg_graph_emit(graph, mpg_op_get(MPG_OP_elemwise_add), NULL, terms, 2, MPG_NO_VALUE, stored);
+  }
+  if (fresh) {
+    *stored = result;
+    return MPG_OK;
+  }
+  mpg_copyto_params params;
+  memset(&params, 0, sizeof params);
+  return mpg_graph_emit(graph, mpg_op_get(MPG_OP__copyto), &params, &result, 1, MPG_NO_VALUE, stored);
+}
+
+typedef struct mode {
+  bool recording, training;
+  mpg_trace *trace;
+} mode;
+
+static mode enter(bool recording, bool training) {
+  return (mode){mpg_autograd_set_recording(recording), mpg_autograd_set_training(training), mpg_trace_swap(NULL)};
+}
+
+static void leave(mode former) {
+  mpg_autograd_set_recording(former.recording);
+  mpg_autograd_set_training(former.training);
+  mpg_trace_swap(former.trace);
+}
+
+static void consume(mpg_walk *walk) {
+  for (size_t i = 0; i < walk->num_nodes; i++) mpg_tape_consume(walk->nodes[i]);
+}
+
+/* The head gradients' contents, once the arrays exist. */
+static void bind_heads(mpg_walk *walk, const head_list *list) {
+  for (int i = 0; i < list->count; i++)
+    if (list->gradients && list->gradients[i])
+      mpg_array_copy(&walk->arrays[mpg_value_index(&walk->graph, list->gradient_values[i])], list->gradients[i]);
+}
+
+static mpg_status backward(mpg_walk *walk, head_list *list, bool retain, bool train) {
+  mpg_graph *graph = &walk->graph;
+  size_t num_wanted = 0, num_variables = walk->num_variables;
+  mpg_value *wanted = list->gradient_values + list->count, *results = wanted + num_variables, *stored = results + num_variables,
+            *old = stored + num_variables;
+  for (size_t i = 0; i < num_variables; i++) {
+    mpg_tape_node *variable = walk->variables[i];
+    if (variable->request == MPG_GRAD_NULL) continue;
+    walk->variables[num_wanted] = variable;
+    wanted[num_wanted++] = (mpg_value){variable->graph_node, 0};
+  }
+  MPG_TRY(differentiate(walk, list, wanted, num_wanted, results, train));
+  bool *taken = mpg_calloc(graph->num_values + 1, sizeof *taken);
+  if (!taken) return mpg_out_of_host_memory(graph->num_values);
+  size_t num_known = graph->num_values;
+  mpg_status status = MPG_OK;
+  for (size_t i = 0; i < num_wanted && status == MPG_OK; i++) {
+    status = store(walk, walk->variables[i], results[i], taken, &stored[i], &old[i]);
+    if (status == MPG_OK && mpg_has_value(stored[i]) && mpg_value_index(graph, stored[i]) < num_known)
+      taken[mpg_value_index(graph, stored[i])] = true;
+  }
+  mpg_free(taken);
+  MPG_TRY(status);
+  MPG_TRY(mpg_grow((void **)&walk->target_list, &walk->target_list_capacity, num_wanted, sizeof *walk->target_list));
+  MPG_TRY(grow_arrays(walk));
+  bind_heads(walk, list);
+  for (size_t i = 0; i < num_wanted; i++) {
+    mpg_tape_node *variable = walk->variables[i];
+    walk->target_list[i] = (mpg_target){variable->gradient, variable->request, false};
+    if (mpg_has_value(stored[i])) walk->targets[mpg_value_index(graph, stored[i])] = &walk->target_list[i];
+    if (mpg_has_value(old[i])) {
+      mpg_array *array = &walk->arrays[mpg_value_index(graph, old[i])];
+      array->tensor = variable->gradient;
+      mpg_tensor_retain(&array->tensor);
+    }
+  }
+  MPG_TRY(mpg_walk_run(walk, stored, num_wanted, retain, false, train));
+  for (size_t i = 0; i < num_wanted; i++) walk->variables[i]->fresh = true;
+  return MPG_OK;
+}
+
+static void clear_arrays(mpg_walk *walk, size_t count) {
+  for (size_t i = 0; i < count; i++) mpg_array_clear(&walk->arrays[i]);
+}
+
+static mpg_status reserve_lists(mpg_walk *walk, int num_heads, size_t per_variable, size_t num_variables, head_list *list) {
+  MPG_TRY(mpg_grow((void **)&walk->work, &walk->work_capacity, 2 * (size_t)num_heads + per_variable * num_variables, sizeof *walk->work));
+  list->count = num_heads;
+  list->values = walk->work;
+  list->gradient_values = walk->work + num_heads;
+  return MPG_OK;
+}
+
+static mpg_status check_heads(mpg_array *const *heads, int num_heads) {
+  for (int i = 0; i < num_heads; i++)
+    if (heads[i]->trace) return mpg_fail(MPG_ERROR, "backward cannot be called inside a hybridized block's forward");
+  return MPG_OK;
+}
+
+mpg_status mpg_autograd_backward(mpg_array *const *heads, mpg_array *const *head_grads, int num_heads, bool retain_graph, bool train) {
+  mpg_walk *walk;
+  head_list list = {.heads = heads, .gradients = head_grads};
+  MPG_TRY(check_heads(heads, num_heads));
+  MPG_TRY(walk_begin(&walk));
+  mode former = enter(false, train);
+  mpg_status status = mpg_walk_collect(walk, heads, num_heads, false);
+  if (status == MPG_OK) status = reserve_lists(walk, num_heads, 4, walk->num_variables, &list);
+  if (status == MPG_OK) {
+    status = backward(walk, &list, retain_graph, train);
+    if (!retain_graph && (status == MPG_OK || walk->taken)) consume(walk);
+  }
+  leave(former);
+  walk_end(walk);
+  return status;
+}
+
+static mpg_status grad(mpg_walk *walk, head_list *list, mpg_array *const *variables, int num_variables, bool retain, bool create_graph,
+                       bool train, mpg_array *gradients) {
+  mpg_value *wanted = list->gradient_values + list->count, *results = wanted + num_variables;
+  for (int i = 0; i < num_variables; i++) {
+    wanted[i] = variables[i]->node ? mpg_walk_value(walk, variables[i]) : MPG_NO_VALUE;
+    if (!mpg_has_value(wanted[i]))
+      return mpg_fail(MPG_VALUE_ERROR, variables[i]->node ? "grad: the heads were not computed from variable %d"
+                      : "grad: variable %d does not require a gradient; call attach_grad on it before recording", i);
+  }
+  MPG_TRY(differentiate(walk, list, wanted, (size_t)num_variables, results, train));
+  for (int i = 0; i < num_variables; i++)
+    if (!mpg_has_value(results[i])) {
+      walk->graph.phase = MPG_PHASE_BACKWARD;
+      MPG_TRY(zeros(&walk->graph, wanted[i], &results[i]));
+    }
+  MPG_TRY(grow_arrays(walk));
+  bind_heads(walk, list);
+  MPG_TRY(mpg_walk_run(walk, results, (size_t)num_variables, retain, create_graph, train));
+  for (int i = 0; i < num_variables; i++)
+    mpg_array_copy(&gradients[i], &walk->arrays[mpg_value_index(&walk->graph, results[i])]);
+  clear_arrays(walk, walk->graph.num_values);
+  return MPG_OK;
+}
+
+mpg_status mpg_autograd_grad(mpg_array *const *heads, mpg_array *const *head_grads, int num_heads, mpg_array *const *variables,
+                             int num_variables, bool retain_graph, bool create_graph, bool train, mpg_array *gradients) {
+  mpg_walk *walk;
+  head_list list = {.heads = heads, .gradients = head_grads};
+  MPG_TRY(check_heads(heads, num_heads));
+  MPG_TRY(walk_begin(&walk));
+  mode former = enter(create_graph, train);
+  mpg_status status = mpg_walk_collect(walk, heads, num_heads, create_graph);
+  if (status == MPG_OK) status = reserve_lists(walk, num_heads, 2, (size_t)num_variables, &list);
+  if (status == MPG_OK) {
+    bool retain = retain_graph || create_graph;
+    status = grad(walk, &list, variables, num_variables, retain, create_graph, train, gradients);
+    if (!retain && (status == MPG_OK || walk->taken)) consume(walk);
+  }
+  leave(former);
+  walk_end(walk);
+  return status;
+}

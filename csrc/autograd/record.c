@@ -1,0 +1,174 @@
+/* The one entry through which every op call of a user goes: trace, or run and record. */
+#include <string.h>
+
+#include "autograd/tape.h"
+#include "autograd/trace.h"
+#include "base/host.h"
+
+static _Thread_local struct {
+  bool recording, training;
+  uint32_t scope;
+} mode;
+
+bool mpg_autograd_recording(void) { return mode.recording; }
+bool mpg_autograd_training(void) { return mode.training; }
+uint32_t mpg_autograd_scope(void) { return mode.scope; }
+
+bool mpg_autograd_set_recording(bool on) {
+  bool former = mode.recording;
+  mode.recording = on;
+  return former;
+}
+
+bool mpg_autograd_set_training(bool on) {
+  bool former = mode.training;
+  mode.training = on;
+  return former;
+}
+
+uint32_t mpg_autograd_set_scope(uint32_t scope) {
+  uint32_t former = mode.scope;
+  mode.scope = scope;
+  return former;
+}
+
+int mpg_call_outputs(const mpg_op *op, const void *params, int num_inputs) { return mpg_op_visible_outputs(op, params, num_inputs); }
+
+/* The device of an op that does not take it from its inputs; NULL for the rest. */
+static mpg_status named_device(const mpg_op *op, const void *params, mpg_device **device) {
+  *device = NULL;
+  if (!(op->flags & (MPG_OP_COPY | MPG_OP_CREATES))) return MPG_OK;
+  mpg_device_id id = mpg_params_device(op, params);
+  if (id.type == 0) {
+    if (op->flags & MPG_OP_COPY) return MPG_OK;
+    id = (mpg_device_id){MPG_CPU, 0};
+  }
+  return mpg_device_get(id, device);
+}
+
+/* Puts a call that has just run on the tape. */
+static mpg_status record(const mpg_invocation *call, mpg_array *const *inputs, mpg_array *const *outputs, int num_known) {
+  const mpg_op *op = call->op;
+  uint32_t num_inputs = (uint32_t)call->num_inputs, num_outputs = (uint32_t)call->num_outputs;
+  mpg_tape_node *node;
+  MPG_TRY(mpg_tape_new(MPG_TAPE_OP, num_inputs, num_outputs, call->params ? op->params->size : 0, &node));
+  node->op = op;
+  node->train = call->train;
+  node->scope = call->scope;
+  node->origin = mpg_host_get()->origin();
+  if (node->params) memcpy((void *)node->params, call->params, op->params->size);
+  for (uint32_t i = 0; i < num_inputs; i++) {
+    mpg_tape_node *source = inputs[i]->node;
+    if (source && !source->consumed) node->edges[i] = (mpg_tape_edge){mpg_tape_retain(source), inputs[i]->output};
+    node->descs[i] = call->inputs[i].desc;
+    node->devices[i] = mpg_tensor_device(&call->inputs[i]);
+    if (op->saves & MPG_SAVE_INPUTS && (i < 16 ? op->saves >> i & 1 : (op->saves & MPG_SAVE_INPUTS) == MPG_SAVE_INPUTS))
+      mpg_tape_save(node, i, &call->inputs[i]);
+  }
+  for (uint32_t i = 0; i < num_outputs; i++) {
+    node->descs[num_inputs + i] = call->outputs[i].desc;
+    node->devices[num_inputs + i] = mpg_tensor_device(&call->outputs[i]);
+    if (i < 16 ? op->saves >> (16 + i) & 1 : (op->saves & MPG_SAVE_OUTPUTS) == MPG_SAVE_OUTPUTS)
+      mpg_tape_save(node, num_inputs + i, &call->outputs[i]);
+  }
+  for (int i = 0; i < num_known; i++) {
+    mpg_array *output = outputs[i];
+    mpg_tape_node *former = output->node;
+    output->node = mpg_tape_retain(node);
+    output->output = (uint32_t)i;
+    mpg_tape_release(former);
+  }
+  mpg_tape_release(node);
+  return MPG_OK;
+}
+
+enum { STACK_ARRAYS = 16 };
+
+typedef struct call_space {
+  mpg_tensor tensors[STACK_ARRAYS];
+  mpg_array *pointers[STACK_ARRAYS];
+  mpg_tensor *heap; /* where there are more */
+} call_space;
+
+static mpg_status run_and_record(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs, mpg_array *outputs,
+                                 int num_visible, mpg_array *const *out, const mpg_random_key *random, bool train, mpg_device *device,
+                                 uint32_t scope) {
+  call_space space;
+  mpg_tensor *tensors = space.tensors;
+  mpg_array **pointers = space.pointers;
+  int num_outputs = mpg_op_num_outputs(op, params, num_inputs), total = num_inputs + num_outputs;
+  mpg_status status = MPG_OK;
+  if (total > STACK_ARRAYS) {
+    tensors = mpg_malloc((size_t)total * (sizeof *tensors + sizeof *pointers));
+    if (!tensors) return mpg_out_of_host_memory((size_t)total * sizeof *tensors);
+    pointers = (mpg_array **)(tensors + total);
+  }
+  bool on_tape = false;
+  for (int i = 0; i < num_inputs; i++) {
+    tensors[i] = inputs[i]->tensor;
+    on_tape |= inputs[i]->node && !inputs[i]->node->consumed;
+  }
+  mpg_tensor *results = tensors + num_inputs;
+  for (int i = 0; i < num_outputs; i++) results[i].storage = NULL;
+  if (out)
+    for (int i = 0; i < num_visible; i++) results[i] = out[i]->tensor;
+  mpg_invocation call = {.op = op, .params = params, .num_inputs = num_inputs, .inputs = tensors, .num_outputs = num_outputs,
+                         .outputs = results, .train = train, .random = random, .scope = scope, .device = device};
+  MPG_GOTO(mpg_invoke(&call));
+  if (!out) {
+    for (int i = 0; i < num_visible; i++) outputs[i] = (mpg_array){.tensor = results[i]};
+    for (int i = 0; i < num_visible; i++) pointers[i] = &outputs[i];
+  }
+  if (mode.recording && on_tape) {
+    status = record(&call, inputs, out ? out : pointers, num_visible);
+    if (status != MPG_OK && !out)
+      for (int i = 0; i < num_visible; i++) mpg_array_clear(&outputs[i]);
+  }
+  for (int i = num_visible; i < num_outputs; i++) mpg_tensor_release(&results[i]); /* hidden ones */
+fail:
+  if (tensors != space.tensors) mpg_free(tensors);
+  return status;
+}
+
+mpg_status mpg_record_call(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs, mpg_array *outputs,
+                           int num_outputs, const mpg_random_key *random, bool train, mpg_device *device, uint32_t scope) {
+  return run_and_record(op, params, inputs, num_inputs, outputs, num_outputs, NULL, random, train, device, scope);
+}
+
+/* The trace a call belongs to; NULL: none, it runs. */
+static mpg_trace *find_trace(const mpg_op *op, mpg_array *const *inputs, int num_inputs) {
+  for (int i = 0; i < num_inputs; i++)
+    if (__builtin_expect(inputs[i]->trace != NULL, 0)) return mpg_trace_active() ? mpg_trace_active() : inputs[i]->trace;
+  mpg_trace *trace = mpg_trace_active();
+  return trace && (num_inputs == 0 || (op->flags & MPG_OP_RANDOM)) ? trace : NULL;
+}
+
+static mpg_status check_out(const mpg_op *op, mpg_array *const *inputs, int num_inputs, mpg_array *const *out, int num_visible) {
+  for (int i = 0; i < num_visible; i++) {
+    if (out[i]->trace)
+      return mpg_fail(MPG_ERROR, "%s: out= is not possible inside a hybridized block: values there are never overwritten", op->name);
+    if (!mode.recording || !out[i]->node) continue;
+    bool records = false;
+    for (int k = 0; k < num_inputs; k++) records |= inputs[k]->node && !inputs[k]->node->consumed;
+    if (records || out[i]->node->kind != MPG_TAPE_VARIABLE)
+      return mpg_fail(MPG_ERROR, "%s: in-place operations (+=, -=, x[:]=, out=, etc.) are not supported when recording with autograd: the "
+                      "array written into is part of the recorded computation", op->name);
+  }
+  return MPG_OK;
+}
+
+mpg_status mpg_call(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs, mpg_array *outputs,
+                    int num_visible, mpg_array *const *out) {
+  mpg_trace *trace = find_trace(op, inputs, num_inputs);
+  if (__builtin_expect(trace != NULL, 0)) {
+    if (out) return mpg_fail(MPG_ERROR, "%s: out= is not possible inside a hybridized block: values there are never overwritten", op->name);
+    return mpg_trace_call(trace, op, params, inputs, num_inputs, outputs, num_visible, mode.training, mode.scope);
+  }
+  if (out) MPG_TRY(check_out(op, inputs, num_inputs, out, num_visible));
+  mpg_device *device = NULL;
+  if (op->flags & (MPG_OP_COPY | MPG_OP_CREATES)) {
+    MPG_TRY(named_device(op, params, &device));
+    if (out && num_visible && (op->flags & MPG_OP_CREATES)) device = mpg_tensor_device(&out[0]->tensor);
+  }
+  return run_and_record(op, params, inputs, num_inputs, outputs, num_visible, out, NULL, mode.training, device, mode.scope);
+}

@@ -1,0 +1,121 @@
+#include "autograd/tape.h"
+
+#include <string.h>
+
+enum { CLASS_BYTES = 128, NUM_CLASSES = 24 }; /* nodes up to 3 KB are kept for reuse */
+
+/* Runtime state, under the host lock. */
+static struct {
+  mpg_tape_node *kept[NUM_CLASSES]; /* free nodes by size, linked by next */
+  mpg_tape_node *dying;             /* dead nodes whose edges are still to be dropped */
+  bool freeing;
+  uint64_t sequence;
+} tape;
+
+static size_t round_up(size_t size) { return mpg_align_up(size, 16); }
+
+mpg_status mpg_tape_new(mpg_tape_kind kind, uint32_t num_inputs, uint32_t num_outputs, size_t params_size, mpg_tape_node **result) {
+  size_t slots = (size_t)num_inputs + num_outputs, saved = kind == MPG_TAPE_OP ? slots : 0;
+  size_t edges_at = round_up(sizeof(mpg_tape_node)), descs_at = edges_at + num_inputs * sizeof(mpg_tape_edge);
+  size_t devices_at = descs_at + slots * sizeof(mpg_desc), saved_at = devices_at + slots * sizeof(mpg_device *);
+  size_t params_at = round_up(saved_at + saved * sizeof(mpg_saved)), size = params_at + params_size;
+  size_t size_class = (size + CLASS_BYTES - 1) / CLASS_BYTES;
+  mpg_tape_node *node;
+  if (size_class < NUM_CLASSES && tape.kept[size_class]) {
+    node = tape.kept[size_class];
+    tape.kept[size_class] = node->next;
+  } else {
+    node = mpg_malloc(size_class < NUM_CLASSES ? size_class * CLASS_BYTES : size);
+    if (!node) return mpg_out_of_host_memory(size);
+  }
+  char *memory = (char *)node;
+  *node = (mpg_tape_node){.references = 1, .kind = (uint8_t)kind, .size_class = (uint8_t)(size_class < NUM_CLASSES ? size_class : 0),
+                          .num_inputs = num_inputs, .num_outputs = num_outputs, .sequence = ++tape.sequence,
+                          .edges = (mpg_tape_edge *)(memory + edges_at), .descs = (mpg_desc *)(memory + descs_at),
+                          .devices = (mpg_device **)(memory + devices_at), .saved = (mpg_saved *)(memory + saved_at),
+                          .params = params_size ? memory + params_at : NULL};
+  memset(node->edges, 0, num_inputs * sizeof *node->edges);
+  if (saved) memset(node->saved, 0, saved * sizeof *node->saved);
+  *result = node;
+  return MPG_OK;
+}
+
+/* Drops what the node holds. Nodes that die by it go on the list, so depth costs no stack. */
+static void drop_contents(mpg_tape_node *node) {
+  for (uint32_t i = 0; i < node->num_inputs; i++) {
+    mpg_tape_node *source = node->edges[i].node;
+    node->edges[i].node = NULL;
+    mpg_tape_release(source);
+  }
+  if (node->kind == MPG_TAPE_OP) {
+    for (uint32_t i = 0; i < node->num_inputs + node->num_outputs; i++) {
+      mpg_storage *storage = node->saved[i].storage;
+      node->saved[i].storage = NULL;
+      if (storage) mpg_storage_release(storage);
+    }
+  }
+  if (node->call && node->state) {
+    void *state = node->state;
+    node->state = NULL;
+    node->call->release(state);
+  }
+  if (node->kind == MPG_TAPE_VARIABLE) mpg_tensor_release(&node->gradient);
+}
+
+/* Frees what is on the list, unless a caller further up is doing so already. */
+static void free_dying(void) {
+  if (tape.freeing) return;
+  tape.freeing = true;
+  while (tape.dying) {
+    mpg_tape_node *node = tape.dying;
+    tape.dying = node->next;
+    drop_contents(node);
+    if (node->size_class) {
+      node->next = tape.kept[node->size_class];
+      tape.kept[node->size_class] = node;
+    } else {
+      mpg_free(node);
+    }
+  }
+  tape.freeing = false;
+}
+
+void mpg_tape_destroy(mpg_tape_node *node) {
+  node->next = tape.dying;
+  tape.dying = node;
+  free_dying();
+}
+
+void mpg_tape_consume(mpg_tape_node *node) {
+  if (node->consumed || node->kind == MPG_TAPE_VARIABLE) return;
+  node->consumed = true;
+  node->references++; /* what is dropped may hold the last reference */
+  drop_contents(node);
+  mpg_tape_release(node);
+}
+
+const char *mpg_tape_name(const mpg_tape_node *node) {
+  return node->op ? node->op->name : node->call ? node->call->name : "variable";
+}
+
+mpg_status mpg_tape_saved(const mpg_tape_node *node, uint32_t slot, mpg_tensor *tensor) {
+  const mpg_saved *saved = &node->saved[slot];
+  MPG_ASSERT(saved->storage);
+  if (saved->storage->version != saved->version) {
+    char name[64], shape[MPG_SHAPE_TEXT_SIZE], origin[256] = "";
+    const char *path = mpg_scope_text(node->scope);
+    if (node->origin) mpg_host_get()->origin_text(node->origin, origin, sizeof origin);
+    if (slot < node->num_inputs)
+      mpg_op_input_name(node->op, (int)slot, name, sizeof name);
+    else
+      memcpy(name, "result", sizeof "result");
+    return mpg_fail(MPG_ERROR,
+                    "%s%s%s%s%s: its %s (%s %s on %s) was overwritten after the forward pass, and the gradient needs the old "
+                    "contents. Write into another array, or copy before you write",
+                    node->op->name, *path ? " in block " : "", path, *origin ? " at " : "", origin, name,
+                    mpg_dtype_name(node->descs[slot].dtype), mpg_shape_text(&node->descs[slot].shape, shape, sizeof shape),
+                    mpg_device_text(node->devices[slot]));
+  }
+  *tensor = (mpg_tensor){saved->storage, saved->offset, node->descs[slot]};
+  return MPG_OK;
+}

@@ -1,0 +1,100 @@
+/* Nodes of the tape: variables, ops that ran while recording, callbacks, and compiled calls.
+ *
+ * A node says what backward needs: where its inputs came from (edges), what shape, dtype and device every input and output had,
+ * and the contents that its gradient reads ("saved", with the storage's version, so that overwriting is noticed). All of it
+ * lies in one block of memory; blocks are kept for reuse. After a backward that does not retain the graph a node is consumed:
+ * it has given up edges and contents and cannot be differentiated again.
+ *
+ * Ownership: an edge and an mpg_array own a reference to a node; a node owns its edges, saved storages and payload. Freeing is
+ * iterative: tapes are deep. Threads: host lock.
+ */
+#ifndef MPG_AUTOGRAD_TAPE_H
+#define MPG_AUTOGRAD_TAPE_H
+
+#include "autograd/autograd.h"
+#include "base/host.h"
+#include "graph/graph.h"
+#include "op/invoke.h"
+
+typedef enum mpg_tape_kind { MPG_TAPE_VARIABLE, MPG_TAPE_OP, MPG_TAPE_CALL } mpg_tape_kind;
+
+typedef struct mpg_tape_edge {
+  mpg_tape_node *node; /* owned; NULL: not on the tape */
+  uint32_t output;
+} mpg_tape_edge;
+
+typedef struct mpg_saved {
+  mpg_storage *storage; /* owned; NULL: not saved */
+  size_t offset;
+  uint32_t version;
+} mpg_saved;
+
+/* Where the gradient of a variable goes. */
+typedef struct mpg_target {
+  mpg_tensor tensor; /* borrowed; storage NULL: nowhere in particular */
+  mpg_grad_req request;
+  bool done;         /* the call has written (added) it */
+} mpg_target;
+
+/* A call that only its maker can differentiate. */
+typedef struct mpg_tape_call {
+  const char *name;
+  /* Computes the gradients of the inputs that are `needed` into in_grads (empty structs), or straight into targets[i], which
+   * it then says. An empty out_grad is zero; so is a result left empty. Host lock held. */
+  mpg_status (*backward)(mpg_tape_node *node, mpg_array *const *out_grads, const bool *needed, mpg_target *targets, mpg_array *in_grads,
+                         bool retain, bool train);
+  /* The same call as ops on the tape, for gradients of gradients; NULL: backward itself records what it does. */
+  mpg_status (*expand)(mpg_tape_node *node, mpg_array *outputs);
+  void (*release)(void *state);
+} mpg_tape_call;
+
+struct mpg_tape_node {
+  int32_t references;
+  uint8_t kind; /* mpg_tape_kind */
+  uint8_t size_class;
+  bool train, consumed;
+  bool fresh;       /* of a variable: backward has written since the flag was cleared */
+  uint8_t request;  /* of a variable: mpg_grad_req */
+  uint32_t scope, origin;
+  uint32_t num_inputs, num_outputs;
+  uint64_t sequence; /* creation order */
+  uint64_t visit;    /* backward's mark: reached in that walk */
+  uint32_t graph_node; /* and where it is in that graph */
+  mpg_tape_node *next; /* in the list of those being freed */
+  const mpg_op *op;
+  const void *params;
+  mpg_tape_edge *edges;   /* per input */
+  mpg_desc *descs;        /* per input, then per output */
+  mpg_device **devices;   /* likewise */
+  mpg_saved *saved;       /* likewise; ops only */
+  const mpg_tape_call *call;
+  void *state;            /* of a call */
+  mpg_array *expansion;   /* of a call, during a backward that creates a graph: what stands for its outputs */
+  mpg_tensor gradient;    /* of a variable: owned */
+};
+
+mpg_status mpg_tape_new(mpg_tape_kind kind, uint32_t num_inputs, uint32_t num_outputs, size_t params_size, mpg_tape_node **node); /* new */
+static inline mpg_tape_node *mpg_tape_retain(mpg_tape_node *node) {
+  if (node) node->references++;
+  return node;
+}
+void mpg_tape_destroy(mpg_tape_node *node);
+static inline void mpg_tape_release(mpg_tape_node *node) {
+  if (node && --node->references == 0) mpg_tape_destroy(node);
+}
+void mpg_tape_consume(mpg_tape_node *node); /* gives up edges, saved contents and a call's state */
+
+/* Name for errors: the op's, the call's, "variable". */
+const char *mpg_tape_name(const mpg_tape_node *node);
+/* The saved contents of slot `slot` (inputs, then outputs) as a tensor, borrowed; MPG_ERROR when they were overwritten. */
+mpg_status mpg_tape_saved(const mpg_tape_node *node, uint32_t slot, mpg_tensor *tensor);
+static inline void mpg_tape_save(mpg_tape_node *node, uint32_t slot, const mpg_tensor *tensor) {
+  mpg_storage_retain(tensor->storage);
+  node->saved[slot] = (mpg_saved){tensor->storage, tensor->offset, tensor->storage->version};
+}
+
+/* Runs an op on arrays (record.c): like mpg_call, with the random key to use (NULL: draw) and with hidden outputs too. */
+mpg_status mpg_record_call(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs, mpg_array *outputs,
+                           int num_outputs, const mpg_random_key *random, bool train, mpg_device *device, uint32_t scope);
+
+#endif

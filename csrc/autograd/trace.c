@@ -1,0 +1,98 @@
+#include "autograd/trace.h"
+
+#include "base/host.h"
+
+static _Thread_local mpg_trace *active;
+
+mpg_trace *mpg_trace_active(void) { return active; }
+
+mpg_trace *mpg_trace_swap(mpg_trace *trace) {
+  mpg_trace *former = active;
+  active = trace;
+  return former;
+}
+
+mpg_status mpg_trace_begin(mpg_trace **result) {
+  mpg_trace *trace = mpg_calloc(1, sizeof *trace);
+  if (!trace) return mpg_out_of_host_memory(sizeof *trace);
+  trace->references = 1;
+  mpg_graph_init(&trace->graph);
+  trace->outer = active;
+  active = trace;
+  *result = trace;
+  return MPG_OK;
+}
+
+void mpg_trace_end(mpg_trace *trace) {
+  trace->closed = true;
+  active = trace->outer;
+  trace->outer = NULL;
+}
+
+void mpg_trace_release(mpg_trace *trace) {
+  if (!trace || --trace->references) return;
+  mpg_graph_free(&trace->graph);
+  for (size_t i = 0; i < trace->num_constants; i++) mpg_array_clear(&trace->constants[i].array);
+  mpg_free(trace->constants);
+  mpg_free(trace);
+}
+
+static void fill(mpg_trace *trace, mpg_value value, mpg_array *array) {
+  *array = (mpg_array){.tensor = {.desc = mpg_graph_at(&trace->graph, value)->desc}, .trace = trace, .value = value};
+  trace->references++;
+}
+
+mpg_status mpg_trace_input(mpg_trace *trace, const mpg_desc *desc, mpg_device_id device, mpg_array *array) {
+  mpg_value value;
+  MPG_TRY(mpg_graph_input(&trace->graph, desc, device, &value));
+  fill(trace, value, array);
+  return MPG_OK;
+}
+
+mpg_status mpg_trace_value(mpg_trace *trace, const mpg_array *array, const char *op, mpg_value *value) {
+  if (array->trace) {
+    if (array->trace != trace)
+      return mpg_fail(MPG_ERROR, "%s: an array was kept from an earlier call of a hybridized block; it had no contents then. Return it "
+                      "from the block's forward instead of storing it", op);
+    *value = array->value;
+    return MPG_OK;
+  }
+  for (size_t i = 0; i < trace->num_constants; i++) {
+    const mpg_array *known = &trace->constants[i].array;
+    if (known->tensor.storage == array->tensor.storage && known->tensor.offset == array->tensor.offset &&
+        known->tensor.desc.dtype == array->tensor.desc.dtype &&
+        mpg_shape_equal(&known->tensor.desc.shape, &array->tensor.desc.shape) && known->node == array->node) {
+      *value = trace->constants[i].value;
+      return MPG_OK;
+    }
+  }
+  MPG_TRY(mpg_grow((void **)&trace->constants, &trace->constants_capacity, trace->num_constants + 1, sizeof *trace->constants));
+  MPG_TRY(mpg_graph_input(&trace->graph, &array->tensor.desc, mpg_array_device_id(array), value));
+  mpg_trace_constant *constant = &trace->constants[trace->num_constants++];
+  *constant = (mpg_trace_constant){.value = *value};
+  mpg_array_copy(&constant->array, array);
+  return MPG_OK;
+}
+
+mpg_status mpg_trace_call(mpg_trace *trace, const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs,
+                          mpg_array *outputs, int num_visible, bool train, uint32_t scope) {
+  mpg_value stack[32], *values = stack;
+  mpg_status status = MPG_OK;
+  if (trace->closed) return mpg_fail(MPG_ERROR, "%s: the trace this array belongs to has ended; it has no contents", op->name);
+  if (op->flags & MPG_OP_DYNAMIC)
+    return mpg_fail(MPG_ERROR, "%s: the shape of its result depends on values, so it cannot be part of a hybridized block; call it outside, "
+                    "or use operator where/one_hot/sequence masks, whose shapes are fixed", op->name);
+  int total = num_inputs + mpg_op_num_outputs(op, params, num_inputs);
+  if (total > (int)(sizeof stack / sizeof *stack) && !(values = mpg_malloc((size_t)total * sizeof *values)))
+    return mpg_out_of_host_memory((size_t)total * sizeof *values);
+  trace->graph.scope = scope;
+  trace->graph.origin = mpg_host_get()->origin();
+  trace->graph.train = train;
+  for (int i = 0; i < num_inputs; i++) MPG_GOTO(mpg_trace_value(trace, inputs[i], op->name, &values[i]));
+  MPG_GOTO(mpg_graph_emit(&trace->graph, op, params, values, num_inputs, MPG_NO_VALUE, values + num_inputs));
+  for (int i = 0; i < num_visible; i++) fill(trace, values[num_inputs + i], &outputs[i]);
+fail:
+  if (values != stack) mpg_free(values);
+  if (status != MPG_OK && scope) mpg_fail_prefix(status, "in block %s", mpg_scope_text(scope));
+  return status;
+}

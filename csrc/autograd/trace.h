@@ -1,0 +1,42 @@
+/* Traces: graphs under construction by running a function on arrays that have shape, dtype and device but no contents.
+ *
+ * While a trace is active, ops that have a traced input, no array inputs, random numbers or effects become nodes of its graph;
+ * arrays with contents that such an op meets become constants. Ops on arrays with contents alone run at once, as always.
+ * Ownership: traced arrays share the trace (reference count); who began it ends it. Threads: host lock; the active
+ * trace is per thread.
+ */
+#ifndef MPG_AUTOGRAD_TRACE_H
+#define MPG_AUTOGRAD_TRACE_H
+
+#include "autograd/array.h"
+#include "graph/graph.h"
+
+typedef struct mpg_trace_constant {
+  mpg_array array; /* owned */
+  mpg_value value;
+} mpg_trace_constant;
+
+struct mpg_trace {
+  int32_t references;
+  bool closed; /* ended: no more nodes */
+  mpg_graph graph;
+  mpg_trace_constant *constants; /* owned */
+  size_t num_constants, constants_capacity;
+  mpg_trace *outer; /* the one that was active before */
+};
+
+mpg_status mpg_trace_begin(mpg_trace **trace); /* new; becomes the active one */
+void mpg_trace_end(mpg_trace *trace);          /* the outer one is active again; the reference stays the caller's */
+void mpg_trace_release(mpg_trace *trace);
+mpg_trace *mpg_trace_active(void); /* borrowed, or NULL */
+mpg_trace *mpg_trace_swap(mpg_trace *trace); /* makes it (or NULL) the active one; returns the former */
+
+/* A new input of the graph; *array (empty) becomes it. */
+mpg_status mpg_trace_input(mpg_trace *trace, const mpg_desc *desc, mpg_device_id device, mpg_array *array);
+/* The value of any array in the trace: a constant where it has contents. */
+mpg_status mpg_trace_value(mpg_trace *trace, const mpg_array *array, const char *op, mpg_value *value);
+/* Emits an op; outputs: num_visible empty structs. */
+mpg_status mpg_trace_call(mpg_trace *trace, const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs,
+                          mpg_array *outputs, int num_visible, bool train, uint32_t scope);
+
+#endif
