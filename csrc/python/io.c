@@ -1,0 +1,183 @@
+/* Array files (csrc/io) as functions of the module. */
+#include "io/params_file.h"
+#include "python/core.h"
+
+/* Fills `list` from a sequence of NDArrays and one of names (None: without). */
+static int gather(PyObject *arrays, PyObject *names, mpg_tensor_list *list) {
+  *list = (mpg_tensor_list){0};
+  PyObject *array_items = PySequence_Fast(arrays, "the arrays to save must be a list or tuple");
+  if (!array_items) return -1;
+  PyObject *name_items = NULL;
+  Py_ssize_t count = PySequence_Fast_GET_SIZE(array_items);
+  if (names != Py_None) {
+    name_items = PySequence_Fast(names, "the names to save under must be a list or tuple");
+    if (!name_items) goto fail;
+    if (PySequence_Fast_GET_SIZE(name_items) != count) {
+      PyErr_Format(PyExc_ValueError, "%zd names for %zd arrays", PySequence_Fast_GET_SIZE(name_items), count);
+      goto fail;
+    }
+  }
+  for (Py_ssize_t i = 0; i < count; i++) {
+    const mpg_array *array = mpg_py_expect_array(PySequence_Fast_GET_ITEM(array_items, i), "save");
+    if (!array || mpg_py_expect_value(array, "save") < 0) goto fail;
+    const char *name = NULL;
+    Py_ssize_t length = 0;
+    if (name_items) {
+      PyObject *item = PySequence_Fast_GET_ITEM(name_items, i);
+      if (!PyUnicode_Check(item)) {
+        PyErr_Format(PyExc_TypeError, "save: names are strings, got %.100s", Py_TYPE(item)->tp_name);
+        goto fail;
+      }
+      name = PyUnicode_AsUTF8AndSize(item, &length);
+      if (!name) goto fail;
+    }
+    mpg_status status = mpg_tensor_list_add(list, name, (size_t)length, &array->tensor);
+    if (status != MPG_OK) {
+      mpg_py_raise(status);
+      goto fail;
+    }
+  }
+  Py_DECREF(array_items);
+  Py_XDECREF(name_items);
+  return 0;
+fail:
+  Py_DECREF(array_items);
+  Py_XDECREF(name_items);
+  mpg_tensor_list_free(list);
+  return -1;
+}
+
+/* (arrays, names or None) of a list, which is emptied. An array that the file left out is None. */
+static PyObject *scatter(mpg_source *source, mpg_tensor_list *list) {
+  Py_ssize_t count = (Py_ssize_t)list->count;
+  PyObject *arrays = PyList_New(count), *names = list->named ? PyList_New(count) : Py_NewRef(Py_None);
+  if (!arrays || !names) goto fail;
+  for (Py_ssize_t i = 0; i < count; i++) {
+    mpg_named_tensor *item = &list->items[i];
+    PyObject *value;
+    if (item->tensor.storage) {
+      mpg_array array = {.tensor = item->tensor};
+      item->tensor.storage = NULL;
+      value = mpg_py_array_take(&array);
+    } else {
+      value = Py_NewRef(Py_None);
+    }
+    if (!value) goto fail;
+    PyList_SET_ITEM(arrays, i, value);
+    if (!list->named) continue;
+    PyObject *name = PyUnicode_DecodeUTF8(item->name, (Py_ssize_t)item->name_length, NULL);
+    if (!name) {
+      if (!PyErr_ExceptionMatches(PyExc_UnicodeDecodeError)) goto fail;
+      PyErr_Clear();
+      mpg_py_raise(mpg_source_fail(source, source->size, "the name of array %zd is not valid UTF-8: the file is damaged", i));
+      goto fail;
+    }
+    PyList_SET_ITEM(names, i, name);
+  }
+  mpg_tensor_list_free(list);
+  return Py_BuildValue("(NN)", arrays, names);
+fail:
+  Py_XDECREF(arrays);
+  Py_XDECREF(names);
+  mpg_tensor_list_free(list);
+  return NULL;
+}
+
+static PyObject *load(mpg_source *source) {
+  mpg_tensor_list list;
+  mpg_status status = mpg_params_read(source, &list);
+  PyObject *result = status == MPG_OK ? scatter(source, &list) : mpg_py_raise(status);
+  mpg_source_close(source);
+  return result;
+}
+
+static PyObject *load_arrays(PyObject *module, PyObject *path) {
+  (void)module;
+  PyObject *encoded;
+  if (!PyUnicode_FSConverter(path, &encoded)) return NULL;
+  mpg_source source;
+  mpg_status status = mpg_source_open(&source, PyBytes_AS_STRING(encoded));
+  PyObject *result = status == MPG_OK ? load(&source) : mpg_py_raise(status);
+  Py_DECREF(encoded);
+  return result;
+}
+
+static PyObject *load_arrays_from(PyObject *module, PyObject *bytes) {
+  (void)module;
+  Py_buffer view;
+  if (PyObject_GetBuffer(bytes, &view, PyBUF_SIMPLE) < 0) return NULL;
+  mpg_source source;
+  mpg_source_open_memory(&source, "(buffer)", view.buf, (size_t)view.len);
+  PyObject *result = load(&source);
+  PyBuffer_Release(&view);
+  return result;
+}
+
+static PyObject *save_arrays(PyObject *module, PyObject *args) {
+  (void)module;
+  PyObject *encoded, *arrays, *names;
+  if (!PyArg_ParseTuple(args, "O&OO:save_arrays", PyUnicode_FSConverter, &encoded, &arrays, &names)) return NULL;
+  mpg_tensor_list list;
+  mpg_sink sink;
+  mpg_status status;
+  if (gather(arrays, names, &list) < 0) {
+    Py_DECREF(encoded);
+    return NULL;
+  }
+  MPG_GOTO(mpg_sink_open(&sink, PyBytes_AS_STRING(encoded)));
+  status = mpg_params_write(&sink, &list);
+  if (status == MPG_OK) status = mpg_sink_commit(&sink);
+  mpg_sink_close(&sink);
+fail:
+  mpg_tensor_list_free(&list);
+  Py_DECREF(encoded);
+  if (status != MPG_OK) return mpg_py_raise(status);
+  Py_RETURN_NONE;
+}
+
+static PyObject *save_arrays_to(PyObject *module, PyObject *args) {
+  (void)module;
+  PyObject *arrays, *names, *result = NULL;
+  if (!PyArg_ParseTuple(args, "OO:save_arrays_to_bytes", &arrays, &names)) return NULL;
+  mpg_tensor_list list;
+  mpg_sink sink;
+  if (gather(arrays, names, &list) < 0) return NULL;
+  mpg_sink_open_buffer(&sink);
+  mpg_status status = mpg_params_write(&sink, &list);
+  if (status == MPG_OK)
+    result = PyBytes_FromStringAndSize(sink.buffer, (Py_ssize_t)sink.length);
+  else
+    mpg_py_raise(status);
+  mpg_sink_close(&sink);
+  mpg_tensor_list_free(&list);
+  return result;
+}
+
+static PyObject *write_file(PyObject *module, PyObject *args) {
+  (void)module;
+  PyObject *encoded;
+  Py_buffer view;
+  if (!PyArg_ParseTuple(args, "O&y*:write_file", PyUnicode_FSConverter, &encoded, &view)) return NULL;
+  mpg_sink sink;
+  mpg_status status = mpg_sink_open(&sink, PyBytes_AS_STRING(encoded));
+  if (status == MPG_OK) {
+    status = mpg_sink_write(&sink, view.buf, (size_t)view.len);
+    if (status == MPG_OK) status = mpg_sink_commit(&sink);
+    mpg_sink_close(&sink);
+  }
+  PyBuffer_Release(&view);
+  Py_DECREF(encoded);
+  if (status != MPG_OK) return mpg_py_raise(status);
+  Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"load_arrays", load_arrays, METH_O, "load_arrays(path): the arrays and names (None when it has none) of an array file."},
+    {"load_arrays_from_bytes", load_arrays_from, METH_O, "load_arrays_from_bytes(bytes): load_arrays of a file's contents."},
+    {"save_arrays", save_arrays, METH_VARARGS, "save_arrays(path, arrays, names): writes an array file; names may be None. The file is replaced whole or not at all."},
+    {"save_arrays_to_bytes", save_arrays_to, METH_VARARGS, "save_arrays_to_bytes(arrays, names): the contents of such a file."},
+    {"write_file", write_file, METH_VARARGS, "write_file(path, bytes): writes a file that is replaced whole or not at all."},
+    {NULL, NULL, 0, NULL},
+};
+
+int mpg_py_io_init(PyObject *module) { return PyModule_AddFunctions(module, methods); }

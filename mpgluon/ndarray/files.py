@@ -1,0 +1,63 @@
+"""Arrays in files, in MXNet's format (".params"), readable and writable by both."""
+
+from .. import _core
+
+__all__ = ["save", "load", "load_frombuffer", "save_tobuffer"]
+
+
+def _arrays_and_names(data):
+    """Lists of arrays and of names (or None) of what `save` accepts."""
+    if isinstance(data, _core.NDArray):
+        return [data], None
+    if isinstance(data, dict):
+        names = list(data)
+        wrong = next((name for name in names if not isinstance(name, str)), None)
+        if wrong is not None:
+            raise TypeError(f"save: the keys of the dict must be strings, got {wrong!r}")
+        arrays = list(data.values())
+    elif isinstance(data, (list, tuple)):
+        arrays, names = list(data), None
+    else:
+        raise TypeError(f"save: expected an NDArray, a list of them, or a dict of names to them, got {type(data).__name__}")
+    for i, array in enumerate(arrays):
+        if not isinstance(array, _core.NDArray):
+            what = repr(names[i]) if names else f"item {i}"
+            raise TypeError(f"save: {what} must be an NDArray, got {type(array).__name__}")
+    return arrays, names
+
+
+def _as_saved(arrays, names):
+    """A dict where there are names, else a list."""
+    return dict(zip(names, arrays)) if names else arrays
+
+
+def save(fname, data):
+    """Writes arrays to a file.
+
+    data : NDArray, list of NDArray, or dict of str to NDArray, on any devices and of any dtype.
+    The file is complete or, after an error or when the program is killed, what it was before. MXNetError when it cannot be
+    written.
+    """
+    _core.save_arrays(fname, *_arrays_and_names(data))
+
+
+def load(fname):
+    """Reads arrays from a file written by `save` of this package or of MXNet, in any version of the format.
+
+    Returns a list of NDArray, or a dict of str to NDArray where they were saved with names. They lie on cpu(0), or on the GPU they
+    were saved from where there is one of that number. MXNetError, naming file and position, when the file is missing, damaged,
+    or holds sparse arrays.
+    """
+    return _as_saved(*_core.load_arrays(fname))
+
+
+def load_frombuffer(buf):
+    """`load` from the bytes of such a file."""
+    if not isinstance(buf, (bytes, bytearray, memoryview)):
+        raise TypeError(f"load_frombuffer: expected bytes, got {type(buf).__name__}")
+    return _as_saved(*_core.load_arrays_from_bytes(buf))
+
+
+def save_tobuffer(data):
+    """The bytes that `save` would write."""
+    return _core.save_arrays_to_bytes(*_arrays_and_names(data))
