@@ -45,9 +45,10 @@ typedef struct cpu_queue {
   size_t published_offset;
   bool started;
 
-  /* Shared. */
+  /* Shared; what is written with every task is apart from what is only looked at. */
   _Alignas(64) _Atomic uint64_t published;
-  _Atomic bool sleeping, stopping;
+  _Alignas(64) _Atomic bool sleeping;
+  _Atomic bool stopping;
   _Atomic(segment *) spare; /* a used segment, on its way back to the producer */
   _Atomic mpg_tick wake_at; /* the lowest tick that a sleeping waiter wants */
   pthread_mutex_t mutex;    /* for sleeping */
@@ -309,7 +310,7 @@ static void *worker_main(void *argument) {
     if (threads != queue->omp_threads) omp_set_num_threads(queue->omp_threads = threads);
     for (int i = 0; i < task->submission.num_points; i++)
       if (!worker_wait(device, task->submission.points[i])) return NULL;
-    mpg_point blocked_on;
+    mpg_point blocked_on = {0};
     while (!mpg_task_advance(device, task, &blocked_on))
       if (!worker_wait(device, blocked_on)) return NULL;
     mpg_tick last = mpg_task_last_tick(task);

@@ -11,7 +11,10 @@
 #include "device/internal.h"
 #include "device/pool.h"
 
-enum { RECENT = 2048 /* submissions that may be queued on a device before mpg_device_make_room waits */ };
+enum {
+  RECENT = 2048,     /* submissions that may be queued on a device, about, before mpg_device_make_room waits */
+  LOOK_INTERVAL = 256, /* it looks once in so many: `completed` is on a cache line that the worker writes */
+};
 
 /* Runtime state: the device table and the settings. Host lock. */
 static struct {
@@ -96,9 +99,10 @@ mpg_status mpg_device_get(mpg_device_id id, mpg_device **device) {
 /* --- Submission --------------------------------------------------------------------------------------------------------- */
 
 mpg_status mpg_device_make_room(mpg_device *device) {
-  if (device->submissions < RECENT) return MPG_OK;
-  if (mpg_tick_reached(device, device->recent[device->submissions % RECENT])) return MPG_OK;
-  return mpg_point_wait((mpg_point){.device = device, .tick = device->recent[(device->submissions + RECENT / 2) % RECENT]});
+  uint64_t count = device->submissions;
+  if (count % LOOK_INTERVAL || count < RECENT) return MPG_OK;
+  if (mpg_tick_reached(device, device->recent[(count + LOOK_INTERVAL) % RECENT])) return MPG_OK;
+  return mpg_point_wait((mpg_point){.device = device, .tick = device->recent[(count + RECENT / 2) % RECENT]});
 }
 
 static void discard(const mpg_submission *submission) {

@@ -27,16 +27,15 @@ void mpg_failures_fork_done(mpg_device *device, bool child);
 typedef struct mpg_task {
   mpg_submission submission; /* payload and points are the queue's own copies */
   mpg_tick first_tick;
-  bool inputs_checked; /* its points have been reached and looked at for failures */
 } mpg_task;
 
 static inline mpg_tick mpg_task_last_tick(const mpg_task *task) { return task->first_tick + task->submission.ticks - 1; }
 
-/* Goes on with a task whose points are reached. False: suspended, to be called again when *blocked_on is reached. True:
- * done, failures recorded and payload discarded; the caller stores `completed`. */
-bool mpg_task_advance(mpg_device *device, mpg_task *task, mpg_point *blocked_on);
+/* Begins a task whose points are reached (blocked_on->device NULL), or goes on with it. False: suspended, to be called again
+ * when *blocked_on is reached. True: done, failures recorded and payload discarded; the caller stores `completed`. */
+bool mpg_task_advance(mpg_device *device, const mpg_task *task, mpg_point *blocked_on);
 /* Instead of running: discards and records a failure saying so. Not advanced to `completed`. */
-void mpg_task_drop(mpg_device *device, mpg_task *task);
+void mpg_task_drop(mpg_device *device, const mpg_task *task);
 
 /* The device whose work this thread is running as its worker, or NULL. */
 mpg_device *mpg_worker_device(void);

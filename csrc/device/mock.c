@@ -143,7 +143,6 @@ static void run_next(shuffle_queue *queue) {
   int threads = omp_get_max_threads();
   omp_set_num_threads(atomic_load_explicit(&device->num_threads, memory_order_relaxed));
   mpg_worker_set_device(device);
-  kept->blocked_on.device = NULL;
   bool done = mpg_task_advance(device, &kept->task, &kept->blocked_on);
   mpg_worker_set_device(outer);
   omp_set_num_threads(threads);

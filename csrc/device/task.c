@@ -5,7 +5,7 @@ static _Thread_local mpg_device *worker_device;
 mpg_device *mpg_worker_device(void) { return worker_device; }
 void mpg_worker_set_device(mpg_device *device) { worker_device = device; }
 
-static void discard(mpg_task *task) {
+static void discard(const mpg_task *task) {
   if (task->submission.discard) task->submission.discard((void *)task->submission.payload);
 }
 
@@ -15,10 +15,10 @@ static mpg_tick first_unsignalled(mpg_device *device, const mpg_task *task) {
   return completed >= task->first_tick ? completed + 1 : task->first_tick;
 }
 
-bool mpg_task_advance(mpg_device *device, mpg_task *task, mpg_point *blocked_on) {
+bool mpg_task_advance(mpg_device *device, const mpg_task *task, mpg_point *blocked_on) {
   const mpg_submission *submission = &task->submission;
   mpg_tick last_tick = mpg_task_last_tick(task);
-  if (!task->inputs_checked) {
+  if (!blocked_on->device) {
     for (int i = 0; i < submission->num_points; i++) {
       const mpg_point *point = &submission->points[i];
       if (!point->data) continue;
@@ -29,7 +29,6 @@ bool mpg_task_advance(mpg_device *device, mpg_task *task, mpg_point *blocked_on)
         return true;
       }
     }
-    task->inputs_checked = true;
   }
   mpg_run run = {.device = device,
                  .num_threads = atomic_load_explicit(&device->num_threads, memory_order_relaxed),
@@ -46,7 +45,7 @@ bool mpg_task_advance(mpg_device *device, mpg_task *task, mpg_point *blocked_on)
   return true;
 }
 
-void mpg_task_drop(mpg_device *device, mpg_task *task) {
+void mpg_task_drop(mpg_device *device, const mpg_task *task) {
   mpg_status status = mpg_fail(MPG_ERROR, "work was not run: mpgluon has been shut down");
   mpg_device_fail(device, first_unsignalled(device, task), mpg_task_last_tick(task), status, &task->submission);
   discard(task);
