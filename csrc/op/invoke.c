@@ -134,12 +134,10 @@ static mpg_status invoke_aside(mpg_invocation *inv) {
   return status;
 }
 
-static mpg_status check_input_failures(const mpg_invocation *inv) {
-  for (int i = 0; i < inv->num_inputs; i++) {
-    mpg_device *device = mpg_tensor_device(&inv->inputs[i]);
-    if (atomic_load_explicit(&device->failed, memory_order_relaxed))
-      MPG_TRY(mpg_device_failure(device, inv->inputs[i].storage->block.uses.write));
-  }
+static mpg_status check_failures(const mpg_invocation *inv) {
+  for (int i = 0; i < inv->num_inputs; i++) MPG_TRY(mpg_storage_failure(inv->inputs[i].storage));
+  for (int i = 0; i < inv->num_outputs; i++) /* what a write leaves of an array must be good too */
+    if (mpg_tensor_bytes(&inv->outputs[i]) != inv->outputs[i].storage->size) MPG_TRY(mpg_storage_failure(inv->outputs[i].storage));
   return MPG_OK;
 }
 
@@ -190,7 +188,7 @@ static mpg_status queue(const mpg_invocation *inv, mpg_device *device, const mpg
     if (!(op->flags & MPG_OP_SHAPE_ONLY)) mpg_storage_read_points(inv->inputs[i].storage, device, points, &count);
     if (mpg_op_input_mutable(op, i)) mpg_storage_write_points(inv->inputs[i].storage, device, points, &count);
   }
-  for (int i = 0; i < inv->num_outputs; i++) mpg_storage_write_points(inv->outputs[i].storage, device, points, &count);
+  for (int i = 0; i < inv->num_outputs; i++) mpg_tensor_write_points(&inv->outputs[i], device, points, &count);
   mpg_submission submission = {.name = op->name, .work = op_work, .payload = payload, .payload_size = size, .points = points,
                                .num_points = count, .origin = mpg_host_get()->origin(), .scope = inv->scope};
   mpg_tick tick;
@@ -265,7 +263,7 @@ static mpg_status invoke_with(mpg_invocation *inv, mpg_desc *descs, mpg_view *vi
   mpg_random_key random = {0};
   if (op->flags & MPG_OP_RANDOM) random = inv->random ? *inv->random : mpg_random_next(1);
   if (runs_inline(inv, device, output_descs, written_inputs)) {
-    MPG_GOTO(check_input_failures(inv));
+    MPG_GOTO(check_failures(inv));
     mpg_kernel_call call = {.op = op, .params = inv->params, .device = device, .num_threads = 1, .num_inputs = inv->num_inputs,
                             .num_outputs = inv->num_outputs, .inputs = views, .outputs = views + inv->num_inputs, .random = random,
                             .train = inv->train};
