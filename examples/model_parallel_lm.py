@@ -1,0 +1,335 @@
+"""A two-layer LSTM language model on two devices: one hybridized block, one Trainer, real text.
+
+The first half of the network (embedding, first LSTM) lives on one device, the second (second LSTM, decoder) on another. The
+block says where its data moves with ``as_in_context``; nothing else about it is special. The text is the source code of
+Python's own standard library, which every machine has; ``--text FILE`` takes another one.
+
+    python model_parallel_lm.py                    # cpu(0) and cpu(1), about two minutes on two cores
+    python model_parallel_lm.py --devices "gpu(0)" "gpu(1)"
+"""
+
+import argparse
+import math
+import os
+import re
+import sysconfig
+import time
+from collections import Counter
+
+import numpy as np
+from tqdm import tqdm
+
+import mpgluon as mx
+from mpgluon import autograd, gluon
+from mpgluon.gluon import nn, rnn
+
+
+class ModelParallelLM(gluon.HybridBlock):
+    """Embedding and LSTM 1 where their parameters live; LSTM 2 and the decoder on `ctx2`.
+
+    Takes tokens (time, batch) and the states of both layers; returns scores (time, batch, vocab) on `ctx2` and the new states.
+    """
+
+    def __init__(self, vocab, hidden, ctx1, ctx2, **kwargs):
+        super().__init__(**kwargs)
+        self.ctx1, self.ctx2 = ctx1, ctx2
+        with self.name_scope():
+            self.embed = nn.Embedding(vocab, hidden)
+            self.lstm1 = rnn.LSTM(hidden, input_size=hidden)
+            self.lstm2 = rnn.LSTM(hidden, input_size=hidden)
+            self.decoder = nn.Dense(vocab, in_units=hidden, flatten=False)
+
+    def hybrid_forward(self, F, tokens, state1, state2):
+        out, state1 = self.lstm1(self.embed(tokens), state1)
+        out, state2 = self.lstm2(out.as_in_context(self.ctx2), state2)
+        return self.decoder(out), state1, state2
+
+    def place(self, init):
+        """Initialises every child on its own device."""
+        for child, ctx in ((self.embed, self.ctx1), (self.lstm1, self.ctx1), (self.lstm2, self.ctx2), (self.decoder, self.ctx2)):
+            child.initialize(init, ctx=ctx)
+        return self
+
+    def begin_state(self, batch):
+        return self.lstm1.begin_state(batch, ctx=self.ctx1), self.lstm2.begin_state(batch, ctx=self.ctx2)
+
+
+# --- Text -----------------------------------------------------------------------------------------------------------
+TOKEN = re.compile(r"\n[ \t]*|[A-Za-z_]\w*|\d+|[ \t]+|.")
+
+
+class Corpus:
+    """Text as numbers: the `size` - 1 most frequent tokens, and number 0 for all others."""
+
+    def __init__(self, train_text, valid_text, size):
+        train, valid = TOKEN.findall(train_text), TOKEN.findall(valid_text)
+        self.words = ["<unk>"] + [word for word, _ in Counter(train).most_common(size - 1)]
+        self.number = {word: i for i, word in enumerate(self.words)}
+        self.train = np.array([self.number.get(t, 0) for t in train], dtype=np.float32)
+        self.valid = np.array([self.number.get(t, 0) for t in valid], dtype=np.float32)
+
+    def unigram_perplexity(self):
+        """Of the validation text, under the token frequencies of the training text (plus one each)."""
+        counts = np.bincount(self.train.astype(int), minlength=len(self.words)) + 1.0
+        return float(np.exp(-np.log(counts / counts.sum())[self.valid.astype(int)].mean()))
+
+
+def read_text(path, limit):
+    """(training text, validation text): of a file the last tenth validates, of the standard library every tenth file."""
+    if path:
+        with open(path, encoding="utf-8", errors="replace") as f:
+            text = f.read(limit)
+        cut = len(text) * 9 // 10
+        return text[:cut], text[cut:]
+    folder = sysconfig.get_paths()["stdlib"]
+    train, valid, size = [], [], 0
+    names = sorted(n for n in os.listdir(folder) if n.endswith(".py"))
+    for i, name in enumerate(names):
+        with open(os.path.join(folder, name), encoding="utf-8", errors="replace") as f:
+            text = f.read()
+        (valid if i % 10 == 5 else train).append(text)
+        size += len(text)
+        if size > limit:
+            break
+    return "\n".join(train), "\n".join(valid)
+
+
+def batches(tokens, batch, steps):
+    """Yields (inputs, targets), (steps, batch) each: `batch` streams through the text side by side."""
+    length = (len(tokens) - 1) // batch
+    streams = tokens[: length * batch].reshape(batch, length).T
+    following = tokens[1 : length * batch + 1].reshape(batch, length).T
+    for start in range(0, length - steps + 1, steps):
+        yield streams[start : start + steps], following[start : start + steps]
+
+
+# --- Training -------------------------------------------------------------------------------------------------------
+def detach(states):
+    return [[array.detach() for array in state] for state in states]
+
+
+class Training:
+    """A network, its loss and its Trainer, stepped batch by batch with the states carried over."""
+
+    def __init__(self, net, options, total_steps):
+        self.net, self.options = net, options
+        self.loss = gluon.loss.SoftmaxCrossEntropyLoss()
+        schedule = mx.lr_scheduler.CosineScheduler(
+            total_steps, base_lr=options.lr, final_lr=options.lr / 20, warmup_steps=min(50, total_steps // 10)
+        )
+        self.trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": options.lr, "lr_scheduler": schedule})
+        self.states = net.begin_state(options.batch)
+
+    def forward(self, inputs, targets):
+        x = mx.nd.array(inputs, ctx=self.net.ctx1)
+        y = mx.nd.array(targets, ctx=self.net.ctx2)
+        scores, *self.states = self.net(x, *self.states)
+        self.states = detach(self.states)
+        return self.loss(scores.reshape((-1, scores.shape[-1])), y.reshape((-1,))).mean()
+
+    def step(self, inputs, targets):
+        """One step of truncated back-propagation; returns the loss, which need not be computed yet."""
+        with autograd.record():
+            loss = self.forward(inputs, targets)
+        loss.backward()
+        gradients = [p.grad(ctx) for p in self.net.collect_params().values() for ctx in p.list_ctx()]
+        gluon.utils.clip_global_norm(gradients, self.options.clip, check_isfinite=False)
+        self.trainer.step(1)
+        return loss
+
+    def evaluate(self, tokens):
+        """Perplexity over `tokens`, with fresh states."""
+        kept, self.states = self.states, self.net.begin_state(self.options.batch)
+        losses = [self.forward(x, y) for x, y in batches(tokens, self.options.batch, self.options.bptt)]
+        self.states = kept
+        return math.exp(sum(float(loss.asscalar()) for loss in losses) / len(losses))
+
+
+def build(options, vocab, ctx1, ctx2, hybridize=False, exact=False):
+    mx.random.seed(options.seed)
+    net = ModelParallelLM(vocab, options.hidden, ctx1, ctx2, prefix="lm_").place(mx.init.Uniform(0.1))
+    if hybridize:
+        net.hybridize(exact=exact)
+    return net
+
+
+def check_equality(corpus, options, ctx1, ctx2):
+    """The first steps three ways; True when losses and all parameters agree bit for bit."""
+    ways = [
+        ("eager, one device", ctx1, ctx1, False),
+        ("eager, two devices", ctx1, ctx2, False),
+        ("hybridized (exact), two devices", ctx1, ctx2, True),
+    ]
+    results = []
+    for name, first, second, hybridize in ways:
+        net = build(options, len(corpus.words), first, second, hybridize, exact=True)
+        training = Training(net, options, 1000)
+        data = batches(corpus.train, options.batch, options.bptt)
+        losses = [training.step(*next(data)) for _ in range(options.check_steps)]
+        losses = np.array([loss.asscalar() for loss in losses])
+        results.append((losses, {k: v.data(v.list_ctx()[0]).asnumpy() for k, v in net.collect_params().items()}))
+        print(f"  {name:34s} loss of step {len(losses)}: {losses[-1]:.9g}")
+    first_losses, reference = results[0]
+    equal = all(
+        losses.tobytes() == first_losses.tobytes() and all(values[k].tobytes() == reference[k].tobytes() for k in reference)
+        for losses, values in results[1:]
+    )
+    print(f"  all {options.check_steps} losses and all {len(reference)} parameters equal bit for bit: {'yes' if equal else 'NO'}")
+    return equal
+
+
+def train(training, corpus, options, total):
+    """Trains for `total` steps with a progress bar; returns [(step, loss)] and [(step, validation perplexity)]."""
+    curve, valid_curve, pending = [], [], []
+    progress = tqdm(total=total, unit="step", dynamic_ncols=True)
+    start, smooth, step = time.perf_counter(), None, 0
+    while step < total:
+        training.states = training.net.begin_state(options.batch)
+        for x, y in batches(corpus.train, options.batch, options.bptt):
+            pending.append((step, training.step(x, y)))
+            step += 1
+            if len(pending) == 10 or step == total:  # losses are read in bunches, so that the devices never wait for Python
+                for at, loss in pending:
+                    value = float(loss.asscalar())
+                    smooth = value if smooth is None else 0.95 * smooth + 0.05 * value
+                    curve.append((at, value))
+                rate = step * options.bptt * options.batch / (time.perf_counter() - start)
+                progress.set_postfix(loss=f"{smooth:.3f}", ppl=f"{math.exp(min(smooth, 20)):.1f}", tokens_s=f"{rate:.0f}")
+                progress.update(len(pending))
+                pending = []
+            if step == total:
+                break
+            if step % max(1, total // 4) == 0:
+                valid_curve.append((step, training.evaluate(corpus.valid[: options.batch * options.bptt * 8 + 1])))
+    progress.close()
+    return curve, valid_curve
+
+
+# --- What to look at ------------------------------------------------------------------------------------------------
+def sample_text(net, corpus, prompt, length, seed):
+    """Continues `prompt` by `length` tokens drawn from the model."""
+    random = np.random.RandomState(seed)
+    states = net.begin_state(1)
+    tokens = [corpus.number.get(w, 0) for w in TOKEN.findall(prompt)]
+    given = tokens
+    for _ in range(length):
+        x = mx.nd.array(np.array(given, dtype=np.float32).reshape(-1, 1), ctx=net.ctx1)
+        scores, *states = net(x, *states)
+        logits = scores[-1, 0].asnumpy().astype(np.float64) / 0.8
+        logits[0] = -np.inf  # no unknown words
+        p = np.exp(logits - logits.max())
+        given = [int(random.choice(len(p), p=p / p.sum()))]
+        tokens = tokens + given
+    return "".join(corpus.words[t] for t in tokens)
+
+
+def draw(path, curve, valid_curve, unigram, events):
+    """Loss curves beside the timeline of the devices, as a PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(14, 5), layout="constrained")
+    left.plot(*zip(*curve), color="#9db8d9", linewidth=0.8, label="training, each step")
+    losses, window = np.array([value for _, value in curve]), max(1, len(curve) // 40)
+    means = np.convolve(losses, np.ones(window) / window, "valid")
+    left.plot(np.arange(len(means)) + window - 1, means, color="#1f4e8c", label=f"training, mean of {window}")
+    left.plot([s for s, _ in valid_curve], [math.log(p) for _, p in valid_curve], "o-", color="#c0392b", label="validation")
+    left.axhline(math.log(unigram), color="gray", linestyle="--", label="unigram model")
+    left.set(xlabel="step", ylabel="loss (nats per token)", title="Language model on two devices")
+    left.legend()
+    colors = {"forward": "#4c8bf5", "backward": "#f5a623", "copy": "#d0021b", "loss, clipping, update": "#7ed321"}
+    events = [e for e in events if e["kind"] in ("op", "copy")]
+    devices = sorted({e["device"] for e in events})
+    origin, drawn = min(e["begin"] for e in events), set()
+    for e in events:
+        kind = "copy" if e["kind"] == "copy" else "backward" if e["backward"] else "forward" if e["program"] else "loss, clipping, update"
+        right.barh(
+            devices.index(e["device"]), (e["end"] - e["begin"]) * 1e3, left=(e["begin"] - origin) * 1e3, height=0.6,
+            color=colors[kind], label=None if kind in drawn else kind,
+        )
+        drawn.add(kind)
+    right.set_yticks(range(len(devices)), devices)
+    right.set(xlabel="ms", title="Timeline of two training steps")
+    right.legend(loc="upper right")
+    figure.savefig(path, dpi=110)
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--text", help="a text file to learn, instead of Python's standard library")
+    parser.add_argument("--devices", nargs=2, default=["cpu(0)", "cpu(1)"], help="where the first and the second half live")
+    parser.add_argument("--steps", type=int, default=500, help="training steps")
+    parser.add_argument("--hidden", type=int, default=256, help="size of embedding and LSTMs")
+    parser.add_argument("--vocab", type=int, default=4000, help="number of tokens told apart")
+    parser.add_argument("--batch", type=int, default=32, help="text streams side by side")
+    parser.add_argument("--bptt", type=int, default=35, help="time steps of one truncated back-propagation")
+    parser.add_argument("--lr", type=float, default=3e-3, help="learning rate after warm-up")
+    parser.add_argument("--clip", type=float, default=1.0, help="largest global norm of the gradients")
+    parser.add_argument("--check-steps", type=int, default=20, help="steps of the equality check")
+    parser.add_argument("--limit", type=int, default=4_000_000, help="characters of text to read at most")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", default="demo-output", help="folder for parameters, states and the picture")
+    return parser.parse_args()
+
+
+def main():
+    options = arguments()
+    begin = time.perf_counter()
+    os.makedirs(options.out, exist_ok=True)
+    mx.context.set_threads(1)  # the same threads on every device: then placement can't change a bit
+    names = [re.fullmatch(r"(\w+)\((\d+)\)", device) for device in options.devices]
+    if not all(names):
+        raise SystemExit(f"--devices takes two names such as cpu(0) and cpu(1), not {' and '.join(options.devices)}")
+    ctx1, ctx2 = (mx.Context(name[1], int(name[2])) for name in names)
+    corpus = Corpus(*read_text(options.text, options.limit), options.vocab)
+    unigram = corpus.unigram_perplexity()
+    print(f"text: {len(corpus.train):,} training and {len(corpus.valid):,} validation tokens, vocabulary {len(corpus.words):,}")
+
+    print(f"\nthe first {options.check_steps} steps, three ways:")
+    if not check_equality(corpus, options, ctx1, ctx2):
+        raise SystemExit("the three ways differ")
+
+    print(f"\ntraining on {ctx1} and {ctx2}, hybridized:")
+    net = build(options, len(corpus.words), ctx1, ctx2, hybridize=True)
+    training = Training(net, options, options.steps)
+    curve, valid_curve = train(training, corpus, options, options.steps)
+    perplexity = training.evaluate(corpus.valid)
+    valid_curve.append((options.steps, perplexity))
+
+    params, states = os.path.join(options.out, "lm.params"), os.path.join(options.out, "lm.states")
+    net.save_parameters(params)
+    training.trainer.save_states(states)
+    single = build(options, len(corpus.words), ctx1, ctx1)
+    single.load_parameters(params, ctx=ctx1)
+    single.hybridize()
+    again = Training(single, options, options.steps)
+    again.trainer.load_states(states)
+    one_device = again.evaluate(corpus.valid)
+
+    # Two more steps under the profiler, for the picture.
+    mx.nd.waitall()
+    mx.profiler.set_state("run")
+    for _, (x, y) in zip(range(2), batches(corpus.train, options.batch, options.bptt)):
+        training.step(x, y)
+    mx.nd.waitall()
+    mx.profiler.set_state("stop")
+
+    print("\nwhat was compiled:")
+    print(net.compiled())
+    for ctx in dict.fromkeys((ctx1, ctx2)):
+        stats = mx.context.memory_stats(ctx)
+        print(f"  {ctx}: {stats['in_use'] / 2**20:.1f} MiB in use, peak {stats['peak_in_use'] / 2**20:.1f} MiB, {stats['held'] / 2**20:.1f} MiB held")
+    print(f"\nsaved to {params} and {states}; loaded onto {ctx1} alone: validation perplexity {one_device:.4f} (two devices: {perplexity:.4f})")
+    picture = os.path.join(options.out, "lm.png")
+    draw(picture, curve, valid_curve, unigram, mx.profiler.events())
+    print(f"loss curves and timeline: {picture}")
+    print("\na sample:\n" + "-" * 60)
+    print(sample_text(single, corpus, "\n\ndef ", 120, options.seed))
+    print("-" * 60)
+    print(f"validation perplexity {perplexity:.1f}; a unigram model has {unigram:.1f}. {time.perf_counter() - begin:.0f} s in all.")
+
+
+if __name__ == "__main__":
+    main()
