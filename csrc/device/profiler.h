@@ -15,6 +15,7 @@ typedef struct mpg_event {
   uint32_t scope;    /* block path */
   uint8_t kind;      /* mpg_event_kind */
   bool backward;
+  bool program;      /* an instruction of a compiled program, not an eager op */
   int32_t peer;      /* ordinal of the other device of a copy or wait; -1 */
   uint64_t bytes;    /* moved by a copy */
   int64_t begin_ns, end_ns; /* mpg_clock_ns */

@@ -1,0 +1,65 @@
+/* The profiler's switch and events for Python; mpgluon/profiler.py makes tables and traces of them. */
+#include "device/profiler.h"
+#include "python/core.h"
+
+static PyObject *start(PyObject *module, PyObject *unused) {
+  (void)module;
+  (void)unused;
+  mpg_profiler_start();
+  Py_RETURN_NONE;
+}
+
+static PyObject *stop(PyObject *module, PyObject *unused) {
+  (void)module;
+  (void)unused;
+  mpg_profiler_stop();
+  Py_RETURN_NONE;
+}
+
+/* (device, name, kind, scope, backward, program, peer or None, bytes, begin_ns, end_ns) */
+static PyObject *event_tuple(const mpg_device *device, const mpg_event *event) {
+  static const char *const kinds[] = {[MPG_EVENT_OP] = "op", [MPG_EVENT_COPY] = "copy", [MPG_EVENT_WAIT] = "wait", [MPG_EVENT_PROGRAM] = "program"};
+  const char *peer = event->peer >= 0 ? mpg_device_text(mpg_device_at(event->peer)) : NULL;
+  return Py_BuildValue("(ssssNNzKLL)", mpg_device_text(device), event->name ? event->name : "", kinds[event->kind], mpg_scope_text(event->scope),
+                       PyBool_FromLong(event->backward), PyBool_FromLong(event->program), peer, (unsigned long long)event->bytes,
+                       (long long)event->begin_ns, (long long)event->end_ns);
+}
+
+static PyObject *events(PyObject *module, PyObject *unused) {
+  (void)module;
+  (void)unused;
+  MPG_PY_TRY(mpg_wait_all());
+  PyObject *list = PyList_New(0);
+  if (!list) return NULL;
+  for (int i = 0; i < mpg_device_count(); i++) {
+    const mpg_device *device = mpg_device_at(i);
+    size_t count = mpg_profiler_event_count(device);
+    for (size_t k = 0; k < count; k++) {
+      mpg_event event = mpg_profiler_event(device, k);
+      PyObject *tuple = event_tuple(device, &event);
+      if (!tuple || PyList_Append(list, tuple) < 0) {
+        Py_XDECREF(tuple);
+        Py_DECREF(list);
+        return NULL;
+      }
+      Py_DECREF(tuple);
+    }
+  }
+  return list;
+}
+
+static PyObject *dropped(PyObject *module, PyObject *unused) {
+  (void)module;
+  (void)unused;
+  unsigned long long total = 0;
+  for (int i = 0; i < mpg_device_count(); i++) total += mpg_profiler_dropped(mpg_device_at(i));
+  return PyLong_FromUnsignedLongLong(total);
+}
+
+PyMethodDef mpg_py_profiler_methods[] = {
+    {"profiler_start", start, METH_NOARGS, "Clears the recorded events and starts recording."},
+    {"profiler_stop", stop, METH_NOARGS, "Stops recording; what was recorded stays."},
+    {"profiler_events", events, METH_NOARGS,
+     "Waits for all work; a list of (device, name, kind, scope, backward, program, peer, bytes, begin_ns, end_ns)."},
+    {"profiler_dropped", dropped, METH_NOARGS, "Events that found no memory."},
+    {NULL, NULL, 0, NULL}};
