@@ -43,6 +43,8 @@ void mpg_profiler_start(void) {
 
 void mpg_profiler_stop(void) { atomic_store_explicit(&mpg_profiling, false, memory_order_relaxed); }
 
+void mpg_profiler_resume(void) { atomic_store_explicit(&mpg_profiling, true, memory_order_relaxed); }
+
 static const struct mpg_event_buffer *current(const mpg_device *device) {
   const struct mpg_event_buffer *buffer = device->events;
   return buffer && buffer->start == atomic_load_explicit(&latest_start, memory_order_acquire) ? buffer : NULL;

@@ -27,6 +27,7 @@ static inline bool mpg_profiler_on(void) { return atomic_load_explicit(&mpg_prof
 void mpg_profiler_record(mpg_device *device, const mpg_event *event); /* by whoever runs the device's work; drops when out of memory */
 void mpg_profiler_start(void); /* clears old events */
 void mpg_profiler_stop(void);
+void mpg_profiler_resume(void); /* after a stop: goes on, keeping the events */
 size_t mpg_profiler_event_count(const mpg_device *device);
 uint64_t mpg_profiler_dropped(const mpg_device *device);
 mpg_event mpg_profiler_event(const mpg_device *device, size_t index);

@@ -16,6 +16,13 @@ static PyObject *stop(PyObject *module, PyObject *unused) {
   Py_RETURN_NONE;
 }
 
+static PyObject *resume(PyObject *module, PyObject *unused) {
+  (void)module;
+  (void)unused;
+  mpg_profiler_resume();
+  Py_RETURN_NONE;
+}
+
 /* (device, name, kind, scope, backward, program, peer or None, bytes, begin_ns, end_ns) */
 static PyObject *event_tuple(const mpg_device *device, const mpg_event *event) {
   static const char *const kinds[] = {[MPG_EVENT_OP] = "op", [MPG_EVENT_COPY] = "copy", [MPG_EVENT_WAIT] = "wait", [MPG_EVENT_PROGRAM] = "program"};
@@ -59,6 +66,7 @@ static PyObject *dropped(PyObject *module, PyObject *unused) {
 PyMethodDef mpg_py_profiler_methods[] = {
     {"profiler_start", start, METH_NOARGS, "Clears the recorded events and starts recording."},
     {"profiler_stop", stop, METH_NOARGS, "Stops recording; what was recorded stays."},
+    {"profiler_resume", resume, METH_NOARGS, "Goes on recording after a stop, keeping the events."},
     {"profiler_events", events, METH_NOARGS,
      "Waits for all work; a list of (device, name, kind, scope, backward, program, peer, bytes, begin_ns, end_ns)."},
     {"profiler_dropped", dropped, METH_NOARGS, "Events that found no memory."},
