@@ -13,10 +13,10 @@ demo: $(VENV)/.demo
 	$(BIN)/python examples/model_parallel_lm.py $(ARGS)
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest tests -m "not slow"
+	$(BIN)/pytest tests -m "not slow"
 
 slow-test: $(VENV)/.test
-	$(BIN)/python -m pytest tests -m slow
+	$(BIN)/pytest tests -m slow
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

@@ -1,0 +1,110 @@
+"""The layers point one way, files stay readable, and the core keeps no mutable global but its runtime."""
+
+import os
+import re
+import subprocess
+
+import pytest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+# What each layer may include, beside itself and system headers.
+LAYERS = {
+    "base": set(),
+    "device": {"base"},
+    "tensor": {"base", "device"},
+    "op": {"base", "device", "tensor"},
+    "graph": {"base", "device", "tensor", "op"},
+    "autograd": {"base", "device", "tensor", "op", "graph"},
+    "io": {"base", "device", "tensor", "op", "graph"},
+    "comm": {"base", "device", "tensor", "op", "graph"},
+    "python": {"base", "device", "tensor", "op", "graph", "autograd", "io", "comm", "kernels"},
+    "kernels": {"base", "device", "tensor", "op"},
+}
+# Kernels may use of csrc/op what describes calls, not what runs them.
+KERNEL_FORBIDDEN = {"op/invoke.h", "op/infer.h"}
+
+
+def files(*folders, ending):
+    for folder in folders:
+        for path, _, names in os.walk(os.path.join(ROOT, folder)):
+            yield from (os.path.join(path, n) for n in names if n.endswith(ending))
+
+
+def layer_of(path):
+    parts = os.path.relpath(path, ROOT).split(os.sep)
+    return "kernels" if parts[0] == "kernels" else parts[1]
+
+
+def test_includes_point_down():
+    wrong = []
+    for path in files("csrc", "kernels", ending=(".c", ".h", ".def", ".cu", ".cuh")):
+        layer = layer_of(path)
+        with open(path) as f:
+            for number, line in enumerate(f, 1):
+                match = re.match(r'\s*#\s*include\s+"([^"]+)"', line)
+                if not match or "/" not in match[1]:
+                    continue
+                target = match[1].split("/")[0]
+                if target != layer and target in LAYERS and target not in LAYERS[layer] or (layer == "kernels" and match[1] in KERNEL_FORBIDDEN):
+                    wrong.append(f"{os.path.relpath(path, ROOT)}:{number} includes {match[1]}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_only_the_binding_knows_python():
+    wrong = [p for p in files("csrc", "kernels", ending=(".c", ".h")) if layer_of(p) != "python" and "Python.h" in open(p).read()]
+    assert not wrong
+
+
+def test_files_have_one_subject():
+    """A file that grows past 800 lines has two."""
+    long = []
+    for path in files("csrc", "kernels", "mpgluon", "tests", "examples", "benchmarks", ending=(".c", ".h", ".def", ".py", ".cu")):
+        with open(path) as f:
+            count = sum(1 for _ in f)
+        if count > 800:
+            long.append(f"{os.path.relpath(path, ROOT)}: {count}")
+    assert not long, "\n".join(long)
+
+
+def test_headers_say_what_they_are():
+    wrong = [os.path.relpath(p, ROOT) for p in files("csrc", "kernels", ending=".h") if not open(p).read().startswith("/*")]
+    assert not wrong, "headers without an opening comment: " + ", ".join(wrong)
+
+
+# Runtime state: the registry, the device table and what hangs on them. Anything new here needs a reason.
+WRITABLE = {
+    "base": r"allocations_until_failure|failure_happened|current_host|error_text|folders|.*library.*",
+    "device": r".*",
+    "tensor": r"free_.*|.*free.*|.*pool.*|spare.*",
+    "op": r"signatures|names|intern_table|kernel_tables|random_state",
+    "graph": r".*",
+    "autograd": r".*",
+    "io": r"",
+    "python": r".*",
+    "kernels": r".*dnnl.*|.*onednn.*|.*openblas.*|.*library.*",
+}
+
+
+def objects():
+    build = os.path.join(ROOT, "build")
+    for path, _, names in os.walk(build):
+        if os.path.basename(build) in path and "release-" in path:
+            yield from (os.path.join(path, n) for n in names if n.endswith(".o"))
+
+
+def test_no_new_mutable_globals():
+    found, wrong = False, []
+    for path in objects():
+        match = re.search(r"(csrc/(\w+)|kernels)/", path)
+        if not match:
+            continue
+        found = True
+        layer = match[2] or "kernels"
+        for line in subprocess.run(["nm", path], capture_output=True, text=True, check=True).stdout.splitlines():
+            parts = line.split()
+            if len(parts) == 3 and parts[1] in "bBdD" and not re.fullmatch(WRITABLE.get(layer, "") + r"(\.\d+)?", re.sub(r"\.\d+$", "", parts[2])):
+                wrong.append(f"{os.path.basename(path)}: {parts[2]}")
+    if not found:
+        pytest.skip("no build folder beside the sources")
+    assert not wrong, "writable symbols: " + ", ".join(sorted(set(wrong)))
