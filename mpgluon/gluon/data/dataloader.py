@@ -1,0 +1,243 @@
+"""Batches of a data set, made ahead of time by worker processes or threads."""
+
+import weakref
+import zlib
+
+import numpy as np
+
+from ... import ndarray as nd
+from . import sampler as _sampler
+
+__all__ = ["DataLoader", "default_batchify_fn", "default_mp_batchify_fn"]
+
+
+def _gather(data, stack, convert):
+    """Samples as one batch: arrays stacked by `stack`, tuples part by part, numbers by `convert` of their NumPy array."""
+    first = data[0]
+    if isinstance(first, nd.NDArray):
+        return stack(data)
+    if isinstance(first, tuple):
+        return [_gather(part, stack, convert) for part in zip(*data)]
+    return convert(np.asarray(data))
+
+
+def _to_array(values):
+    return nd.array(values, dtype=values.dtype)
+
+
+def default_batchify_fn(data):
+    """Stacks samples along a new first axis: a list of NDArrays, NumPy arrays or numbers to an NDArray, of tuples to a list of them."""
+    return _gather(data, lambda arrays: nd.stack(*arrays), _to_array)
+
+
+def default_mp_batchify_fn(data):
+    """The same in a worker process: values are put together by NumPy."""
+    return _from_numpy(_to_numpy(data))
+
+
+def _to_numpy(data):
+    """Samples as a batch of NumPy arrays; the loader's process makes NDArrays of them."""
+    return _gather(data, lambda arrays: np.stack([a.asnumpy() for a in arrays]), lambda values: values)
+
+
+def _from_numpy(batch):
+    if isinstance(batch, list):
+        return [_from_numpy(part) for part in batch]
+    return _to_array(batch)
+
+
+class _ThreadPool:
+    """The interface of WorkerPool with threads of this process."""
+
+    def __init__(self, num_workers, dataset, batchify):
+        from concurrent.futures import ThreadPoolExecutor
+
+        self._executor = ThreadPoolExecutor(num_workers, thread_name_prefix="mpgluon-data")
+        self._dataset = dataset
+        self._batchify = batchify
+        self.closed = False
+
+    def _make(self, samples):
+        return self._batchify([self._dataset[i] for i in samples])
+
+    def submit(self, samples, seed, seed_ticket):
+        return self._executor.submit(self._make, samples)
+
+    def get(self, ticket, timeout):
+        from concurrent.futures import TimeoutError as FutureTimeout
+
+        try:
+            return ticket.result(timeout)
+        except FutureTimeout:
+            if ticket.done():  # the user's code itself raised it
+                raise
+            raise TimeoutError(f"DataLoader: no batch arrived within {timeout} s; loading is slower than that (raise timeout=), or it hangs") from None
+
+    def abandon(self, tickets):
+        for ticket in tickets:
+            ticket.cancel()
+
+    def close(self):
+        self.closed = True
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+class _Prefetcher:
+    """Batches of one round in order, `prefetch` of them in the making ahead of the one asked for."""
+
+    def __init__(self, pool, batches, prefetch, seed, timeout, finish):
+        self._pool = pool
+        self._tickets = []
+        self._batches = iter(batches)
+        self._seed = seed
+        self._timeout = timeout
+        self._finish = finish
+        self._submitted = 0
+        for _ in range(prefetch):
+            self._submit()
+
+    def _submit(self):
+        batch = next(self._batches, None)
+        if batch is not None:
+            self._tickets.append(self._pool.submit(batch, self._seed, self._submitted))
+            self._submitted += 1
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self._submit()
+        if not self._tickets:
+            raise StopIteration
+        try:
+            return self._finish(self._pool.get(self._tickets.pop(0), self._timeout))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self):
+        tickets, self._tickets = self._tickets, []
+        self._batches = iter(())
+        if not self._pool.closed:
+            self._pool.abandon(tickets)
+
+    def __del__(self):
+        self.close()
+
+
+class DataLoader:
+    """Iterates over a data set in batches.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        Anything with indices and a length.
+    batch_size, shuffle, sampler, last_batch
+        Samples per batch; random order, or a Sampler of indices; what becomes of an incomplete last batch: "keep" (default),
+        "discard" or "rollover" into the next round.
+    batch_sampler : Sampler
+        Of lists of indices, instead of the four above.
+    batchify_fn : callable
+        Makes a batch of a list of samples; default: `default_batchify_fn`.
+    num_workers : int
+        Processes (forked), or with `thread_pool` threads, that make batches ahead; 0: batches are made when asked for.
+    pin_memory, pin_device_id
+        Accepted for compatibility.
+    prefetch : int
+        How many batches are made ahead; default twice `num_workers`.
+    timeout : float
+        Seconds to wait for a batch before TimeoutError.
+    auto_reload : bool
+        Begins the next round as soon as one ends.
+
+    Errors of the data set or of `batchify_fn` are raised by the iteration, wherever they happened; when a worker process dies,
+    RuntimeError says how. The loader can be iterated again after either.
+    In worker processes `random`, `numpy.random` and `mx.random` are seeded for each batch, from the state of `numpy.random`, the
+    number of the round and that of the batch: the same whatever the number of workers.
+    """
+
+    def __init__(
+        self,
+        dataset,
+        batch_size=None,
+        shuffle=False,
+        sampler=None,
+        last_batch=None,
+        batch_sampler=None,
+        batchify_fn=None,
+        num_workers=0,
+        pin_memory=False,
+        pin_device_id=0,
+        prefetch=None,
+        thread_pool=False,
+        timeout=120,
+        auto_reload=False,
+    ):
+        if not timeout > 0:
+            raise ValueError(f"timeout must be positive, got {timeout}")
+        self._pool = None
+        self._dataset = dataset
+        self._pin_memory = pin_memory
+        self._pin_device_id = pin_device_id
+        self._thread_pool = thread_pool
+        self._timeout = timeout
+        if batch_sampler is None:
+            if batch_size is None:
+                raise ValueError("batch_size must be given unless batch_sampler is")
+            if sampler is not None and shuffle:
+                raise ValueError("shuffle must not be set when sampler is given")
+            if sampler is None:
+                sampler = (_sampler.RandomSampler if shuffle else _sampler.SequentialSampler)(len(dataset))
+            batch_sampler = _sampler.BatchSampler(sampler, batch_size, last_batch or "keep")
+        elif batch_size is not None or shuffle or sampler is not None or last_batch is not None:
+            raise ValueError("batch_size, shuffle, sampler and last_batch must not be given together with batch_sampler")
+        self._batch_sampler = batch_sampler
+        self._num_workers = max(0, num_workers)
+        self._prefetch = max(0, int(2 * self._num_workers if prefetch is None else prefetch))
+        # NDArrays of the default batches are made here, so worker processes need no device.
+        self._remote = self._num_workers > 0 and not thread_pool and batchify_fn in (None, default_batchify_fn, default_mp_batchify_fn)
+        self._batchify_fn = default_batchify_fn if batchify_fn is None else batchify_fn
+        self._rounds = 0
+        self.auto_reload = auto_reload
+        if self._num_workers:
+            self._start()
+        self._ahead = self._round() if auto_reload else None
+
+    def _start(self):
+        if self._thread_pool:
+            self._pool = _ThreadPool(self._num_workers, self._dataset, self._batchify_fn)
+        else:
+            from .workers import WorkerPool
+
+            nd.waitall()  # what the data set computed is in memory before it is forked
+            self._pool = WorkerPool(self._num_workers, self._dataset, _to_numpy if self._remote else self._batchify_fn)
+        weakref.finalize(self, self._pool.close)
+
+    def _round(self):
+        """An iterator over the batches of one round."""
+        if self._num_workers == 0:
+            return (self._batchify_fn([self._dataset[i] for i in batch]) for batch in self._batch_sampler)
+        if self._pool.closed:
+            self._start()
+        kind, key, position, *_ = np.random.get_state(legacy=True)
+        seed = zlib.crc32(key.tobytes() + str((kind, position, self._rounds)).encode())
+        self._rounds += 1
+        finish = _from_numpy if self._remote else lambda batch: batch
+        return _Prefetcher(self._pool, self._batch_sampler, self._prefetch, seed, self._timeout, finish)
+
+    def refresh(self):
+        """Begins a round ahead of time: the next iteration takes it up."""
+        self._ahead = self._round()
+
+    def clean(self):
+        """Gives up a round that was begun ahead of time."""
+        self._ahead = None
+
+    def __iter__(self):
+        batches, self._ahead = self._ahead or self._round(), None
+        yield from batches
+        if self.auto_reload and self._ahead is None:
+            self.refresh()
+
+    def __len__(self):
+        return len(self._batch_sampler)

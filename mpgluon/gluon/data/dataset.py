@@ -1,0 +1,127 @@
+"""Data sets: samples by index."""
+
+from ...ndarray import NDArray
+
+__all__ = ["Dataset", "SimpleDataset", "ArrayDataset"]
+
+
+class Dataset:
+    """Base of data sets: `dataset[i]` is a sample, `len(dataset)` their number. A sample of several parts is a tuple."""
+
+    def __getitem__(self, idx):
+        raise NotImplementedError(f"{type(self).__name__} must define __getitem__")
+
+    def __len__(self):
+        raise NotImplementedError(f"{type(self).__name__} must define __len__")
+
+    def filter(self, fn):
+        """A data set of the samples for which `fn(sample)` is true. All samples are looked at now."""
+        from .sampler import FilterSampler
+
+        return _Selection(self, FilterSampler(fn, self))
+
+    def shard(self, num_shards, index):
+        """The part `index` of `num_shards` consecutive parts of nearly equal length (the first ones take what is over)."""
+        if num_shards < 1:
+            raise ValueError(f"num_shards must be at least 1, got {num_shards}")
+        if not 0 <= index < num_shards:
+            raise ValueError(f"shard {index} is out of range: there are {num_shards}")
+        length, over = divmod(len(self), num_shards)
+        begin = length * index + min(index, over)
+        return _Selection(self, range(begin, begin + length + (index < over)))
+
+    def take(self, count):
+        """The first `count` samples (all of them, if there are fewer or `count` is None)."""
+        size = len(self)
+        if count is not None and count < 0:
+            raise ValueError(f"count must not be negative, got {count}")
+        return _Selection(self, range(size if count is None else min(count, size)))
+
+    def sample(self, sampler):
+        """The samples at the indices that a Sampler gives, drawn once, now."""
+        from .sampler import Sampler
+
+        if not isinstance(sampler, Sampler):
+            raise TypeError(f"expected a gluon.data.Sampler, got {type(sampler).__name__}")
+        return _Selection(self, sampler)
+
+    def transform(self, fn, lazy=True):
+        """A data set of `fn(*sample)`: computed each time a sample is asked for, or, unless `lazy`, all of them now."""
+        transformed = _Transformed(self, fn)
+        return transformed if lazy else SimpleDataset([transformed[i] for i in range(len(transformed))])
+
+    def transform_first(self, fn, lazy=True):
+        """`transform` of only the first part of each sample, as for pictures with labels."""
+        return self.transform(_First(fn), lazy)
+
+
+class SimpleDataset(Dataset):
+    """A list, or anything with indices and a length, as a data set."""
+
+    def __init__(self, data):
+        self._data = data
+
+    def __len__(self):
+        return len(self._data)
+
+    def __getitem__(self, idx):
+        return self._data[idx]
+
+
+class ArrayDataset(Dataset):
+    """Several arrays or lists of one length: sample i is the tuple of their i-th items (the item itself for one array)."""
+
+    def __init__(self, *args):
+        if not args:
+            raise ValueError("ArrayDataset needs at least one array")
+        self._length = len(args[0])
+        for i, data in enumerate(args):
+            if len(data) != self._length:
+                raise ValueError(f"all arrays must have one length: array 0 has {self._length}, array {i} has {len(data)}")
+        # Single values of a vector are wanted as numbers, so vectors are kept in NumPy.
+        self._data = [data.asnumpy() if isinstance(data, NDArray) and len(data.shape) == 1 else data for data in args]
+
+    def __getitem__(self, idx):
+        if len(self._data) == 1:
+            return self._data[0][idx]
+        return tuple(data[idx] for data in self._data)
+
+    def __len__(self):
+        return self._length
+
+
+class _Selection(Dataset):
+    """Samples of another data set, by a list of indices."""
+
+    def __init__(self, dataset, indices):
+        self._dataset = dataset
+        self._indices = list(indices)
+
+    def __len__(self):
+        return len(self._indices)
+
+    def __getitem__(self, idx):
+        return self._dataset[self._indices[idx]]
+
+
+class _Transformed(Dataset):
+    def __init__(self, dataset, fn):
+        self._dataset = dataset
+        self._fn = fn
+
+    def __len__(self):
+        return len(self._dataset)
+
+    def __getitem__(self, idx):
+        sample = self._dataset[idx]
+        return self._fn(*sample) if isinstance(sample, tuple) else self._fn(sample)
+
+
+class _First:
+    """Applies a function to the first of its arguments and passes the others on."""
+
+    def __init__(self, fn):
+        self._fn = fn
+
+    def __call__(self, first, *others):
+        return (self._fn(first), *others) if others else self._fn(first)

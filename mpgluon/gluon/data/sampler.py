@@ -1,0 +1,112 @@
+"""Orders in which the samples of a data set are visited."""
+
+import numpy as np
+
+__all__ = ["Sampler", "SequentialSampler", "RandomSampler", "FilterSampler", "BatchSampler", "IntervalSampler"]
+
+
+class Sampler:
+    """Base of samplers: iterating gives indices (or lists of them, for batches); `len` says how many."""
+
+    def __iter__(self):
+        raise NotImplementedError(f"{type(self).__name__} must define __iter__")
+
+    def __len__(self):
+        raise NotImplementedError(f"{type(self).__name__} must define __len__")
+
+
+class SequentialSampler(Sampler):
+    """`start`, `start + 1`, ...: `length` indices in order."""
+
+    def __init__(self, length, start=0):
+        self._length = length
+        self._start = start
+
+    def __iter__(self):
+        return iter(range(self._start, self._start + self._length))
+
+    def __len__(self):
+        return self._length
+
+
+class RandomSampler(Sampler):
+    """0 to `length` - 1 in random order, a new one each time; drawn by `numpy.random`, so `numpy.random.seed` fixes it."""
+
+    def __init__(self, length):
+        self._length = length
+
+    def __iter__(self):
+        indices = np.arange(self._length)
+        np.random.shuffle(indices)
+        return iter(indices)
+
+    def __len__(self):
+        return self._length
+
+
+class FilterSampler(Sampler):
+    """The indices of the samples for which `fn(sample)` is true, in order."""
+
+    def __init__(self, fn, dataset):
+        self._indices = [i for i in range(len(dataset)) if fn(dataset[i])]
+
+    def __iter__(self):
+        return iter(self._indices)
+
+    def __len__(self):
+        return len(self._indices)
+
+
+class BatchSampler(Sampler):
+    """Lists of `batch_size` indices of another sampler.
+
+    An incomplete last batch is given out ("keep"), left out ("discard"), or put in front of the next round ("rollover").
+    """
+
+    def __init__(self, sampler, batch_size, last_batch="keep"):
+        if not batch_size >= 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        if last_batch not in ("keep", "discard", "rollover"):
+            raise ValueError(f"last_batch must be 'keep', 'discard' or 'rollover', got {last_batch!r}")
+        self._sampler = sampler
+        self._batch_size = batch_size
+        self._last_batch = last_batch
+        self._left = []  # rolled over from the last round
+
+    def __iter__(self):
+        batch, self._left = self._left, []
+        for index in self._sampler:
+            batch.append(index)
+            if len(batch) == self._batch_size:
+                yield batch
+                batch = []
+        if batch and self._last_batch == "keep":
+            yield batch
+        elif self._last_batch == "rollover":
+            self._left = batch
+
+    def __len__(self):
+        count = len(self._sampler)
+        if self._last_batch == "keep":
+            return -(-count // self._batch_size)
+        if self._last_batch == "rollover":
+            count += len(self._left)
+        return count // self._batch_size
+
+
+class IntervalSampler(Sampler):
+    """0, `interval`, 2 * `interval`, ... below `length`; then, with `rollover`, the same from 1, from 2, and so on."""
+
+    def __init__(self, length, interval, rollover=True):
+        if not 1 <= interval <= length:
+            raise ValueError(f"interval must be between 1 and the length {length}, got {interval}")
+        self._length = length
+        self._interval = interval
+        self._rollover = rollover
+
+    def __iter__(self):
+        for start in range(self._interval if self._rollover else 1):
+            yield from range(start, self._length, self._interval)
+
+    def __len__(self):
+        return self._length if self._rollover else -(-self._length // self._interval)

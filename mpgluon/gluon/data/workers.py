@@ -1,0 +1,314 @@
+"""Worker processes of a DataLoader.
+
+Workers are forked, so they have the data set without copying it. Each has a socket to the loader's process: tasks go in, a short
+header per finished batch comes out, and the batch itself in an anonymous shared memory file whose descriptor travels with the
+header. So messages never fill a socket (nobody blocks while sending to somebody who blocks), and nothing is left behind when
+a process is killed. A worker that dies is noticed at once by its sentinel.
+"""
+
+import io
+import os
+import pickle
+import signal
+import struct
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+
+import numpy as np
+
+from ...ndarray import NDArray, array
+
+_HEADER = struct.Struct("<QBQQ")  # ticket, kind, bytes of the pickle, bytes of the whole payload
+_BATCH, _ERROR = 0, 1
+_INLINE = 2048  # payloads up to this size travel in the message
+_ALIGNMENT = 64
+_PARENT_CHECK_S = 5.0
+
+
+def _restore(values, dtype):
+    return array(values, dtype=dtype)
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles NDArrays as their values, which the buffer callback then takes out of the pickle."""
+
+    def reducer_override(self, value):
+        if isinstance(value, NDArray):
+            return _restore, (value.asnumpy(), getattr(value.dtype, "__name__", str(value.dtype)))
+        return NotImplemented
+
+
+def _pad(size):
+    return -size % _ALIGNMENT
+
+
+def _memory_file():
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("mpgluon-batch"), "w+b", buffering=0)
+    return tempfile.TemporaryFile(buffering=0)
+
+
+def _write_all(file, data):
+    view = memoryview(data).cast("B")
+    while view.nbytes:
+        view = view[file.write(view) :]
+
+
+def _encode(value):
+    """(pickle, buffers) of a batch."""
+    buffers = []
+    out = io.BytesIO()
+    _Pickler(out, 5, buffer_callback=buffers.append).dump(value)
+    return out.getvalue(), [buffer.raw() for buffer in buffers]
+
+
+def _send(connection, ticket, kind, value):
+    body, buffers = _encode(value)
+    # Laid out as: sizes of the buffers (as a pickle's prefix), the pickle, then each buffer, aligned.
+    body = struct.pack(f"<Q{len(buffers)}Q", len(buffers), *(buffer.nbytes for buffer in buffers)) + body
+    total = len(body)
+    for buffer in buffers:
+        total += _pad(total) + buffer.nbytes
+    header = _HEADER.pack(ticket, kind, len(body), total)
+    if total <= _INLINE and not buffers:
+        connection.send_bytes(header + body)
+        return
+    from multiprocessing.reduction import send_handle
+
+    with _memory_file() as file:
+        _write_all(file, body)
+        position = len(body)
+        for buffer in buffers:
+            _write_all(file, b"\0" * _pad(position))
+            _write_all(file, buffer)
+            position += _pad(position) + buffer.nbytes
+        connection.send_bytes(header)
+        send_handle(connection, file.fileno(), None)
+
+
+def _receive(connection):
+    """(ticket, kind, value) of the next message."""
+    message = connection.recv_bytes()
+    ticket, kind, body_size, total = _HEADER.unpack_from(message)
+    if len(message) > _HEADER.size:
+        payload = memoryview(message)[_HEADER.size :]
+    else:
+        import mmap
+        from multiprocessing.reduction import recv_handle
+
+        descriptor = recv_handle(connection)
+        try:
+            payload = memoryview(mmap.mmap(descriptor, total))  # private to us from here on: the worker has closed it
+        finally:
+            os.close(descriptor)
+    (count,) = struct.unpack_from("<Q", payload)
+    sizes = struct.unpack_from(f"<{count}Q", payload, 8)
+    buffers, position = [], body_size
+    for size in sizes:
+        position += _pad(position)
+        buffers.append(payload[position : position + size])
+        position += size
+    return ticket, kind, pickle.loads(payload[8 + 8 * count : body_size], buffers=buffers)
+
+
+class RemoteError(Exception):
+    """What a worker says of an exception: its class, text and traceback."""
+
+
+def _describe(error):
+    """The exception itself where it can be pickled, and its traceback as text."""
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # an exception whose arguments cannot be pickled, or that cannot be made from them
+        error = None
+    return error, text
+
+
+def _seed(base, ticket):
+    """Random numbers of a batch depend on the loader's seed and the batch's number, not on the worker that makes it."""
+    import random
+
+    from ... import random as mx_random
+
+    mixed = int(np.random.SeedSequence([base, ticket]).generate_state(1)[0])
+    random.seed(mixed)
+    np.random.seed(mixed)
+    mx_random.seed(mixed)
+
+
+def _work(connection, to_close, dataset, batchify, parent):
+    """A worker's life: tasks until the loader closes the connection."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the loader, which ends the workers
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    for other in to_close:
+        other.close()
+    try:
+        while True:
+            while not connection.poll(_PARENT_CHECK_S):
+                if os.getppid() != parent:
+                    return
+            ticket, seed, seed_ticket, samples = pickle.loads(connection.recv_bytes())
+            try:
+                _seed(seed, seed_ticket)
+                value, kind = batchify([dataset[i] for i in samples]), _BATCH
+                _send(connection, ticket, kind, value)
+            except (BrokenPipeError, ConnectionResetError):
+                return
+            except Exception as error:  # whatever the user's code raises is raised in the loader
+                _send(connection, ticket, _ERROR, _describe(error))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return  # the loader is gone
+
+
+class WorkerPool:
+    """Forked processes that make batches. Used by one thread of one process at a time.
+
+    `submit` gives a ticket, `get(ticket)` its batch. After a worker died, the pool is closed and `get` raises.
+    """
+
+    def __init__(self, num_workers, dataset, batchify):
+        import multiprocessing
+
+        if "fork" not in multiprocessing.get_all_start_methods():
+            raise RuntimeError("DataLoader: worker processes need fork, which this system does not have; use thread_pool=True")
+        context = multiprocessing.get_context("fork")
+        self._owner = os.getpid()
+        self._next_ticket = 0
+        self._workers = []  # (process, connection)
+        self._load = []  # tickets not answered, per worker
+        self._done = {}  # ticket -> (kind, value)
+        self._abandoned = set()
+        self._death = None
+        sys.stdout.flush()
+        sys.stderr.flush()
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            for _ in range(num_workers):
+                ours, theirs = context.Pipe(duplex=True)
+                to_close = [connection for _, connection in self._workers] + [ours]
+                process = context.Process(target=_work, args=(theirs, to_close, dataset, batchify, self._owner), daemon=True)
+                with warnings.catch_warnings():
+                    # Devices make themselves anew in a forked child, so forking with their threads around is fine.
+                    warnings.simplefilter("ignore", DeprecationWarning)
+                    process.start()
+                theirs.close()
+                self._workers.append((process, ours))
+                self._load.append(set())
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+    @property
+    def closed(self):
+        return not self._workers
+
+    def submit(self, samples, seed, seed_ticket):
+        """Hands a list of sample indices to the worker with the least to do; returns a ticket."""
+        self._check()
+        ticket = self._next_ticket
+        self._next_ticket += 1
+        worker = min(range(len(self._workers)), key=lambda i: len(self._load[i]))
+        try:
+            self._workers[worker][1].send_bytes(pickle.dumps((ticket, seed, seed_ticket, samples), 5))
+        except (BrokenPipeError, ConnectionResetError):
+            self._bury(worker)
+        except BaseException:  # an interrupt: a message may be half sent
+            self.close()
+            raise
+        self._load[worker].add(ticket)
+        return ticket
+
+    def get(self, ticket, timeout):
+        """The batch of a ticket. Raises what the worker raised; RuntimeError when one died; TimeoutError after `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while ticket not in self._done:
+            self._check()
+            self._collect(max(0.0, deadline - time.monotonic()), timeout)
+        kind, value = self._done.pop(ticket)
+        if kind == _ERROR:
+            error, text = value
+            if error is None:
+                raise RuntimeError(f"a DataLoader worker failed:\n{text}")
+            raise error from RemoteError(f"in a DataLoader worker:\n{text}")
+        return value
+
+    def abandon(self, tickets):
+        """Nobody will ask for these any more."""
+        for ticket in tickets:
+            if self._done.pop(ticket, None) is None:
+                self._abandoned.add(ticket)
+
+    def _check(self):
+        if self._death:
+            raise RuntimeError(self._death)
+        if self.closed:
+            raise RuntimeError("the DataLoader's workers have been stopped")
+
+    def _collect(self, wait_s, timeout):
+        """Takes in what has arrived; waits for something."""
+        from multiprocessing.connection import wait
+
+        connections = {connection: i for i, (_, connection) in enumerate(self._workers)}
+        sentinels = {process.sentinel: i for i, (process, _) in enumerate(self._workers)}
+        ready = wait([*connections, *sentinels], wait_s)
+        if not ready:
+            raise TimeoutError(
+                f"DataLoader: no batch arrived within {timeout} s; loading is slower than that (raise timeout=), or a worker hangs"
+            )
+        for item in ready:
+            worker = connections.get(item)
+            if worker is not None:
+                try:
+                    ticket, kind, value = _receive(item)
+                except (EOFError, ConnectionResetError, BrokenPipeError):
+                    self._bury(worker)
+                except BaseException:  # an interrupt: a message may be half read
+                    self.close()
+                    raise
+                self._load[worker].discard(ticket)
+                if ticket in self._abandoned:
+                    self._abandoned.discard(ticket)
+                else:
+                    self._done[ticket] = (kind, value)
+        for item in ready:
+            worker = sentinels.get(item)
+            if worker is not None and not self._workers[worker][1].poll():
+                self._bury(worker)
+
+    def _bury(self, worker):
+        """A worker is dead: says why, ends the others, raises."""
+        process = self._workers[worker][0]
+        process.join(1.0)
+        code = process.exitcode
+        if code is not None and code < 0:
+            try:
+                how = f"was killed by {signal.Signals(-code).name}"
+            except ValueError:
+                how = f"was killed by signal {-code}"
+            if -code == signal.SIGKILL:
+                how += " (perhaps the machine ran out of memory)"
+        else:
+            how = f"exited with code {code}"
+        self._death = f"DataLoader: worker process {process.pid} {how} while it made a batch"
+        self.close()
+        raise RuntimeError(self._death)
+
+    def close(self):
+        """Ends the workers; whatever they were doing is lost. May be called again."""
+        workers, self._workers = self._workers, []
+        self._load, self._done = [], {}
+        if os.getpid() != self._owner:  # a forked copy: the workers belong to the parent
+            return
+        for _, connection in workers:
+            connection.close()
+        for process, _ in workers:
+            process.terminate()
+        for process, _ in workers:
+            process.join(1.0)
+            if process.is_alive():
+                process.kill()
+                process.join()
+            process.close()
