@@ -31,3 +31,8 @@ $(VENV)/.test: $(BIN)/python $(SOURCES)
 
 clean:
 	rm -rf build dist *.egg-info .venv .venv-asan .venv-tsan mpgluon/_core*.so
+
+# Benchmarks against PyTorch (and MXNet, given MXNET_PYTHON), in an environment that has it.
+bench: $(VENV)/.test
+	$(BIN)/python -m pip install -q torch==2.13.0
+	$(BIN)/python benchmarks/bench.py $(if $(MXNET_PYTHON),--mxnet-python $(MXNET_PYTHON)) $(ARGS)

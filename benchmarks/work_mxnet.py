@@ -1,0 +1,17 @@
+"""The benchmark cases in MXNet 1.9.1."""
+
+import sys
+
+from serve import serve
+
+try:
+    import mxnet as mx
+except ImportError:
+    sys.exit(0)
+
+from gluon_cases import make_cases
+
+mx.random.seed(0)
+cases = make_cases(mx)
+del cases["lstm_lm_two_devices"]  # what MXNet can't do
+serve(f"MXNet {mx.__version__}", cases)
