@@ -1,0 +1,201 @@
+/* Reductions and broadcasting to a shape: inference and gradients. */
+#include "op/infer.h"
+
+/* Which axes a reduction goes over. Each of `axis` is checked; naming one twice is an error. */
+static mpg_status reduced_axes(const mpg_infer *infer, const mpg_tuple *axis, bool exclude, int ndim, bool *reduced) {
+  bool all = axis->count <= 0;
+  for (int i = 0; i < ndim; i++) reduced[i] = all;
+  for (int k = 0; k < axis->count; k++) {
+    int a;
+    MPG_TRY(mpg_axis_normalize(axis->values[k], ndim, infer->op->name, &a));
+    if (reduced[a]) return mpg_infer_fail(infer, "axis %d is named twice", a);
+    reduced[a] = true;
+  }
+  if (exclude && !all)
+    for (int i = 0; i < ndim; i++) reduced[i] = !reduced[i];
+  return MPG_OK;
+}
+
+static mpg_status infer_reduced(mpg_infer *infer, const mpg_tuple *axis, bool keepdims, bool exclude, mpg_dtype dtype, bool needs_element) {
+  const mpg_shape *in = &infer->inputs[0].shape;
+  mpg_shape out = MPG_SHAPE_UNKNOWN;
+  if (in->ndim >= 0) {
+    bool reduced[MPG_MAX_NDIM];
+    MPG_TRY(reduced_axes(infer, axis, exclude, in->ndim, reduced));
+    out.ndim = 0;
+    int64_t count = 1;
+    for (int i = 0; i < in->ndim; i++) {
+      if (reduced[i]) count *= in->dims[i];
+      if (!reduced[i] || keepdims) out.dims[out.ndim++] = reduced[i] ? 1 : in->dims[i];
+    }
+    if (out.ndim == 0 && !keepdims) out = (mpg_shape){.ndim = 1, .dims = {1}}; /* as in MXNet, whose arrays have a dimension */
+    if (needs_element && count == 0 && mpg_shape_known(&out) && mpg_shape_size(&out) > 0)
+      return mpg_infer_fail(infer, "there is no element to choose from");
+  }
+  mpg_infer_set(infer, 0, &out, dtype);
+  return MPG_OK;
+}
+
+mpg_status mpg_infer_reduce(mpg_infer *infer) {
+  const mpg_reduce_params *params = infer->params;
+  bool needs_element = infer->op->id == MPG_OP_max || infer->op->id == MPG_OP_min;
+  return infer_reduced(infer, &params->axis, params->keepdims, params->exclude, infer->inputs[0].dtype, needs_element);
+}
+
+mpg_status mpg_infer_reduce_norm(mpg_infer *infer) {
+  const mpg_reduce_norm_params *params = infer->params;
+  mpg_dtype dtype = params->out_dtype == MPG_DTYPE_NONE ? infer->inputs[0].dtype : (mpg_dtype)params->out_dtype;
+  return infer_reduced(infer, &params->axis, params->keepdims, false, dtype, false);
+}
+
+/* --- Gradients ---------------------------------------------------------------------------------------------------- */
+
+#define G (g->out_grads[0])
+#define X (g->inputs[0])
+#define Y (g->outputs[0])
+
+/* The input's shape with reduced axes of size 1, and the number of elements that one result stands for. */
+static mpg_shape kept_shape(mpg_gradient *g, const mpg_tuple *axis, bool exclude, int64_t *count) {
+  mpg_shape shape = mpg_value_desc(g, X)->shape;
+  bool reduced[MPG_MAX_NDIM], all = axis->count <= 0;
+  for (int i = 0; i < shape.ndim; i++) reduced[i] = all || exclude;
+  for (int k = 0; k < axis->count; k++) reduced[axis->values[k] < 0 ? axis->values[k] + shape.ndim : axis->values[k]] = !exclude;
+  *count = 1;
+  for (int i = 0; i < shape.ndim; i++) {
+    if (!reduced[i]) continue;
+    *count *= shape.dims[i];
+    shape.dims[i] = 1;
+  }
+  return shape;
+}
+
+static mpg_value mul(mpg_gradient *g, mpg_value a, mpg_value b) { return mpg_emit2(g, MPG_OP_broadcast_mul, NULL, a, b); }
+static mpg_value divide(mpg_gradient *g, mpg_value a, mpg_value b) { return mpg_emit2(g, MPG_OP_broadcast_div, NULL, a, b); }
+
+/* `value`, which has the output's shape, with its reduced axes back (of size 1). */
+static mpg_value kept(mpg_gradient *g, mpg_value value) {
+  const mpg_reduce_params *params = g->params;
+  int64_t count;
+  mpg_shape shape = kept_shape(g, &params->axis, params->exclude, &count);
+  return mpg_emit_reshape(g, value, &shape);
+}
+static mpg_value spread(mpg_gradient *g, mpg_value value) {
+  mpg_shape shape = mpg_value_desc(g, X)->shape;
+  return mpg_emit_broadcast_to(g, kept(g, value), &shape);
+}
+
+void mpg_gradient_sum(mpg_gradient *g) { g->in_grads[0] = spread(g, G); }
+
+void mpg_gradient_mean(mpg_gradient *g) {
+  const mpg_reduce_params *params = g->params;
+  int64_t count;
+  kept_shape(g, &params->axis, params->exclude, &count);
+  g->in_grads[0] = spread(g, mpg_emit_scalar(g, MPG_OP__div_scalar, G, (double)count));
+}
+
+void mpg_gradient_prod(mpg_gradient *g) { g->in_grads[0] = divide(g, mul(g, kept(g, G), kept(g, Y)), X); }
+
+/* 0 where x is NaN: x == x is 1 just for numbers. */
+static mpg_value is_number(mpg_gradient *g) { return mpg_emit2(g, MPG_OP__equal, NULL, X, X); }
+
+void mpg_gradient_nansum(mpg_gradient *g) { g->in_grads[0] = mul(g, kept(g, G), is_number(g)); }
+
+void mpg_gradient_nanprod(mpg_gradient *g) { /* the product over x, 1 in the place of NaN */
+  mpg_value number = is_number(g), missing = mpg_emit_scalar(g, MPG_OP__rminus_scalar, number, 1);
+  mpg_value present = mpg_emit2(g, MPG_OP_elemwise_add, NULL, mpg_emit3(g, MPG_OP_where, NULL, number, X, number), missing);
+  g->in_grads[0] = mul(g, divide(g, mul(g, kept(g, G), kept(g, Y)), present), number);
+}
+
+void mpg_gradient_extremum(mpg_gradient *g) {
+  g->in_grads[0] = mul(g, kept(g, G), mpg_emit2(g, MPG_OP_broadcast_equal, NULL, X, kept(g, Y)));
+}
+
+void mpg_gradient_norm(mpg_gradient *g) { /* 1: sign(x); 2: x / y, and 0 where the norm is */
+  const mpg_reduce_norm_params *params = g->params;
+  int64_t count;
+  mpg_shape shape = kept_shape(g, &params->axis, false, &count);
+  mpg_dtype dtype = mpg_value_desc(g, X)->dtype;
+  mpg_value grad = mpg_emit_reshape(g, G, &shape), norm = mpg_emit_reshape(g, Y, &shape);
+  if (mpg_value_desc(g, G)->dtype != dtype) {
+    mpg_cast_params cast = {.dtype = dtype};
+    grad = mpg_emit1(g, MPG_OP_Cast, &cast, grad);
+    norm = mpg_emit1(g, MPG_OP_Cast, &cast, norm);
+  }
+  if (params->ord == 1) {
+    g->in_grads[0] = mul(g, grad, mpg_emit1(g, MPG_OP_sign, NULL, X));
+    return;
+  }
+  mpg_value zero = mpg_emit_scalar(g, MPG_OP__equal_scalar, norm, 0);
+  g->in_grads[0] = mul(g, divide(g, grad, mpg_emit2(g, MPG_OP_elemwise_add, NULL, norm, zero)), X);
+}
+
+/* --- Broadcasting to a shape -------------------------------------------------------------------------------------- */
+
+static mpg_status check_broadcast(mpg_infer *infer, const mpg_shape *to) {
+  const mpg_shape *from = &infer->inputs[0].shape;
+  mpg_shape result;
+  if (mpg_shape_known(from) && mpg_shape_known(to)) {
+    char text[MPG_SHAPE_TEXT_SIZE];
+    if (from->ndim > to->ndim || !mpg_shape_broadcast(from, to, &result) || !mpg_shape_equal(&result, to))
+      return mpg_infer_fail(infer, "cannot be repeated to shape %s: only axes of size 1 are", mpg_shape_text(to, text, sizeof text));
+    MPG_TRY(mpg_shape_check(to, infer->inputs[0].dtype == MPG_DTYPE_NONE ? MPG_FLOAT64 : infer->inputs[0].dtype, NULL));
+  }
+  mpg_infer_set(infer, 0, to, infer->inputs[0].dtype);
+  return MPG_OK;
+}
+
+mpg_status mpg_infer_broadcast_to(mpg_infer *infer) {
+  const mpg_broadcast_to_params *params = infer->params;
+  const mpg_shape *from = &infer->inputs[0].shape;
+  mpg_shape to = {.ndim = params->shape.count};
+  if (to.ndim < 0 || to.ndim > MPG_MAX_NDIM) return mpg_infer_fail(infer, "shape must have 1 to %d dimensions", MPG_MAX_NDIM);
+  if (from->ndim > to.ndim) return mpg_infer_fail(infer, "the result would have fewer dimensions than the input");
+  for (int i = 0; i < to.ndim; i++) {
+    int64_t size = params->shape.values[i];
+    int k = from->ndim < 0 ? -1 : i - (to.ndim - from->ndim);
+    if (size == 0) { /* MXNet's mark for "as it is"; a size of 0 stays 0 */
+      size = from->ndim < 0 ? -1 : k < 0 ? 0 : from->dims[k];
+    } else if (size < 0) {
+      return mpg_infer_fail(infer, "shape has a negative size, %lld", (long long)size);
+    }
+    to.dims[i] = size;
+  }
+  return check_broadcast(infer, &to);
+}
+
+mpg_status mpg_infer_broadcast_axis(mpg_infer *infer) {
+  const mpg_broadcast_axis_params *params = infer->params;
+  mpg_shape to = infer->inputs[0].shape;
+  if (params->axis.count != params->size.count) return mpg_infer_fail(infer, "axis and size must have as many values");
+  for (int k = 0; to.ndim >= 0 && k < params->axis.count; k++) {
+    int a;
+    MPG_TRY(mpg_axis_normalize(params->axis.values[k], to.ndim, infer->op->name, &a));
+    if (to.dims[a] > 1 && to.dims[a] != params->size.values[k]) return mpg_infer_fail(infer, "axis %d has size %lld, not 1", a, (long long)to.dims[a]);
+    if (params->size.values[k] < 0) return mpg_infer_fail(infer, "a size is negative");
+    to.dims[a] = params->size.values[k];
+  }
+  return check_broadcast(infer, &to);
+}
+
+mpg_status mpg_infer_broadcast_like(mpg_infer *infer) {
+  const mpg_broadcast_like_params *params = infer->params;
+  mpg_shape to = infer->inputs[0].shape;
+  const mpg_shape *like = &infer->inputs[1].shape;
+  if (params->lhs_axes.count < 0 && params->rhs_axes.count < 0) return check_broadcast(infer, like);
+  if (params->lhs_axes.count != params->rhs_axes.count || params->lhs_axes.count == 0)
+    return mpg_infer_fail(infer, "lhs_axes and rhs_axes must have as many values, at least one");
+  for (int k = 0; to.ndim >= 0 && like->ndim >= 0 && k < params->lhs_axes.count; k++) {
+    int a, b;
+    MPG_TRY(mpg_axis_normalize(params->lhs_axes.values[k], to.ndim, infer->op->name, &a));
+    MPG_TRY(mpg_axis_normalize(params->rhs_axes.values[k], like->ndim, infer->op->name, &b));
+    to.dims[a] = like->dims[b];
+  }
+  if (like->ndim < 0) to = MPG_SHAPE_UNKNOWN;
+  return check_broadcast(infer, &to);
+}
+
+void mpg_gradient_broadcast(mpg_gradient *g) {
+  if (g->status != MPG_OK || !g->needed[0]) return;
+  mpg_shape shape = mpg_value_desc(g, X)->shape;
+  g->in_grads[0] = mpg_emit_sum_to(g, G, &shape);
+}

@@ -1,0 +1,153 @@
+/* Arrays from nothing, casts and plain copies. */
+#include "kernels/cpu/convert.h"
+
+typedef struct fill_plan {
+  char *out;
+  size_t size;
+  uint64_t element;
+} fill_plan;
+
+static void run_fill(void *context, int64_t begin, int64_t end) {
+  const fill_plan *p = context;
+  int64_t n = end - begin;
+  char *out = p->out + begin * (int64_t)p->size;
+  switch (p->element ? p->size : 0) {
+    case 0: memset(out, 0, (size_t)n * p->size); break;
+    case 1: memset(out, (int)(p->element & 0xff), (size_t)n); break;
+    case 2: for (int64_t i = 0; i < n; i++) ((uint16_t *)out)[i] = (uint16_t)p->element; break;
+    case 4: for (int64_t i = 0; i < n; i++) ((uint32_t *)out)[i] = (uint32_t)p->element; break;
+    default: for (int64_t i = 0; i < n; i++) ((uint64_t *)out)[i] = p->element; break;
+  }
+}
+
+static void fill(const mpg_kernel_call *call, double value) {
+  const mpg_view *out = &call->outputs[0];
+  fill_plan p = {out->data, mpg_dtype_size(out->desc.dtype), 0};
+  mpg_cpu_store(MPG_COMPUTE_F64, out->desc.dtype, &p.element, 0, 1, &value);
+  mpg_cpu_parallel_for(call, mpg_shape_size(&out->desc.shape), 65536, run_fill, &p);
+}
+
+MPG_CPU_KERNEL(full) {
+  switch (call->op->id) {
+    case MPG_OP__full: fill(call, ((const mpg_full_params *)call->params)->value); break;
+    case MPG_OP__full_like: fill(call, ((const mpg_full_like_params *)call->params)->fill_value); break;
+    case MPG_OP__ones: case MPG_OP_ones_like: fill(call, 1); break;
+    default: fill(call, 0); break;
+  }
+  return MPG_OK;
+}
+
+MPG_CPU_KERNEL(eye) {
+  const mpg_eye_params *params = call->params;
+  const mpg_desc *desc = &call->outputs[0].desc;
+  fill(call, 0);
+  int64_t rows = desc->shape.dims[0], columns = desc->shape.dims[1];
+  double one = 1;
+  for (int64_t i = 0; i < rows; i++) {
+    int64_t j;
+    if (__builtin_add_overflow(i, params->k, &j) || j < 0 || j >= columns) continue;
+    mpg_cpu_store(MPG_COMPUTE_F64, desc->dtype, call->outputs[0].data, i * columns + j, 1, &one);
+  }
+  return MPG_OK;
+}
+
+/* value = start + (i / repeat) * step, computed in double, or in int64_t where the dtype is an integer and so are both. */
+typedef struct range_plan {
+  mpg_dtype dtype;
+  void *out;
+  double start, step;
+  int64_t repeat, period; /* period: values start anew after so many elements */
+} range_plan;
+
+static void run_range(void *context, int64_t begin, int64_t end) {
+  const range_plan *p = context;
+  mpg_block_buffer values;
+  bool whole = !mpg_dtype_is_float(p->dtype) && p->start == (double)(int64_t)p->start && p->step == (double)(int64_t)p->step;
+  for (int64_t i = begin; i < end; i += MPG_CPU_BLOCK) {
+    int64_t n = end - i < MPG_CPU_BLOCK ? end - i : MPG_CPU_BLOCK;
+    for (int64_t j = 0; j < n; j++) {
+      int64_t k = (i + j) % p->period / p->repeat;
+      if (whole)
+        values.i64[j] = (int64_t)((uint64_t)(int64_t)p->start + (uint64_t)k * (uint64_t)(int64_t)p->step);
+      else
+        values.f64[j] = p->start + (double)k * p->step;
+    }
+    mpg_cpu_store(whole ? MPG_COMPUTE_I64 : MPG_COMPUTE_F64, p->dtype, p->out, i, n, &values);
+  }
+}
+
+MPG_CPU_KERNEL(arange) {
+  const mpg_view *out = &call->outputs[0];
+  int64_t count = mpg_shape_size(&out->desc.shape);
+  range_plan p = {out->desc.dtype, out->data, 0, 1, 1, count > 0 ? count : 1};
+  if (call->op->id == MPG_OP__arange) {
+    const mpg_arange_params *params = call->params;
+    p.start = params->stop.present ? params->start : 0;
+    p.step = params->step;
+    p.repeat = params->repeat;
+  } else {
+    const mpg_arange_like_params *params = call->params;
+    p.start = params->start;
+    p.step = params->step;
+    p.repeat = params->repeat;
+  }
+  mpg_cpu_parallel_for(call, count, 16384, run_range, &p);
+  return MPG_OK;
+}
+
+MPG_CPU_KERNEL(linspace) {
+  const mpg_linspace_params *params = call->params;
+  const mpg_view *out = &call->outputs[0];
+  int64_t count = mpg_shape_size(&out->desc.shape), gaps = params->endpoint ? count - 1 : count;
+  range_plan p = {out->desc.dtype, out->data, params->start, gaps > 0 ? (params->stop - params->start) / (double)gaps : 0, 1,
+                  count > 0 ? count : 1};
+  mpg_cpu_parallel_for(call, count, 16384, run_range, &p);
+  if (params->endpoint && count > 1) /* exactly, whatever the steps rounded to */
+    mpg_cpu_store(MPG_COMPUTE_F64, out->desc.dtype, out->data, count - 1, 1, &params->stop);
+  return MPG_OK;
+}
+
+typedef struct cast_plan {
+  mpg_dtype from, to;
+  const void *in;
+  void *out;
+} cast_plan;
+
+static void run_cast(void *context, int64_t begin, int64_t end) {
+  const cast_plan *p = context;
+  mpg_compute compute = mpg_compute_of(p->from);
+  mpg_block_buffer buffer;
+  for (int64_t i = begin; i < end; i += MPG_CPU_BLOCK) {
+    int64_t n = end - i < MPG_CPU_BLOCK ? end - i : MPG_CPU_BLOCK;
+    const void *values = mpg_cpu_load(compute, p->from, p->in, i, n, &buffer);
+    mpg_cpu_store(compute, p->to, p->out, i, n, values);
+  }
+}
+
+static void run_copy(void *context, int64_t begin, int64_t end) {
+  const cast_plan *p = context;
+  int64_t size = (int64_t)mpg_dtype_size(p->from);
+  memmove((char *)p->out + begin * size, (const char *)p->in + begin * size, (size_t)((end - begin) * size));
+}
+
+static void cast(const mpg_kernel_call *call, const mpg_view *in, const mpg_view *out) {
+  cast_plan p = {in->desc.dtype, out->desc.dtype, in->data, out->data};
+  bool same = p.from == p.to;
+  if (same && p.in == p.out) return;
+  mpg_cpu_parallel_for(call, mpg_shape_size(&in->desc.shape), 65536, same ? run_copy : run_cast, &p);
+}
+
+MPG_CPU_KERNEL(cast) {
+  cast(call, &call->inputs[0], &call->outputs[0]);
+  return MPG_OK;
+}
+
+MPG_CPU_KERNEL(identity) {
+  cast(call, &call->inputs[0], &call->outputs[0]);
+  return MPG_OK;
+}
+
+MPG_CPU_KERNEL(amp_multicast) {
+  for (int i = 0; i < call->num_outputs; i++) cast(call, &call->inputs[i], &call->outputs[i]);
+  return MPG_OK;
+}

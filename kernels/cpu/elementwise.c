@@ -1,0 +1,435 @@
+/* Ops of one array: a row function computes a run of elements, one per compute type (convert.h). Integers are computed
+ * in int64_t where the function is one of whole numbers, else in double. Results may be written over the input.
+ */
+#include <math.h>
+
+#include "kernels/cpu/convert.h"
+#include "kernels/cpu/vector_math.h"
+
+typedef void (*row_fn)(const void *in, void *out, int64_t count, const double *constants);
+
+#define IVDEP _Pragma("GCC ivdep")
+#define ROW(name, suffix, T, expression)                                                              \
+  static void name##_##suffix(const void *in, void *out, int64_t count, const double *constants) {   \
+    (void)constants;                                                                                  \
+    const T *source = in;                                                                             \
+    T *target = out;                                                                                  \
+    IVDEP for (int64_t i = 0; i < count; i++) {                                                       \
+      T x = source[i];                                                                                \
+      target[i] = (expression);                                                                       \
+    }                                                                                                 \
+  }
+#define FLOAT_ROWS(name, expression_f, expression_d) ROW(name, f32, float, expression_f) ROW(name, f64, double, expression_d)
+#define LIBRARY_ROWS(name, function) FLOAT_ROWS(name, function##f(x), function(x))
+#define ALL_ROWS(name, expression) FLOAT_ROWS(name, expression, expression) ROW(name, i64, int64_t, expression)
+
+ALL_ROWS(sign, (x > 0) - (x < 0))
+FLOAT_ROWS(absolute, fabsf(x), fabs(x))
+ROW(absolute, i64, int64_t, x < 0 ? (int64_t)(0u - (uint64_t)x) : x)
+FLOAT_ROWS(negative, -x, -x)
+ROW(negative, i64, int64_t, (int64_t)(0u - (uint64_t)x))
+ALL_ROWS(relu, x < 0 ? 0 : x)
+ALL_ROWS(logical_not, x == 0)
+FLOAT_ROWS(square, x *x, x *x)
+ROW(square, i64, int64_t, (int64_t)((uint64_t)x * (uint64_t)x))
+ROW(whole, i64, int64_t, x)
+/* Halves: `round` takes them away from zero, `rint` down. */
+FLOAT_ROWS(nearest, copysignf(floorf(fabsf(x)) + (fabsf(x) - floorf(fabsf(x)) >= 0.5f), x),
+           copysign(floor(fabs(x)) + (fabs(x) - floor(fabs(x)) >= 0.5), x))
+FLOAT_ROWS(nearest_down, floorf(x) + (x - floorf(x) > 0.5f), floor(x) + (x - floor(x) > 0.5))
+LIBRARY_ROWS(ceiling, ceil)
+LIBRARY_ROWS(floor_of, floor)
+LIBRARY_ROWS(truncated, trunc)
+LIBRARY_ROWS(square_root, sqrt)
+FLOAT_ROWS(rsqrt, 1.0f / sqrtf(x), 1.0 / sqrt(x))
+LIBRARY_ROWS(cube_root, cbrt)
+FLOAT_ROWS(rcbrt, 1.0f / cbrtf(x), 1.0 / cbrt(x))
+FLOAT_ROWS(reciprocal, 1.0f / x, 1.0 / x)
+FLOAT_ROWS(exponential, mpg_expf(x), exp(x))
+FLOAT_ROWS(exponential_minus_1, mpg_expm1f(x), expm1(x))
+FLOAT_ROWS(logarithm, mpg_logf(x), log(x))
+FLOAT_ROWS(logarithm_2, mpg_log2f(x), log2(x))
+FLOAT_ROWS(logarithm_10, mpg_log10f(x), log10(x))
+FLOAT_ROWS(logarithm_1_plus, mpg_log1pf(x), log1p(x))
+LIBRARY_ROWS(tangent, tan)
+LIBRARY_ROWS(arc_sine, asin)
+LIBRARY_ROWS(arc_cosine, acos)
+LIBRARY_ROWS(arc_tangent, atan)
+LIBRARY_ROWS(hyperbolic_sine, sinh)
+LIBRARY_ROWS(hyperbolic_cosine, cosh)
+FLOAT_ROWS(hyperbolic_tangent, mpg_tanhf(x), tanh(x))
+LIBRARY_ROWS(area_sine, asinh)
+LIBRARY_ROWS(area_cosine, acosh)
+LIBRARY_ROWS(area_tangent, atanh)
+FLOAT_ROWS(degrees, x * 57.29577951308232f, x * 57.29577951308232)
+FLOAT_ROWS(radians, x * 0.017453292519943295f, x * 0.017453292519943295)
+FLOAT_ROWS(error_function, mpg_erff(x), erf(x))
+FLOAT_ROWS(gamma_function, tgammaf(x), tgamma(x))
+FLOAT_ROWS(sigmoid, mpg_sigmoidf(x), 1 / (1 + exp(-x)))
+FLOAT_ROWS(softrelu, mpg_softreluf(x), (x > 0 ? x : 0) + (x != x ? x : log1p(exp(-fabs(x)))))
+FLOAT_ROWS(log_sigmoid, -mpg_softreluf(-x), -((x < 0 ? -x : 0) + (x != x ? x : log1p(exp(-fabs(x))))))
+FLOAT_ROWS(mish, x *mpg_tanhf(mpg_softreluf(x)), x *tanh((x > 0 ? x : 0) + log1p(exp(-fabs(x)))))
+FLOAT_ROWS(softsign, x / (1 + fabsf(x)), x / (1 + fabs(x)))
+FLOAT_ROWS(is_nan, x != x, x != x)
+FLOAT_ROWS(is_inf, fabsf(x) == INFINITY, fabs(x) == (double)INFINITY)
+FLOAT_ROWS(is_finite, fabsf(x) < INFINITY, fabs(x) < (double)INFINITY)
+#define C(i) ((float)constants[i])
+FLOAT_ROWS(hard_sigmoid, fminf(fmaxf(C(0) * x + C(1), 0), 1), fmin(fmax(constants[0] * x + constants[1], 0), 1))
+FLOAT_ROWS(clip, x < C(0) ? C(0) : x > C(1) ? C(1) : x, x < constants[0] ? constants[0] : x > constants[1] ? constants[1] : x)
+FLOAT_ROWS(quadratic, (C(0) * x + C(1)) * x + C(2), (constants[0] * x + constants[1]) * x + constants[2])
+FLOAT_ROWS(times, x *C(0), x *constants[0])
+FLOAT_ROWS(leaky, x > 0 ? x : x * C(0), x > 0 ? x : x * constants[0])
+FLOAT_ROWS(elu, x > 0 ? x : C(0) * mpg_expm1f(x), x > 0 ? x : constants[0] * expm1(x))
+#define SELU_ALPHA 1.6732632423543772848170429916717
+#define SELU_SCALE 1.0507009873554804934193349852946
+FLOAT_ROWS(selu, (float)SELU_SCALE * (x > 0 ? x : (float)SELU_ALPHA * mpg_expm1f(x)),
+           SELU_SCALE *(x > 0 ? x : SELU_ALPHA * expm1(x)))
+#define ROOT_HALF 0.70710678118654752440
+FLOAT_ROWS(gelu, 0.5f * x * (1 + mpg_erff(x *(float)ROOT_HALF)), 0.5 * x * (1 + erf(x * ROOT_HALF)))
+
+/* The rest of the formula where a polynomial is right only up to a limit; by element, whatever its neighbours are. */
+#define TRIG_ROW(name, limited, library)                                                            \
+  static void name##_f32(const void *in, void *out, int64_t count, const double *constants) {       \
+    (void)constants;                                                                                \
+    const float *source = in;                                                                       \
+    float *target = out, kept[MPG_CPU_BLOCK];                                                       \
+    for (int64_t done = 0; done < count; done += MPG_CPU_BLOCK, source += MPG_CPU_BLOCK, target += MPG_CPU_BLOCK) { \
+      int64_t n = count - done < MPG_CPU_BLOCK ? count - done : MPG_CPU_BLOCK;                      \
+      int large = 0;                                                                                \
+      for (int64_t i = 0; i < n; i++) {                                                             \
+        kept[i] = source[i];                                                                        \
+        large |= !(fabsf(kept[i]) < MPG_TRIG_LIMIT);                                                \
+      }                                                                                             \
+      IVDEP for (int64_t i = 0; i < n; i++) target[i] = limited(kept[i]);                           \
+      if (!large) continue;                                                                         \
+      for (int64_t i = 0; i < n; i++)                                                               \
+        if (!(fabsf(kept[i]) < MPG_TRIG_LIMIT)) target[i] = library(kept[i]);                       \
+    }                                                                                               \
+  }
+TRIG_ROW(sine, mpg_sinf_limited, sinf)
+TRIG_ROW(cosine, mpg_cosf_limited, cosf)
+ROW(sine, f64, double, sin(x))
+ROW(cosine, f64, double, cos(x))
+
+/* The inverse of erf: a rational start, then two steps of Newton's method in double. */
+static double inverse_erf(double y) {
+  if (!(fabs(y) < 1)) return fabs(y) == 1 ? copysign((double)INFINITY, y) : (double)NAN;
+  double w = -log1p(-y * y), b = 4.330746750799873 + 0.5 * -w; /* Winitzki's approximation */
+  double x = copysign(sqrt(sqrt(b * b + w * 6.802721088435375) - b), y);
+  for (int i = 0; i < 3; i++) {
+    double error = (fabs(y) < 0.5 ? erf(x) - y : copysign((1 - fabs(y)) - erfc(fabs(x)), y)) * 0.88622692545275801365 * exp(x * x);
+    x -= error / (1 + x * error);
+  }
+  return x;
+}
+FLOAT_ROWS(erfinv, (float)inverse_erf(x), inverse_erf(x))
+
+/* log |gamma(x)|; the library's sign variable is not touched. */
+static double log_gamma(double x) {
+  int sign;
+  return lgamma_r(x, &sign);
+}
+FLOAT_ROWS(gammaln, (float)log_gamma(x), log_gamma(x))
+
+/* Derivatives of gammaln: shifted up by the recurrence, then the asymptotic series. */
+static double digamma(double x) {
+  if (x <= 0 && x == floor(x)) return (double)NAN;
+  if (x < 0) return digamma(1 - x) - M_PI / tan(M_PI * x);
+  double shift = 0;
+  for (; x < 10; x += 1) shift -= 1 / x;
+  double s = 1 / (x * x);
+  return shift + log(x) - 0.5 / x -
+         s * (1.0 / 12 - s * (1.0 / 120 - s * (1.0 / 252 - s * (1.0 / 240 - s * (1.0 / 132 - s * (691.0 / 32760))))));
+}
+static double trigamma(double x) {
+  if (x <= 0 && x == floor(x)) return (double)INFINITY;
+  if (x < 0) {
+    double s = sin(M_PI * x);
+    return M_PI * M_PI / (s * s) - trigamma(1 - x);
+  }
+  double shift = 0;
+  for (; x < 10; x += 1) shift += 1 / (x * x);
+  double s = 1 / (x * x);
+  return shift + 1 / x + s / 2 + s / x * (1.0 / 6 - s * (1.0 / 30 - s * (1.0 / 42 - s * (1.0 / 30 - s * (5.0 / 66)))));
+}
+FLOAT_ROWS(digamma_row, (float)digamma(x), digamma(x))
+FLOAT_ROWS(trigamma_row, (float)trigamma(x), trigamma(x))
+
+typedef struct unary_op {
+  row_fn f32, f64, i64; /* i64 NULL: integers in double */
+  bool cheap;
+} unary_op;
+
+#define CHEAP(name) {name##_f32, name##_f64, NULL, true}
+#define DEAR(name) {name##_f32, name##_f64, NULL, false}
+#define WHOLE(name) {name##_f32, name##_f64, name##_i64, true}
+#define ROUNDING(name) {name##_f32, name##_f64, whole_i64, true}
+
+static const unary_op *find(mpg_op_id id) {
+  static const unary_op ops[MPG_OP_COUNT] = {
+      [MPG_OP_abs] = WHOLE(absolute), [MPG_OP_sign] = WHOLE(sign), [MPG_OP_negative] = WHOLE(negative),
+      [MPG_OP_round] = ROUNDING(nearest), [MPG_OP_rint] = ROUNDING(nearest_down), [MPG_OP_ceil] = ROUNDING(ceiling),
+      [MPG_OP_floor] = ROUNDING(floor_of), [MPG_OP_trunc] = ROUNDING(truncated), [MPG_OP_fix] = ROUNDING(truncated),
+      [MPG_OP__contrib_round_ste] = ROUNDING(nearest), [MPG_OP__contrib_sign_ste] = WHOLE(sign),
+      [MPG_OP_square] = WHOLE(square), [MPG_OP_sqrt] = CHEAP(square_root), [MPG_OP_rsqrt] = CHEAP(rsqrt),
+      [MPG_OP_cbrt] = DEAR(cube_root), [MPG_OP_rcbrt] = DEAR(rcbrt), [MPG_OP_reciprocal] = CHEAP(reciprocal),
+      [MPG_OP_exp] = DEAR(exponential), [MPG_OP_expm1] = DEAR(exponential_minus_1), [MPG_OP_log] = DEAR(logarithm),
+      [MPG_OP_log2] = DEAR(logarithm_2), [MPG_OP_log10] = DEAR(logarithm_10), [MPG_OP_log1p] = DEAR(logarithm_1_plus),
+      [MPG_OP_sin] = DEAR(sine), [MPG_OP_cos] = DEAR(cosine), [MPG_OP_tan] = DEAR(tangent),
+      [MPG_OP_arcsin] = DEAR(arc_sine), [MPG_OP_arccos] = DEAR(arc_cosine), [MPG_OP_arctan] = DEAR(arc_tangent),
+      [MPG_OP_sinh] = DEAR(hyperbolic_sine), [MPG_OP_cosh] = DEAR(hyperbolic_cosine), [MPG_OP_tanh] = DEAR(hyperbolic_tangent),
+      [MPG_OP_arcsinh] = DEAR(area_sine), [MPG_OP_arccosh] = DEAR(area_cosine), [MPG_OP_arctanh] = DEAR(area_tangent),
+      [MPG_OP_degrees] = CHEAP(degrees), [MPG_OP_radians] = CHEAP(radians), [MPG_OP_erf] = DEAR(error_function),
+      [MPG_OP_erfinv] = DEAR(erfinv), [MPG_OP_gamma] = DEAR(gamma_function), [MPG_OP_gammaln] = DEAR(gammaln),
+      [MPG_OP__digamma] = DEAR(digamma_row), [MPG_OP__trigamma] = DEAR(trigamma_row), [MPG_OP_relu] = WHOLE(relu),
+      [MPG_OP_sigmoid] = DEAR(sigmoid), [MPG_OP_log_sigmoid] = DEAR(log_sigmoid), [MPG_OP_mish] = DEAR(mish),
+      [MPG_OP_softsign] = CHEAP(softsign), [MPG_OP__softrelu] = DEAR(softrelu), [MPG_OP_hard_sigmoid] = CHEAP(hard_sigmoid),
+      [MPG_OP_logical_not] = WHOLE(logical_not), [MPG_OP__contrib_isnan] = CHEAP(is_nan), [MPG_OP__contrib_isinf] = CHEAP(is_inf),
+      [MPG_OP__contrib_isfinite] = CHEAP(is_finite), [MPG_OP_clip] = CHEAP(clip), [MPG_OP__contrib_quadratic] = CHEAP(quadratic),
+      [MPG_OP__contrib_div_sqrt_dim] = CHEAP(times),
+  };
+  return &ops[id];
+}
+
+typedef struct unary_plan {
+  row_fn row;
+  mpg_compute compute;
+  mpg_dtype dtype;
+  const void *in;
+  void *out;
+  double constants[3];
+} unary_plan;
+
+static void run_unary(void *context, int64_t begin, int64_t end) {
+  const unary_plan *p = context;
+  mpg_block_buffer in, result;
+  int64_t step = mpg_compute_direct(p->compute, p->dtype) ? end - begin : MPG_CPU_BLOCK;
+  for (int64_t i = begin; i < end; i += step) {
+    int64_t n = end - i < step ? end - i : step;
+    const void *values = mpg_cpu_load(p->compute, p->dtype, p->in, i, n, &in);
+    void *place = mpg_cpu_place(p->compute, p->dtype, p->out, i, &result);
+    p->row(values, place, n, p->constants);
+    mpg_cpu_store(p->compute, p->dtype, p->out, i, n, place);
+  }
+}
+
+static mpg_status unary(const mpg_kernel_call *call, const unary_op *op, double c0, double c1, double c2) {
+  mpg_dtype dtype = call->inputs[0].desc.dtype;
+  unary_plan p = {op->f32, MPG_COMPUTE_F32, dtype, call->inputs[0].data, call->outputs[0].data, {c0, c1, c2}};
+  if (dtype == MPG_FLOAT64 || (!mpg_dtype_is_float(dtype) && !op->i64)) {
+    p.row = op->f64;
+    p.compute = MPG_COMPUTE_F64;
+  } else if (!mpg_dtype_is_float(dtype)) {
+    p.row = op->i64;
+    p.compute = MPG_COMPUTE_I64;
+  }
+  mpg_cpu_parallel_for(call, mpg_shape_size(&call->outputs[0].desc.shape), op->cheap ? 32768 : 4096, run_unary, &p);
+  return MPG_OK;
+}
+
+MPG_CPU_KERNEL(unary) {
+  double c0 = 0, c1 = 0, c2 = 0;
+  switch (call->op->id) {
+    case MPG_OP_hard_sigmoid: {
+      const mpg_hard_sigmoid_params *p = call->params;
+      c0 = p->alpha;
+      c1 = p->beta;
+      break;
+    }
+    case MPG_OP_clip: {
+      const mpg_clip_params *p = call->params;
+      c0 = p->a_min;
+      c1 = p->a_max;
+      break;
+    }
+    case MPG_OP__contrib_quadratic: {
+      const mpg_quadratic_params *p = call->params;
+      c0 = p->a;
+      c1 = p->b;
+      c2 = p->c;
+      break;
+    }
+    case MPG_OP__contrib_div_sqrt_dim: {
+      const mpg_shape *shape = &call->inputs[0].desc.shape;
+      c0 = 1 / sqrt((double)shape->dims[shape->ndim - 1]);
+      break;
+    }
+    case MPG_OP_Activation: {
+      static const unary_op functions[] = {WHOLE(relu), DEAR(sigmoid), DEAR(hyperbolic_tangent), DEAR(softrelu), CHEAP(softsign)};
+      const mpg_activation_params *p = call->params;
+      return unary(call, &functions[p->act_type], 0, 0, 0);
+    }
+    default: break;
+  }
+  return unary(call, find(call->op->id), c0, c1, c2);
+}
+
+/* Positions of the words of leaky_relu's act_type. */
+enum { ELU, GELU, LEAKY, PRELU, RRELU, SELU };
+
+typedef struct prelu_plan {
+  mpg_compute compute;
+  mpg_dtype dtype;
+  const void *in, *gamma;
+  void *out, *mask;
+  int64_t channels, inner; /* gamma's index: i / inner % channels */
+  mpg_random_key key;
+  double lower, upper;
+  bool random;
+} prelu_plan;
+
+#define PRELU_LOOP(T)                                                                         \
+  do {                                                                                        \
+    const T *x = values;                                                                      \
+    T *y = place;                                                                             \
+    for (int64_t j = 0; j < n; j++) y[j] = x[j] > 0 ? x[j] : x[j] * (T)slopes[j];             \
+  } while (0)
+
+static void run_prelu(void *context, int64_t begin, int64_t end) {
+  const prelu_plan *p = context;
+  mpg_block_buffer in, result, slope_in;
+  double slopes[MPG_CPU_BLOCK];
+  for (int64_t i = begin; i < end; i += MPG_CPU_BLOCK) {
+    int64_t n = end - i < MPG_CPU_BLOCK ? end - i : MPG_CPU_BLOCK;
+    const void *values = mpg_cpu_load(p->compute, p->dtype, p->in, i, n, &in);
+    for (int64_t j = 0; j < n; j++) {
+      if (p->gamma) {
+        const void *g = mpg_cpu_load(MPG_COMPUTE_F64, p->dtype, p->gamma, p->channels == 1 ? 0 : (i + j) / p->inner % p->channels, 1, &slope_in);
+        slopes[j] = *(const double *)g;
+      } else if (p->random) {
+        uint64_t position = (uint64_t)(i + j) + p->key.position;
+        uint32_t word = mpg_philox(p->key.seed, p->key.call, position >> 2).value[position & 3];
+        slopes[j] = p->lower + (p->upper - p->lower) * (double)mpg_philox_uniform(word);
+      } else {
+        slopes[j] = (p->lower + p->upper) / 2;
+      }
+    }
+    if (p->mask) { /* the factor of each element */
+      mpg_block_buffer mask;
+      for (int64_t j = 0; j < n; j++) {
+        bool positive = p->compute == MPG_COMPUTE_F64 ? ((const double *)values)[j] > 0 : ((const float *)values)[j] > 0;
+        mask.f64[j] = positive ? 1 : slopes[j];
+      }
+      mpg_cpu_store(MPG_COMPUTE_F64, p->dtype, p->mask, i, n, &mask);
+    }
+    void *place = mpg_cpu_place(p->compute, p->dtype, p->out, i, &result);
+    if (p->compute == MPG_COMPUTE_F64)
+      PRELU_LOOP(double);
+    else
+      PRELU_LOOP(float);
+    mpg_cpu_store(p->compute, p->dtype, p->out, i, n, place);
+  }
+}
+
+MPG_CPU_KERNEL(leaky_relu) {
+  static const unary_op functions[] = {[ELU] = DEAR(elu), [GELU] = DEAR(gelu), [LEAKY] = CHEAP(leaky), [SELU] = DEAR(selu)};
+  const mpg_leaky_relu_params *params = call->params;
+  if (params->act_type != PRELU && params->act_type != RRELU) return unary(call, &functions[params->act_type], params->slope, 0, 0);
+  const mpg_desc *desc = &call->inputs[0].desc;
+  prelu_plan p = {.compute = mpg_compute_of(desc->dtype), .dtype = desc->dtype, .in = call->inputs[0].data, .out = call->outputs[0].data,
+                  .key = call->random, .lower = params->lower_bound, .upper = params->upper_bound, .random = call->train};
+  if (params->act_type == PRELU) {
+    p.gamma = call->inputs[1].data;
+    p.channels = mpg_shape_size(&call->inputs[1].desc.shape);
+    p.inner = mpg_shape_product(&desc->shape, desc->shape.ndim > 1 ? 2 : 1, desc->shape.ndim);
+    if (desc->shape.ndim == 1) p.inner = 1;
+  } else {
+    p.mask = call->outputs[1].data;
+  }
+  mpg_cpu_parallel_for(call, mpg_shape_size(&desc->shape), 4096, run_prelu, &p);
+  return MPG_OK;
+}
+
+/* grad times the derivative of LeakyReLU at data. */
+typedef struct backward_plan {
+  const void *grad, *data;
+  void *out;
+  mpg_dtype dtype;
+  int act_type;
+  double slope;
+} backward_plan;
+
+#define GELU_SLOPE_F(x) (0.5f * (1 + mpg_erff((x) * (float)ROOT_HALF)) + (x)*0.39894228040143267794f * mpg_expf(-0.5f * (x) * (x)))
+#define GELU_SLOPE_D(x) (0.5 * (1 + erf((x)*ROOT_HALF)) + (x)*0.39894228040143267794 * exp(-0.5 * (x) * (x)))
+#define BACKWARD_LOOPS(T, exp_function, gelu_slope)                                                                   \
+  do {                                                                                                                \
+    const T *g = grads, *d = values, s = (T)p->slope;                                                                 \
+    T *y = place;                                                                                                     \
+    if (p->act_type == LEAKY) {                                                                                       \
+      IVDEP for (int64_t j = 0; j < n; j++) y[j] = d[j] > 0 ? g[j] : g[j] * s;                                        \
+    } else if (p->act_type == ELU) {                                                                                  \
+      IVDEP for (int64_t j = 0; j < n; j++) y[j] = d[j] > 0 ? g[j] : g[j] * (s * exp_function(d[j]));                 \
+    } else if (p->act_type == SELU) {                                                                                 \
+      IVDEP for (int64_t j = 0; j < n; j++)                                                                           \
+        y[j] = g[j] * (T)SELU_SCALE * (d[j] > 0 ? 1 : (T)SELU_ALPHA * exp_function(d[j]));                            \
+    } else {                                                                                                          \
+      IVDEP for (int64_t j = 0; j < n; j++) y[j] = g[j] * gelu_slope(d[j]);                                           \
+    }                                                                                                                 \
+  } while (0)
+
+static void run_backward(void *context, int64_t begin, int64_t end) {
+  const backward_plan *p = context;
+  mpg_compute compute = mpg_compute_of(p->dtype);
+  mpg_block_buffer a, b, result;
+  int64_t step = mpg_compute_direct(compute, p->dtype) ? end - begin : MPG_CPU_BLOCK;
+  for (int64_t i = begin; i < end; i += step) {
+    int64_t n = end - i < step ? end - i : step;
+    const void *grads = mpg_cpu_load(compute, p->dtype, p->grad, i, n, &a), *values = mpg_cpu_load(compute, p->dtype, p->data, i, n, &b);
+    void *place = mpg_cpu_place(compute, p->dtype, p->out, i, &result);
+    if (compute == MPG_COMPUTE_F64)
+      BACKWARD_LOOPS(double, exp, GELU_SLOPE_D);
+    else
+      BACKWARD_LOOPS(float, mpg_expf, GELU_SLOPE_F);
+    mpg_cpu_store(compute, p->dtype, p->out, i, n, place);
+  }
+}
+
+MPG_CPU_KERNEL(backward_leaky_relu) {
+  const mpg_leaky_relu_params *params = call->params;
+  backward_plan p = {call->inputs[0].data, call->inputs[1].data, call->outputs[0].data, call->inputs[0].desc.dtype, params->act_type, params->slope};
+  mpg_cpu_parallel_for(call, mpg_shape_size(&call->outputs[0].desc.shape), params->act_type == LEAKY ? 32768 : 4096, run_backward, &p);
+  return MPG_OK;
+}
+
+/* add_n: block by block, in the order of the arrays. */
+typedef struct sum_plan {
+  const mpg_kernel_call *call;
+  mpg_compute compute;
+  mpg_dtype dtype;
+} sum_plan;
+
+#define ACCUMULATE(T, field)                                              \
+  do {                                                                    \
+    const T *values = source;                                             \
+    for (int64_t j = 0; j < n; j++) sum.field[j] += values[j];            \
+  } while (0)
+
+static void run_add_n(void *context, int64_t begin, int64_t end) {
+  const sum_plan *p = context;
+  const mpg_kernel_call *call = p->call;
+  mpg_block_buffer buffer, sum;
+  size_t size = mpg_dtype_size(mpg_compute_dtype(p->compute));
+  for (int64_t i = begin; i < end; i += MPG_CPU_BLOCK) {
+    int64_t n = end - i < MPG_CPU_BLOCK ? end - i : MPG_CPU_BLOCK;
+    memcpy(&sum, mpg_cpu_load(p->compute, p->dtype, call->inputs[0].data, i, n, &buffer), (size_t)n * size);
+    for (int k = 1; k < call->num_inputs; k++) {
+      const void *source = mpg_cpu_load(p->compute, p->dtype, call->inputs[k].data, i, n, &buffer);
+      switch (p->compute) {
+        case MPG_COMPUTE_F32: ACCUMULATE(float, f32); break;
+        case MPG_COMPUTE_F64: ACCUMULATE(double, f64); break;
+        default: { /* unsigned: sums wrap around */
+          const uint64_t *values = source;
+          for (int64_t j = 0; j < n; j++) sum.i64[j] = (int64_t)((uint64_t)sum.i64[j] + values[j]);
+        }
+      }
+    }
+    mpg_cpu_store(p->compute, p->dtype, call->outputs[0].data, i, n, &sum);
+  }
+}
+
+MPG_CPU_KERNEL(add_n) {
+  mpg_dtype dtype = call->inputs[0].desc.dtype;
+  sum_plan p = {call, mpg_dtype_is_float(dtype) ? mpg_compute_of(dtype) : MPG_COMPUTE_I64, dtype};
+  mpg_cpu_parallel_for(call, mpg_shape_size(&call->outputs[0].desc.shape), 16384, run_add_n, &p);
+  return MPG_OK;
+}

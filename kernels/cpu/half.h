@@ -1,0 +1,61 @@
+/* float16 and bfloat16: scalars to and from float, rounding to nearest even. Stateless; any thread.
+ * Blocks of them, and every other dtype: convert.h.
+ */
+#ifndef KERNELS_CPU_HALF_H
+#define KERNELS_CPU_HALF_H
+
+#include <stdint.h>
+#include <string.h>
+#ifdef __F16C__
+#include <immintrin.h>
+#endif
+
+static inline float mpg_float_from_bits(uint32_t bits) {
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+static inline uint32_t mpg_float_bits(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+static inline float mpg_bfloat16_to_float(uint16_t half) { return mpg_float_from_bits((uint32_t)half << 16); }
+
+static inline uint16_t mpg_float_to_bfloat16(float value) {
+  uint32_t bits = mpg_float_bits(value);
+  uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  uint32_t nan = bits >> 16 | 0x40; /* quiet, never rounded into an infinity */
+  return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? nan : rounded);
+}
+
+static inline float mpg_half_to_float(uint16_t half) {
+#ifdef __F16C__
+  return _cvtsh_ss(half);
+#else
+  /* The exponent is moved by a multiplication, which also makes subnormals right. */
+  uint32_t magnitude = (uint32_t)(half & 0x7fff) << 13;
+  float value = mpg_float_from_bits(magnitude) * 0x1p112f;
+  uint32_t bits = mpg_float_bits(value);
+  uint32_t special = magnitude | 0x7f800000;
+  if (magnitude >= 0x0f800000) bits = special;
+  if (magnitude > 0x0f800000) bits |= 0x00400000;
+  return mpg_float_from_bits(bits | (uint32_t)(half & 0x8000) << 16);
+#endif
+}
+
+static inline uint16_t mpg_float_to_half(float value) {
+#ifdef __F16C__
+  return (uint16_t)_cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT);
+#else
+  uint32_t bits = mpg_float_bits(value), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
+  if (magnitude > 0x7f800000) return (uint16_t)(sign | 0x7e00 | (magnitude >> 13 & 0x1ff));
+  if (magnitude >= 0x477ff000) return (uint16_t)(sign | 0x7c00); /* 65520 and more round to infinity */
+  if (magnitude < 0x38800000)                                    /* subnormal: the addition rounds at the right bit */
+    return (uint16_t)(sign | (mpg_float_bits(mpg_float_from_bits(magnitude) + 0.5f) - 0x3f000000));
+  return (uint16_t)(sign | ((magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1)) >> 13));
+#endif
+}
+
+#endif

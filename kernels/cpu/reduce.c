@@ -1,0 +1,410 @@
+/* Reductions, and broadcasting to a shape.
+ *
+ * Runs of reduced axes are reduced one after another, innermost first. Each pass sees its source as (outer, count, inner)
+ * and makes (outer, inner). `count` is cut into chunks whose length depends on shapes alone; the chunks' results are
+ * combined by another pass over them. Within a chunk: of neighbours (inner 1), LANES interleaved accumulators over at most
+ * BASE elements, and such pieces pairwise; otherwise, rows of BASE_ROWS added up and these pairwise. So rounding errors
+ * grow with the logarithm of the count, and bits depend on neither threads nor instruction set.
+ * Halves and floats accumulate in float, doubles in double, integers in int64_t. Between passes the accumulator's type is kept.
+ */
+#include <math.h>
+
+#include "kernels/cpu/convert.h"
+#include "base/memory.h"
+#include "device/device.h"
+
+enum { LANES = 32, BASE = 512, BASE_ROWS = 16, COLUMNS = 128, LEVELS = 48, COLUMN_LEVELS = 16, CHUNK = 16384 };
+
+typedef enum combine { ADD, MULTIPLY, LARGEST, SMALLEST, COMBINE_COUNT } combine;
+typedef enum prepare { PLAIN, MAGNITUDE, SQUARE, NAN_TO_0, NAN_TO_1, PREPARE_COUNT } prepare;
+
+/* Accumulators of one type: how values are prepared, rows folded in, and a piece of neighbours reduced. */
+#define ACCUMULATOR(suffix, T, U, abs_function, lowest, highest)                                                       \
+  static inline T combine_##suffix(combine how, T x, T y) {                                                            \
+    switch (how) {                                                                                                     \
+      case ADD: return (T)((U)x + (U)y);                                                                               \
+      case MULTIPLY: return (T)((U)x * (U)y);                                                                          \
+      case LARGEST: return x != x ? x : x > y ? x : y;                                                                 \
+      default: return x != x ? x : x < y ? x : y;                                                                      \
+    }                                                                                                                  \
+  }                                                                                                                    \
+  static T identity_##suffix(combine how) { return how == ADD ? 0 : how == MULTIPLY ? 1 : how == LARGEST ? lowest : highest; } \
+  static void prepare_##suffix(prepare how, const T *from, T *to, int64_t n) {                                         \
+    switch (how) {                                                                                                     \
+      case MAGNITUDE: for (int64_t i = 0; i < n; i++) to[i] = abs_function(from[i]); break;                            \
+      case SQUARE: for (int64_t i = 0; i < n; i++) to[i] = (T)((U)from[i] * (U)from[i]); break;                        \
+      case NAN_TO_0: for (int64_t i = 0; i < n; i++) to[i] = from[i] != from[i] ? 0 : from[i]; break;                  \
+      case NAN_TO_1: for (int64_t i = 0; i < n; i++) to[i] = from[i] != from[i] ? 1 : from[i]; break;                  \
+      default: for (int64_t i = 0; i < n; i++) to[i] = from[i]; break;                                                 \
+    }                                                                                                                  \
+  }                                                                                                                    \
+  __attribute__((always_inline)) static inline void fold_##suffix##_as(combine how, T *acc, const T *row, int64_t n) { \
+    for (int64_t i = 0; i < n; i++) acc[i] = combine_##suffix(how, acc[i], row[i]);                                    \
+  }                                                                                                                    \
+  static void fold_##suffix(combine how, T *acc, const T *row, int64_t n) {                                            \
+    switch (how) {                                                                                                     \
+      case ADD: fold_##suffix##_as(ADD, acc, row, n); break;                                                           \
+      case MULTIPLY: fold_##suffix##_as(MULTIPLY, acc, row, n); break;                                                 \
+      case LARGEST: fold_##suffix##_as(LARGEST, acc, row, n); break;                                                   \
+      default: fold_##suffix##_as(SMALLEST, acc, row, n); break;                                                       \
+    }                                                                                                                  \
+  }                                                                                                                    \
+  /* Neighbours, at most BASE of them. */                                                                              \
+  __attribute__((always_inline)) static inline T piece_##suffix##_as(combine how, const T *values, int64_t n) {        \
+    if (n < LANES) {                                                                                                   \
+      T result = values[0];                                                                                            \
+      for (int64_t i = 1; i < n; i++) result = combine_##suffix(how, result, values[i]);                               \
+      return result;                                                                                                   \
+    }                                                                                                                  \
+    T acc[LANES];                                                                                                      \
+    for (int k = 0; k < LANES; k++) acc[k] = values[k];                                                                \
+    int64_t i = LANES;                                                                                                 \
+    for (; i + LANES <= n; i += LANES)                                                                                 \
+      for (int k = 0; k < LANES; k++) acc[k] = combine_##suffix(how, acc[k], values[i + k]);                           \
+    for (int k = 0; i < n; i++, k++) acc[k] = combine_##suffix(how, acc[k], values[i]);                                \
+    for (int width = LANES / 2; width; width /= 2)                                                                     \
+      for (int k = 0; k < width; k++) acc[k] = combine_##suffix(how, acc[k], acc[k + width]);                          \
+    return acc[0];                                                                                                     \
+  }                                                                                                                    \
+  static T piece_##suffix(combine how, const T *values, int64_t n) {                                                   \
+    switch (how) {                                                                                                     \
+      case ADD: return piece_##suffix##_as(ADD, values, n);                                                            \
+      case MULTIPLY: return piece_##suffix##_as(MULTIPLY, values, n);                                                  \
+      case LARGEST: return piece_##suffix##_as(LARGEST, values, n);                                                    \
+      default: return piece_##suffix##_as(SMALLEST, values, n);                                                        \
+    }                                                                                                                  \
+  }
+ACCUMULATOR(f32, float, float, fabsf, -INFINITY, INFINITY)
+ACCUMULATOR(f64, double, double, fabs, -(double)INFINITY, (double)INFINITY)
+static inline int64_t magnitude_i64(int64_t x) { return x < 0 ? (int64_t)(0u - (uint64_t)x) : x; }
+ACCUMULATOR(i64, int64_t, uint64_t, magnitude_i64, INT64_MIN, INT64_MAX)
+
+typedef struct pass {
+  mpg_compute compute; /* F32, F64 or I64 */
+  combine how;
+  prepare prepare;
+  mpg_dtype dtype; /* of the source */
+  const void *source;
+  int64_t outer, count, inner;
+  int64_t chunk, chunks;
+  void *target; /* (outer, chunks, inner) in the compute type */
+} pass;
+
+/* Pieces combined pairwise as a binary counter counts: level k holds the result of 2^k pieces. */
+#define NEIGHBOURS(suffix, T)                                                                            \
+  static T neighbours_##suffix(const pass *p, int64_t begin, int64_t count) {                            \
+    T levels[LEVELS];                                                                                    \
+    uint64_t pieces = 0;                                                                                 \
+    mpg_block_buffer loaded, prepared;                                                                   \
+    for (int64_t done = 0; done < count; done += BASE) {                                                 \
+      int64_t n = count - done < BASE ? count - done : BASE;                                             \
+      const T *values = mpg_cpu_load(p->compute, p->dtype, p->source, begin + done, n, &loaded);         \
+      if (p->prepare != PLAIN) {                                                                         \
+        prepare_##suffix(p->prepare, values, prepared.suffix, n);                                        \
+        values = prepared.suffix;                                                                        \
+      }                                                                                                  \
+      T result = piece_##suffix(p->how, values, n);                                                      \
+      int level = 0;                                                                                     \
+      for (; pieces >> level & 1; level++) result = combine_##suffix(p->how, levels[level], result);     \
+      levels[level] = result;                                                                            \
+      pieces++;                                                                                          \
+    }                                                                                                    \
+    T total = identity_##suffix(p->how);                                                                 \
+    bool first = true;                                                                                   \
+    for (int level = 0; pieces >> level; level++) {                                                      \
+      if (!(pieces >> level & 1)) continue;                                                              \
+      total = first ? levels[level] : combine_##suffix(p->how, levels[level], total);                    \
+      first = false;                                                                                     \
+    }                                                                                                    \
+    return total;                                                                                        \
+  }                                                                                                      \
+  /* Columns [column, column + width) of rows [row, row + count), into `result`. */                      \
+  static void columns_##suffix(const pass *p, int64_t outer, int64_t row, int64_t count, int64_t column, int64_t width, T *result) { \
+    T levels[COLUMN_LEVELS][COLUMNS], acc[COLUMNS];                                                                 \
+    uint64_t pieces = 0;                                                                                 \
+    mpg_block_buffer loaded, prepared;                                                                   \
+    for (int64_t done = 0; done < count; done += BASE_ROWS) {                                            \
+      int64_t n = count - done < BASE_ROWS ? count - done : BASE_ROWS;                                   \
+      for (int64_t r = 0; r < n; r++) {                                                                  \
+        int64_t index = (outer * p->count + row + done + r) * p->inner + column;                         \
+        const T *values = mpg_cpu_load(p->compute, p->dtype, p->source, index, width, &loaded);          \
+        if (p->prepare != PLAIN) {                                                                       \
+          prepare_##suffix(p->prepare, values, prepared.suffix, width);                                  \
+          values = prepared.suffix;                                                                      \
+        }                                                                                                \
+        if (r == 0)                                                                                      \
+          memcpy(acc, values, (size_t)width * sizeof(T));                                                \
+        else                                                                                             \
+          fold_##suffix(p->how, acc, values, width);                                                     \
+      }                                                                                                  \
+      int level = 0;                                                                                     \
+      for (; pieces >> level & 1; level++) {                                                             \
+        fold_##suffix(p->how, levels[level], acc, width);                                                \
+        memcpy(acc, levels[level], (size_t)width * sizeof(T));                                           \
+      }                                                                                                  \
+      memcpy(levels[level], acc, (size_t)width * sizeof(T));                                             \
+      pieces++;                                                                                          \
+    }                                                                                                    \
+    bool first = true;                                                                                   \
+    for (int level = 0; pieces >> level; level++) {                                                      \
+      if (!(pieces >> level & 1)) continue;                                                              \
+      if (!first) fold_##suffix(p->how, levels[level], result, width);                                   \
+      memcpy(result, levels[level], (size_t)width * sizeof(T));                                          \
+      first = false;                                                                                     \
+    }                                                                                                    \
+    if (first)                                                                                           \
+      for (int64_t i = 0; i < width; i++) result[i] = identity_##suffix(p->how);                         \
+  }                                                                                                      \
+  static void run_##suffix(const pass *p, int64_t item) {                                                \
+    T *target = p->target;                                                                               \
+    if (p->inner == 1) {                                                                                 \
+      int64_t outer = item / p->chunks, chunk = item % p->chunks, begin = chunk * p->chunk;              \
+      int64_t n = p->count - begin < p->chunk ? p->count - begin : p->chunk;                             \
+      target[item] = neighbours_##suffix(p, outer * p->count + begin, n);                                \
+      return;                                                                                            \
+    }                                                                                                    \
+    int64_t tiles = (p->inner + COLUMNS - 1) / COLUMNS, column = item % tiles * COLUMNS;                 \
+    int64_t chunk = item / tiles % p->chunks, outer = item / tiles / p->chunks, begin = chunk * p->chunk; \
+    int64_t n = p->count - begin < p->chunk ? p->count - begin : p->chunk;                               \
+    int64_t width = p->inner - column < COLUMNS ? p->inner - column : COLUMNS;                           \
+    columns_##suffix(p, outer, begin, n, column, width, target + (outer * p->chunks + chunk) * p->inner + column); \
+  }
+NEIGHBOURS(f32, float)
+NEIGHBOURS(f64, double)
+NEIGHBOURS(i64, int64_t)
+
+static void run_items(void *context, int64_t begin, int64_t end) {
+  const pass *p = context;
+  for (int64_t item = begin; item < end; item++) {
+    switch (p->compute) {
+      case MPG_COMPUTE_F32: run_f32(p, item); break;
+      case MPG_COMPUTE_F64: run_f64(p, item); break;
+      default: run_i64(p, item); break;
+    }
+  }
+}
+
+/* How many rows (elements, when inner is 1) one chunk has, from the shape alone. */
+static int64_t chunk_length(int64_t count, int64_t inner) {
+  int64_t length = inner >= CHUNK / 64 ? 64 : CHUNK / inner;
+  if (count <= length + length / 2) length = count;
+  return length > 0 ? length : 1;
+}
+
+static void run_pass(const mpg_kernel_call *call, pass *p) {
+  int64_t tiles = p->inner == 1 ? 1 : (p->inner + COLUMNS - 1) / COLUMNS;
+  int64_t width = p->inner < COLUMNS ? p->inner : COLUMNS, cost = (p->chunk < p->count ? p->chunk : p->count) * width;
+  mpg_cpu_parallel_for(call, p->outer * p->chunks * tiles, cost > 0 ? 32768 / cost + 1 : 32768, run_items, p);
+}
+
+/* What follows the last pass: division by the count, the square root, and conversion to the result's dtype. */
+typedef struct finish_plan {
+  mpg_compute compute;
+  mpg_dtype dtype;
+  void *values, *out;
+  int64_t count; /* 0: no mean */
+  bool root;
+} finish_plan;
+
+static void run_finish(void *context, int64_t begin, int64_t end) {
+  const finish_plan *p = context;
+  for (int64_t i = begin; i < end; i++) {
+    if (p->compute == MPG_COMPUTE_F32) {
+      float *v = (float *)p->values + i;
+      if (p->count) *v = *v / (float)p->count;
+      if (p->root) *v = sqrtf(*v);
+    } else if (p->compute == MPG_COMPUTE_F64) {
+      double *v = (double *)p->values + i;
+      if (p->count) *v = *v / (double)p->count;
+      if (p->root) *v = sqrt(*v);
+    } else {
+      int64_t *v = (int64_t *)p->values + i;
+      if (p->count) *v = *v / p->count;
+      if (p->root) *v = (int64_t)sqrt((double)*v);
+    }
+  }
+  mpg_cpu_store(p->compute, p->dtype, p->out, begin, end - begin, (const char *)p->values + begin * (int64_t)mpg_dtype_size(mpg_compute_dtype(p->compute)));
+}
+
+/* Reduces `in` over the axes marked in `reduced`; `mean`: divides by how many elements each result stands for. */
+static mpg_status reduce(const mpg_kernel_call *call, const mpg_view *in, const mpg_view *out, const bool *reduced, combine how,
+                         prepare prepare, bool mean, bool root) {
+  const mpg_shape *shape = &in->desc.shape;
+  mpg_dtype dtype = in->desc.dtype;
+  mpg_compute compute = mpg_dtype_is_float(dtype) ? mpg_compute_of(dtype) : MPG_COMPUTE_I64;
+  int64_t item_size = (int64_t)mpg_dtype_size(mpg_compute_dtype(compute)), results = mpg_shape_size(&out->desc.shape), total = 1;
+  /* Runs of axes of one kind, outermost first. */
+  int64_t sizes[MPG_MAX_NDIM + 1];
+  bool kinds[MPG_MAX_NDIM + 1];
+  int runs = 0;
+  for (int i = 0; i < shape->ndim; i++) {
+    if (reduced[i]) total *= shape->dims[i];
+    if (shape->dims[i] == 1) continue;
+    if (runs && kinds[runs - 1] == reduced[i]) {
+      sizes[runs - 1] *= shape->dims[i];
+    } else {
+      sizes[runs] = shape->dims[i];
+      kinds[runs++] = reduced[i];
+    }
+  }
+  if (results == 0) return MPG_OK;
+  bool any = false;
+  for (int i = 0; i < runs; i++) any |= kinds[i];
+  if (!any) { /* nothing to combine; still one pass, for `prepare` and the accumulator's type */
+    sizes[runs] = 1;
+    kinds[runs++] = true;
+  }
+  /* Scratch: the largest intermediate result, twice, as passes go to and fro; the last pass may end in `out` itself. */
+  int64_t largest = results;
+  for (int last = runs; last > 0; last--) {
+    if (!kinds[last - 1]) continue;
+    int64_t outer = 1, inner = 1;
+    for (int i = 0; i < last - 1; i++) outer *= sizes[i];
+    for (int i = last; i < runs; i++) inner *= kinds[i] ? 1 : sizes[i];
+    int64_t length = chunk_length(sizes[last - 1], inner), chunks = sizes[last - 1] ? (sizes[last - 1] + length - 1) / length : 1;
+    if (outer * chunks * inner > largest) largest = outer * chunks * inner;
+  }
+  char *scratch = mpg_device_scratch(call->device, 2 * (size_t)mpg_align_up((size_t)(largest * item_size), 64));
+  if (!scratch) return MPG_DEVICE_OUT_OF_MEMORY;
+  char *buffers[2] = {scratch, scratch + mpg_align_up((size_t)(largest * item_size), 64)};
+  pass p = {.compute = compute, .how = how, .prepare = prepare, .dtype = dtype, .source = in->data};
+  int flip = 0;
+  for (int last = runs; last > 0; last--) {
+    if (!kinds[last - 1]) continue;
+    p.outer = p.inner = 1;
+    for (int i = 0; i < last - 1; i++) p.outer *= sizes[i];
+    for (int i = last; i < runs; i++) p.inner *= kinds[i] ? 1 : sizes[i];
+    p.count = sizes[last - 1];
+    for (;;) {
+      p.chunk = chunk_length(p.count, p.inner);
+      p.chunks = p.count ? (p.count + p.chunk - 1) / p.chunk : 1;
+      p.target = buffers[flip];
+      run_pass(call, &p);
+      p.source = p.target;
+      p.dtype = mpg_compute_dtype(compute);
+      p.prepare = PLAIN;
+      flip ^= 1;
+      p.count = p.chunks;
+      if (p.chunks == 1) break;
+    }
+  }
+  finish_plan f = {compute, out->desc.dtype, (void *)p.source, out->data, mean ? total : 0, root};
+  if (mean && total == 0 && compute != MPG_COMPUTE_I64) { /* 0 / 0 */
+    f.count = 0;
+    for (int64_t i = 0; i < results; i++) {
+      if (compute == MPG_COMPUTE_F32) ((float *)f.values)[i] = NAN;
+      else ((double *)f.values)[i] = (double)NAN;
+    }
+  }
+  mpg_cpu_parallel_for(call, results, 16384, run_finish, &f);
+  return MPG_OK;
+}
+
+/* Marks the axes that inference has checked already. */
+static void mark(const mpg_tuple *axis, bool exclude, int ndim, bool *reduced) {
+  bool all = axis->count <= 0;
+  for (int i = 0; i < ndim; i++) reduced[i] = all || exclude;
+  if (all) return;
+  for (int k = 0; k < axis->count; k++) reduced[axis->values[k] < 0 ? axis->values[k] + ndim : axis->values[k]] = !exclude;
+}
+
+MPG_CPU_KERNEL(reduce) {
+  const mpg_view *in = &call->inputs[0], *out = &call->outputs[0];
+  bool reduced[MPG_MAX_NDIM];
+  if (call->op->id == MPG_OP_norm) {
+    const mpg_reduce_norm_params *params = call->params;
+    mark(&params->axis, false, in->desc.shape.ndim, reduced);
+    return reduce(call, in, out, reduced, ADD, params->ord == 1 ? MAGNITUDE : SQUARE, false, params->ord == 2);
+  }
+  const mpg_reduce_params *params = call->params;
+  mark(&params->axis, params->exclude, in->desc.shape.ndim, reduced);
+  switch (call->op->id) {
+    case MPG_OP_sum: return reduce(call, in, out, reduced, ADD, PLAIN, false, false);
+    case MPG_OP_mean: return reduce(call, in, out, reduced, ADD, PLAIN, true, false);
+    case MPG_OP_prod: return reduce(call, in, out, reduced, MULTIPLY, PLAIN, false, false);
+    case MPG_OP_nansum: return reduce(call, in, out, reduced, ADD, NAN_TO_0, false, false);
+    case MPG_OP_nanprod: return reduce(call, in, out, reduced, MULTIPLY, NAN_TO_1, false, false);
+    case MPG_OP_max: return reduce(call, in, out, reduced, LARGEST, PLAIN, false, false);
+    default: return reduce(call, in, out, reduced, SMALLEST, PLAIN, false, false);
+  }
+}
+
+/* Broadcasting: collapsed to runs of axes along which the source moves or stands still. */
+typedef struct broadcast_plan {
+  const char *in;
+  char *out;
+  int64_t size; /* bytes an element */
+  int ndim;
+  int64_t dims[MPG_MAX_NDIM], strides[MPG_MAX_NDIM]; /* innermost first; strides in elements */
+} broadcast_plan;
+
+static void repeat(char *out, const char *element, int64_t size, int64_t n) {
+  switch (size) {
+    case 1: memset(out, *element, (size_t)n); break;
+#define REPEAT(T)                                                 \
+  {                                                               \
+    T value;                                                      \
+    memcpy(&value, element, sizeof value);                        \
+    for (int64_t i = 0; i < n; i++) ((T *)out)[i] = value;        \
+    break;                                                        \
+  }
+    case 2: REPEAT(uint16_t)
+    case 4: REPEAT(uint32_t)
+    default: REPEAT(uint64_t)
+  }
+}
+
+static void run_broadcast(void *context, int64_t begin, int64_t end) {
+  const broadcast_plan *p = context;
+  int64_t index[MPG_MAX_NDIM], rest = begin, from = 0;
+  for (int d = 0; d < p->ndim; d++) {
+    index[d] = rest % p->dims[d];
+    rest /= p->dims[d];
+    from += index[d] * p->strides[d];
+  }
+  while (begin < end) {
+    int64_t n = p->dims[0] - index[0];
+    if (n > end - begin) n = end - begin;
+    if (p->strides[0])
+      memcpy(p->out + begin * p->size, p->in + from * p->size, (size_t)(n * p->size));
+    else
+      repeat(p->out + begin * p->size, p->in + from * p->size, p->size, n);
+    begin += n;
+    from -= index[0] * p->strides[0];
+    index[0] = 0;
+    for (int d = 1; d < p->ndim; d++) {
+      from += p->strides[d];
+      if (++index[d] < p->dims[d]) break;
+      from -= p->dims[d] * p->strides[d];
+      index[d] = 0;
+    }
+  }
+}
+
+MPG_CPU_KERNEL(broadcast) {
+  const mpg_shape *from = &call->inputs[0].desc.shape, *to = &call->outputs[0].desc.shape;
+  broadcast_plan p = {call->inputs[0].data, call->outputs[0].data, (int64_t)mpg_dtype_size(call->inputs[0].desc.dtype), 0, {0}, {0}};
+  int64_t step = 1, total = 1;
+  int moving_before = -1;
+  for (int i = 1; i <= to->ndim; i++) {
+    int64_t n = to->dims[to->ndim - i], m = i <= from->ndim ? from->dims[from->ndim - i] : 1;
+    total *= n;
+    if (n == 1) continue;
+    int moving = m != 1;
+    if (moving == moving_before) {
+      p.dims[p.ndim - 1] *= n;
+    } else {
+      p.dims[p.ndim] = n;
+      p.strides[p.ndim++] = moving ? step : 0;
+      moving_before = moving;
+    }
+    step *= m;
+  }
+  if (p.ndim == 0) {
+    p.ndim = 1;
+    p.dims[0] = 1;
+    p.strides[0] = 1;
+  }
+  mpg_cpu_parallel_for(call, total, 32768, run_broadcast, &p);
+  return MPG_OK;
+}

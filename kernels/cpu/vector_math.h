@@ -1,0 +1,205 @@
+/* Functions of float, written without branches so that loops over them are vectorised, and with fused multiply-adds only
+ * where the processor has them, so that an element's bits do not depend on its place in a loop. Largest errors in units of
+ * the last place: exp 1, expm1 2, log 1, log1p 2, tanh 3, sigmoid 2, erf 2; sine and cosine 2 up to MPG_TRIG_LIMIT, beyond
+ * which the caller uses the C library. The coefficients are minimax fits over the reduced ranges.
+ * Doubles go to the C library. Stateless; any thread.
+ */
+#ifndef KERNELS_CPU_VECTOR_MATH_H
+#define KERNELS_CPU_VECTOR_MATH_H
+
+#include <math.h>
+
+#include "kernels/cpu/half.h"
+
+#define MPG_INLINE static inline __attribute__((always_inline))
+
+MPG_INLINE float mpg_fma(float a, float b, float c) {
+#ifdef __FMA__
+  return __builtin_fmaf(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+MPG_INLINE float mpg_select(int condition, float a, float b) { return condition ? a : b; }
+
+/* 2 to the power of n, a whole number of [-126, 127] held in a float. */
+#define MPG_ROUNDER 0x1.8p23f /* x + MPG_ROUNDER has round(x) in its low bits */
+MPG_INLINE float mpg_power_of_two(int32_t n) { return mpg_float_from_bits((uint32_t)(n + 127) << 23); }
+
+#define MPG_LOG2_E 0x1.715476p+0f
+#define MPG_LN2_HIGH 0x1.62ep-1f       /* 12 bits: its product with a whole number is exact */
+#define MPG_LN2_LOW 0x1.0bfbe8p-15f
+
+/* x = n ln 2 + r, |r| <= ln 2 / 2; returns exp(r) - 1. */
+MPG_INLINE float mpg_exp_reduced(float x, int32_t *n) {
+  float shifted = mpg_fma(x, MPG_LOG2_E, MPG_ROUNDER);
+  *n = (int32_t)(mpg_float_bits(shifted) - 0x4b400000u);
+  float whole = shifted - MPG_ROUNDER;
+  float r = mpg_fma(whole, -MPG_LN2_HIGH, x);
+  r = mpg_fma(whole, -MPG_LN2_LOW, r);
+  float q = 0x1.a032dap-13f;
+  q = mpg_fma(q, r, 0x1.6d73cp-10f);
+  q = mpg_fma(q, r, 0x1.11118ap-7f);
+  q = mpg_fma(q, r, 0x1.5554bp-5f);
+  q = mpg_fma(q, r, 0x1.555554p-3f);
+  q = mpg_fma(q, r, 0.5f);
+  return mpg_fma(q, r * r, r);
+}
+
+MPG_INLINE float mpg_expf(float x) {
+  float bounded = x < -105.0f ? -105.0f : x > 89.0f ? 89.0f : x; /* NaN stays */
+  int32_t n;
+  float y = 1.0f + mpg_exp_reduced(bounded, &n);
+  int32_t half = n >> 1; /* two factors: the result may be subnormal, or overflow */
+  return y * mpg_power_of_two(half) * mpg_power_of_two(n - half);
+}
+
+MPG_INLINE float mpg_expm1f(float x) {
+  float bounded = x < -18.0f ? -18.0f : x > 89.0f ? 89.0f : x;
+  int32_t n;
+  float y = mpg_exp_reduced(bounded, &n);
+  float scale = mpg_power_of_two(n - 1); /* half of it, as 2^128 is not a float */
+  float result = mpg_fma(scale, y, scale - 0.5f) * 2.0f;
+  return n == 0 ? y : result;
+}
+
+/* log(1 + f) for x = 2^e (1 + f), sqrt(1/2) <= 1 + f < sqrt(2); x positive and normal. */
+MPG_INLINE float mpg_log_parts(float x, float *exponent) {
+  uint32_t shifted = mpg_float_bits(x) - 0x3f3504f3u;
+  int32_t e = (int32_t)shifted >> 23;
+  *exponent = (float)e;
+  return mpg_float_from_bits((shifted & 0x007fffffu) + 0x3f3504f3u) - 1.0f;
+}
+MPG_INLINE float mpg_log_of_parts(float f, float e) {
+  float q = 0x1.14573ep-4f;
+  q = mpg_fma(q, f, -0x1.de3bf8p-4f);
+  q = mpg_fma(q, f, 0x1.e6f08cp-4f);
+  q = mpg_fma(q, f, -0x1.fc220ep-4f);
+  q = mpg_fma(q, f, 0x1.233766p-3f);
+  q = mpg_fma(q, f, -0x1.555c4ep-3f);
+  q = mpg_fma(q, f, 0x1.99a4b6p-3f);
+  q = mpg_fma(q, f, -0x1.000006p-2f);
+  q = mpg_fma(q, f, 0x1.555548p-2f);
+  float square = f * f;
+  float small = mpg_fma(q * f, square, e * MPG_LN2_LOW);
+  small = mpg_fma(-0.5f, square, small);
+  return mpg_fma(e, MPG_LN2_HIGH, f + small);
+}
+MPG_INLINE float mpg_log_special(float x, float y) { /* y = log(x) but for the ends of the range */
+  y = x == 0.0f ? -INFINITY : y;
+  y = x < 0.0f ? NAN : y;
+  return x == INFINITY || x != x ? x : y;
+}
+
+MPG_INLINE float mpg_logf(float x) {
+  int subnormal = x < 0x1p-126f;
+  float scaled = x * (subnormal ? 0x1p23f : 1.0f), e;
+  float f = mpg_log_parts(scaled, &e);
+  return mpg_log_special(x, mpg_log_of_parts(f, e - (subnormal ? 23.0f : 0.0f)));
+}
+
+MPG_INLINE float mpg_log1pf(float x) {
+  float u = 1.0f + x, e;
+  float lost = x > 1.0f ? 1.0f - (u - x) : x - (u - 1.0f); /* what rounding took from u */
+  float f = mpg_log_parts(u, &e);
+  float y = mpg_log_of_parts(f, e) + lost / u;
+  y = u == 1.0f ? x : y;
+  y = x == -1.0f ? -INFINITY : y;
+  y = x < -1.0f ? NAN : y;
+  return x == INFINITY || x != x ? x : y;
+}
+
+MPG_INLINE float mpg_log2f(float x) {
+  int subnormal = x < 0x1p-126f;
+  float scaled = x * (subnormal ? 0x1p23f : 1.0f), e;
+  float f = mpg_log_parts(scaled, &e);
+  float y = mpg_fma(mpg_log_of_parts(f, 0.0f), 0x1.715476p+0f, mpg_log_of_parts(f, 0.0f) * 0x1.4ae0cp-26f);
+  return mpg_log_special(x, y + (e - (subnormal ? 23.0f : 0.0f)));
+}
+
+MPG_INLINE float mpg_log10f(float x) {
+  int subnormal = x < 0x1p-126f;
+  float scaled = x * (subnormal ? 0x1p23f : 1.0f), e;
+  float f = mpg_log_parts(scaled, &e);
+  e -= subnormal ? 23.0f : 0.0f;
+  float small = mpg_fma(mpg_log_of_parts(f, 0.0f), 0x1.bcb7b2p-2f, e * 0x1.3509f8p-18f); /* 1 / ln 10; log10(2)'s low part */
+  return mpg_log_special(x, mpg_fma(e, 0x1.344p-2f, small));
+}
+
+MPG_INLINE float mpg_tanhf(float x) {
+  float magnitude = fabsf(x);
+  float t = mpg_expm1f(2.0f * (magnitude > 10.0f ? 10.0f : magnitude));
+  return copysignf(t / (t + 2.0f), x);
+}
+
+MPG_INLINE float mpg_sigmoidf(float x) { return 1.0f / (1.0f + mpg_expf(-x)); }
+
+/* log(1 + exp(x)) without overflow. */
+MPG_INLINE float mpg_softreluf(float x) {
+  float magnitude = fabsf(x);
+  float y = mpg_log1pf(mpg_expf(-magnitude));
+  return (x > 0.0f ? x : 0.0f) + (x != x ? x : y);
+}
+
+MPG_INLINE float mpg_erff(float x) {
+  float t = fabsf(x), s = x * x;
+  float p = 0x1.603ab6p-14f;
+  p = mpg_fma(p, s, -0x1.ab48dcp-11f);
+  p = mpg_fma(p, s, 0x1.54e65p-8f);
+  p = mpg_fma(p, s, -0x1.b811c2p-6f);
+  p = mpg_fma(p, s, 0x1.ce2e3p-4f);
+  p = mpg_fma(p, s, -0x1.812744p-2f);
+  p = mpg_fma(p, s, 0x1.06eba8p-3f);
+  float near = mpg_fma(p, x, x);
+  float u = t > 4.0f ? 4.0f : t;
+  float r = 0x1.7b4b1ep-17f; /* 1 - erf(u) = exp(-(u + u r(u))) */
+  r = mpg_fma(r, u, -0x1.533ebep-12f);
+  r = mpg_fma(r, u, 0x1.ddcf92p-9f);
+  r = mpg_fma(r, u, -0x1.856b74p-6f);
+  r = mpg_fma(r, u, 0x1.b32d06p-4f);
+  r = mpg_fma(r, u, 0x1.4531fcp-1f);
+  r = mpg_fma(r, u, 0x1.07796cp-3f);
+  float far = copysignf(1.0f - mpg_expf(-mpg_fma(r, u, u)), x);
+  return t < 0.921875f ? near : t != t ? x : far;
+}
+
+/* Sine and cosine, by quarter turns. Right up to this magnitude only: callers take larger arguments (and those that are
+ * not finite) to the C library. */
+#define MPG_TRIG_LIMIT 16384.0f
+MPG_INLINE float mpg_quarter_turns(float x, uint32_t *quarter) {
+  float shifted = mpg_fma(x, 0x1.45f306p-1f, MPG_ROUNDER), whole = shifted - MPG_ROUNDER;
+  *quarter = mpg_float_bits(shifted);
+  float r = mpg_fma(whole, -0x1.92p+0f, x); /* pi / 2 in four parts, of which three have 8 to 11 bits */
+  r = mpg_fma(whole, -0x1.fb4p-12f, r);
+  r = mpg_fma(whole, -0x1.444p-24f, r);
+  return mpg_fma(whole, -0x1.68c234p-39f, r);
+}
+MPG_INLINE float mpg_sine_or_cosine(float r, uint32_t quarter) { /* sin(r + quarter * pi / 2) */
+  float s = r * r;
+  float sine = 0x1.6ccbb4p-19f;
+  sine = mpg_fma(sine, s, -0x1.a00f68p-13f);
+  sine = mpg_fma(sine, s, 0x1.111108p-7f);
+  sine = mpg_fma(sine, s, -0x1.555556p-3f);
+  sine = mpg_fma(sine * s, r, r);
+  float cosine = -0x1.242172p-22f;
+  cosine = mpg_fma(cosine, s, 0x1.a010f4p-16f);
+  cosine = mpg_fma(cosine, s, -0x1.6c16b8p-10f);
+  cosine = mpg_fma(cosine, s, 0x1.555556p-5f);
+  cosine = mpg_fma(cosine, s, -0.5f);
+  cosine = mpg_fma(cosine, s, 1.0f);
+  float value = quarter & 1 ? cosine : sine;
+  return mpg_float_from_bits(mpg_float_bits(value) ^ (quarter & 2) << 30);
+}
+MPG_INLINE float mpg_sinf_limited(float x) {
+  uint32_t quarter;
+  float r = mpg_quarter_turns(x, &quarter);
+  return mpg_sine_or_cosine(r, quarter);
+}
+MPG_INLINE float mpg_cosf_limited(float x) {
+  uint32_t quarter;
+  float r = mpg_quarter_turns(x, &quarter);
+  return mpg_sine_or_cosine(r, quarter + 1);
+}
+
+#endif
