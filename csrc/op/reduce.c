@@ -100,10 +100,8 @@ static mpg_value is_number(mpg_gradient *g) { return mpg_emit2(g, MPG_OP__equal,
 
 void mpg_gradient_nansum(mpg_gradient *g) { g->in_grads[0] = mul(g, kept(g, G), is_number(g)); }
 
-void mpg_gradient_nanprod(mpg_gradient *g) { /* the product over x, 1 in the place of NaN */
-  mpg_value number = is_number(g), missing = mpg_emit_scalar(g, MPG_OP__rminus_scalar, number, 1);
-  mpg_value present = mpg_emit2(g, MPG_OP_elemwise_add, NULL, mpg_emit3(g, MPG_OP_where, NULL, number, X, number), missing);
-  g->in_grads[0] = mul(g, divide(g, mul(g, kept(g, G), kept(g, Y)), present), number);
+void mpg_gradient_nanprod(mpg_gradient *g) { /* as of prod, but 0 (chosen, not multiplied) where x is NaN */
+  g->in_grads[0] = mpg_emit2(g, MPG_OP__backward_relu, NULL, divide(g, mul(g, kept(g, G), kept(g, Y)), X), is_number(g));
 }
 
 void mpg_gradient_extremum(mpg_gradient *g) {
