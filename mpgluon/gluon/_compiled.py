@@ -1,0 +1,153 @@
+"""Calling a hybridized block: from nested arguments and the tree's parameters to the flat inputs of compiled programs and back."""
+
+from .. import _core, autograd
+from .. import ndarray as nd
+from ..base import MXNetError
+from . import _tracing
+from .utils import shape_is_known
+
+
+class _Array:
+    """Stands for an array in a structure of nested arguments."""
+
+    def __repr__(self):
+        return "*"
+
+
+_ARRAY = _Array()
+# What may be passed beside arrays: values that are compared by content. Each set of them is compiled on its own.
+_STATIC = (type(None), bool, int, float, str, _core.Context)
+
+
+def flatten(value, flat, what):
+    """Appends the arrays in `value` (nested lists and tuples) to `flat`; returns its structure, which can be a dict key."""
+    if isinstance(value, nd.NDArray):
+        flat.append(value)
+        return _ARRAY
+    if isinstance(value, (list, tuple)):
+        return (list if isinstance(value, list) else tuple, *[flatten(item, flat, what) for item in value])
+    if isinstance(value, _STATIC):
+        return (type(value), value) if value is not None else None
+    raise ValueError(f"{what} of a hybridized block must be arrays, in lists or tuples as may be, but got {type(value).__name__}: {value!r}")
+
+
+def regroup(structure, arrays):
+    """What `flatten` took apart, with the next of the iterator `arrays` in place of each array."""
+    if structure is _ARRAY:
+        return next(arrays)
+    if structure is None:
+        return None
+    kind = structure[0]
+    if kind is list:
+        return [regroup(item, arrays) for item in structure[1:]]
+    if kind is tuple:
+        return tuple([regroup(item, arrays) for item in structure[1:]])
+    return structure[1]
+
+
+def first_context(value):
+    """The device of the first array in `value`, or None."""
+    if isinstance(value, nd.NDArray):
+        return value.context
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            ctx = first_context(item)
+            if ctx is not None:
+                return ctx
+    return None
+
+
+class _Discovered(Exception):
+    """Ends a trace that was only run to see what it uses."""
+
+
+class _Signature:
+    """One way in which a block is called: the structure of its arguments, their devices and the mode."""
+
+    def __init__(self, block, path, structure, training):
+        self.block = block
+        self.path = path
+        self.structure = structure
+        self.training = training
+        self.used = []  # copies of parameters the block uses, as (parameter, device)
+        self.outputs = None  # structure of what the block returns
+        self.op = None
+
+    def discover(self, flat):
+        """Traces the block to see which copies of parameters it uses, and to find shapes that aren't known yet."""
+        discovery = _tracing.Discovery()
+
+        def trace(*arrays):
+            with discovery:
+                flatten(self.block.forward(*regroup(self.structure, iter(arrays))), [], "The outputs")
+            raise _Discovered
+
+        try:
+            _core.CachedOp(trace, {})(*flat)
+        except _Discovered:
+            self.used = discovery.used
+        for param in self.block.collect_params().values():
+            if param._deferred_init and shape_is_known(param.shape):
+                param._finish_deferred_init()
+
+    def trace(self, *arrays):
+        inputs = len(arrays) - len(self.used)
+        outputs = []
+        with _tracing.Binding(self.used, arrays[inputs:], self.path):
+            value = self.block.forward(*regroup(self.structure, iter(arrays[:inputs])))
+            self.outputs = flatten(value, outputs, "The outputs")
+        return outputs
+
+
+class CompiledCall:
+    """The compiled form of one hybridized block: a `_core.CachedOp` for each signature."""
+
+    def __init__(self, block, flags):
+        self._block = block
+        self._flags = {name: value for name, value in flags.items() if name not in ("backend", "pipeline")}
+        self._signatures = {}
+
+    def __call__(self, args):
+        flat = []
+        key = (flatten(args, flat, "The inputs"), tuple([array.context for array in flat]), autograd.is_training())
+        signature = self._signatures.get(key)
+        if signature is None:
+            signature = self._add(key, flat)
+        try:
+            flat += [param._data[ctx] for param, ctx in signature.used]
+        except (KeyError, TypeError):
+            # A parameter was moved or given up since: look anew.
+            del self._signatures[key]
+            signature = self._add(key, flat)
+            flat += [param._data[ctx] for param, ctx in signature.used]
+        outputs = signature.op(*flat)
+        if signature.outputs is _ARRAY:
+            return outputs[0] if isinstance(outputs, (list, tuple)) else outputs
+        return regroup(signature.outputs, iter(outputs if isinstance(outputs, (list, tuple)) else [outputs]))
+
+    def discover(self, args):
+        """Finds the unknown shapes of the block's parameters."""
+        flat = []
+        structure = flatten(args, flat, "The inputs")
+        self._make(structure, flat, autograd.is_training())
+
+    def _make(self, structure, flat, training):
+        if not flat:
+            raise ValueError("A hybridized block must be called with at least one array")
+        from .block import block_path
+
+        signature = _Signature(self._block, block_path() or type(self._block).__name__, structure, training)
+        signature.discover(flat)
+        return signature
+
+    def _add(self, key, flat):
+        signature = self._make(key[0], flat, key[2])
+        signature.op = _core.CachedOp(signature.trace, self._flags)
+        self._signatures[key] = signature
+        return signature
+
+    def entries(self, path):
+        """What is compiled, as dicts (see `CompiledPrograms`)."""
+        return [
+            {"block": path, **entry} for signature in self._signatures.values() for entry in signature.op.compiled()
+        ]

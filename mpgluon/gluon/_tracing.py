@@ -1,0 +1,167 @@
+"""What parameters stand for while a block is being traced, and how their unknown shapes are found.
+
+`current()` is None while blocks run eagerly. While a HybridBlock is traced it is an object with one method,
+``parameter(param, ctx)``, which returns the traced array that stands for that copy of the parameter. There are two:
+`Discovery` makes up stand-ins and notes which copies were asked for; `Binding` hands out the inputs of the compiled call.
+
+A parameter whose shape is not known yet is passed to ``hybrid_forward`` as an `Unknown`, together with an `InferringOps` for
+``F``: the first operator that takes the `Unknown` as an input completes its shape by the operator's own inference.
+"""
+
+import threading
+import types
+
+from .. import _core
+from .. import ndarray as nd
+from ..base import MXNetError
+from .utils import shape_is_known
+
+_local = threading.local()
+
+
+def current():
+    """The tracing in progress in this thread, or None."""
+    return getattr(_local, "tracing", None)
+
+
+class _Tracing:
+    def __enter__(self):
+        self._outer = current()
+        _local.tracing = self
+        return self
+
+    def __exit__(self, exc_type, exc_value, traceback):
+        _local.tracing = self._outer
+
+
+class Suspended(_Tracing):
+    """A stretch of eager code within a trace."""
+
+    def __enter__(self):
+        self._outer = current()
+        _local.tracing = None
+        return self
+
+
+class Discovery(_Tracing):
+    """Notes the copies of parameters that a block uses, in the order of their first use."""
+
+    def __init__(self):
+        self.used = []  # of (parameter, device)
+        self._stand_ins = {}
+
+    def parameter(self, param, ctx):
+        key = (param, ctx)
+        array = self._stand_ins.get(key)
+        if array is None:
+            # An operator without array inputs, called within a trace, becomes part of the traced graph: nothing is allocated.
+            array = self._stand_ins[key] = nd.zeros(param.shape, ctx=ctx, dtype=param.dtype)
+            self.used.append(key)
+        return array
+
+
+class Binding(_Tracing):
+    """Hands out the traced inputs that stand for the copies that a `Discovery` noted."""
+
+    def __init__(self, used, arrays, path):
+        self._arrays = dict(zip(used, arrays))
+        self._path = path
+
+    def parameter(self, param, ctx):
+        array = self._arrays.get((param, ctx))
+        if array is None:
+            raise MXNetError(
+                f"{self._path}: parameter '{param.name}' on {ctx} was used in one trace of the block and not in another of the "
+                "same signature. The computation of a hybridized block may depend only on its inputs' shapes, dtypes and "
+                "devices, and on the training mode"
+            )
+        return array
+
+
+class Unknown:
+    """Stands for a parameter whose shape is not known yet."""
+
+    __slots__ = ("_param", "_resolve", "_path")
+
+    def __init__(self, param, resolve, path):
+        object.__setattr__(self, "_param", param)
+        object.__setattr__(self, "_resolve", resolve)
+        object.__setattr__(self, "_path", path)
+
+    def __getattr__(self, attribute):
+        param = self._param
+        raise MXNetError(
+            f"{self._path()}: the shape {param.shape} of parameter '{param.name}' is not known, and {attribute!r} was asked of "
+            "it. It is found when the parameter is first used as an input of an operator called through F, as in "
+            "F.FullyConnected(x, weight, ...); otherwise give the whole shape when the parameter is made"
+        )
+
+    def _operator(self, *_):
+        return self.__getattr__("an operator of Python")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _operator
+    __pow__ = __rpow__ = __mod__ = __rmod__ = __matmul__ = __rmatmul__ = __neg__ = __getitem__ = __len__ = __iter__ = _operator
+
+
+class InferringOps:
+    """``mx.nd`` whose operators complete the shapes of the `Unknown` parameters they are given."""
+
+    def __init__(self, module=nd):
+        self.__module = module
+
+    def __getattr__(self, name):
+        value = getattr(self.__module, name)
+        if isinstance(value, types.ModuleType):
+            return InferringOps(value)
+        if not callable(value) or isinstance(value, type):
+            return value
+
+        def call(*args, **kwargs):
+            if any(isinstance(arg, Unknown) for arg in args) or any(isinstance(arg, Unknown) for arg in kwargs.values()):
+                args, kwargs = _complete(name, args, kwargs)
+            return value(*args, **kwargs)
+
+        call.__name__ = name
+        return call
+
+
+def _complete(name, args, kwargs):
+    """The arguments of operator `name` with arrays in place of `Unknown`s."""
+    unknown = next(arg for arg in (*args, *kwargs.values()) if isinstance(arg, Unknown))
+    where = unknown._path()
+    info = _core.op_info(name)
+    if info is None:
+        raise MXNetError(
+            f"{where}: {name} is no operator, so the shape {unknown._param.shape} of parameter '{unknown._param.name}' can't be "
+            "found from it; give the whole shape when the parameter is made"
+        )
+    names = info["inputs"]
+    if info["variadic"]:
+        arrays = {i: arg for i, arg in enumerate(args) if isinstance(arg, (nd.NDArray, Unknown))}
+        params = dict(kwargs)
+    else:
+        given = {**dict(zip([*names, *info["params"]], args)), **kwargs}
+        arrays = {key: given.pop(key) for key in names if given.get(key) is not None}
+        params = {key: value for key, value in given.items() if key in info["params"]}
+    descs = [
+        (array._param.shape, str(array._param.dtype_name)) if isinstance(array, Unknown) else (array.shape, _dtype_name(array))
+        for array in arrays.values()
+    ]
+    inferred, _ = _core.infer_shape(name, descs, params)
+    known = {}
+    for array, (shape, _dtype) in zip(arrays.values(), inferred):
+        if isinstance(array, Unknown):
+            param = array._param
+            if not shape_is_known(shape):
+                raise MXNetError(
+                    f"{where}: {name} does not tell the shape of parameter '{param.name}' (known so far: {shape}); give the whole "
+                    "shape when the parameter is made"
+                )
+            param.shape = tuple(shape)
+            known[id(array)] = array._resolve()
+    args = [known.get(id(arg), arg) for arg in args]
+    return args, {key: known.get(id(arg), arg) for key, arg in kwargs.items()}
+
+
+def _dtype_name(array):
+    return _core.dtype_name(array.dtype)

@@ -1,0 +1,619 @@
+"""Blocks: layers and models.
+
+A `Block` computes with Python code on arrays. A `HybridBlock` describes its computation in ``hybrid_forward(F, x, ...)`` so
+that it can also be compiled: after `hybridize` a call traces it once, whatever devices it spans, and runs programs from then on.
+"""
+
+import re
+import sys
+import threading
+import warnings
+
+from .. import _core
+from .. import ndarray as nd
+from ..base import MXNetError
+from ..name import NameManager, Prefix
+from . import _tracing
+from ._compiled import CompiledCall, CompiledPrograms, first_context
+from .parameter import DeferredInitializationError, Parameter, ParameterDict, check_names, load_values
+from .utils import HookHandle, brief, indent, shape_is_known
+
+__all__ = ["Block", "HybridBlock", "SymbolBlock"]
+
+
+class _NameScope:
+    """The ``with block.name_scope():`` of one block: names what is made inside it."""
+
+    _current = threading.local()
+
+    def __init__(self, block):
+        self._block = block
+        self._counter = {}
+        self._outer = []
+
+    @staticmethod
+    def create(prefix, params, hint):
+        """The prefix and the parameter dict of a block that is being made."""
+        scope = getattr(_NameScope._current, "value", None)
+        shared = params
+        if scope is None:
+            if prefix is None:
+                prefix = NameManager.current().get(None, hint) + "_"
+            params = ParameterDict(prefix) if shared is None else ParameterDict(shared.prefix, shared)
+            return prefix, params
+        if prefix is None:
+            count = scope._counter.get(hint, 0)
+            scope._counter[hint] = count + 1
+            prefix = f"{hint}{count}_"
+        if shared is None:
+            parent = scope._block.params
+            params = ParameterDict(parent.prefix + prefix, parent._shared)
+        else:
+            params = ParameterDict(shared.prefix, shared)
+        return scope._block.prefix + prefix, params
+
+    def __enter__(self):
+        if self._block._empty_prefix:
+            return self
+        names = Prefix(self._block.prefix)
+        self._outer.append((getattr(_NameScope._current, "value", None), names))
+        _NameScope._current.value = self
+        names.__enter__()
+        return self
+
+    def __exit__(self, exc_type, exc_value, traceback):
+        if self._block._empty_prefix:
+            return
+        _NameScope._current.value, names = self._outer.pop()
+        names.__exit__(exc_type, exc_value, traceback)
+
+
+class Block:
+    """The base of layers and models whose computation is Python code on arrays.
+
+    Children and parameters assigned as attributes are registered, and found by `collect_params`::
+
+        class Model(gluon.Block):
+            def __init__(self, **kwargs):
+                super().__init__(**kwargs)
+                with self.name_scope():
+                    self.hidden = nn.Dense(20)
+                    self.output = nn.Dense(10)
+
+            def forward(self, x):
+                return self.output(mx.nd.relu(self.hidden(x)))
+
+    Parameters
+    ----------
+    prefix : str, optional
+        Goes in front of the names of parameters and of children made in `name_scope`; by default made from the class name.
+    params : ParameterDict, optional
+        Parameters to share: ``nn.Dense(20, params=other.params)`` has the weights of `other`.
+    """
+
+    def __init__(self, prefix=None, params=None):
+        self._empty_prefix = prefix == ""
+        self._prefix, self._params = _NameScope.create(prefix, params, self._alias())
+        self._name = self._prefix[:-1] if self._prefix.endswith("_") else self._prefix
+        self._scope = _NameScope(self)
+        self._children = {}
+        self._reg_params = {}
+        self._forward_hooks = {}
+        self._forward_pre_hooks = {}
+
+    def __repr__(self):
+        children = [(name, value) for name, value in self.__dict__.items() if isinstance(value, Block)]
+        return self._repr_with(children)
+
+    def _repr_with(self, children):
+        lines = "\n".join(f"  ({name}): {indent(repr(block), 2)}" for name, block in children)
+        return f"{type(self).__name__}(\n{lines}\n)"
+
+    def __setattr__(self, name, value):
+        existing = self.__dict__.get(name)
+        if isinstance(existing, (Parameter, Block)) and not isinstance(value, type(existing)):
+            raise TypeError(f"Changing attribute type for {name} from {type(existing)} to {type(value)} is not allowed.")
+        if isinstance(value, Block):
+            self.register_child(value, name)
+        elif isinstance(value, Parameter):
+            if name in self._reg_params:
+                raise AssertionError(
+                    f"Overriding Parameter attribute {name} is not allowed. To share parameters between blocks, give 'params' when "
+                    "the block is made."
+                )
+            self._reg_params[name] = value
+        super().__setattr__(name, value)
+
+    def _alias(self):
+        return type(self).__name__.lower()
+
+    @property
+    def prefix(self):
+        """What goes in front of the names of this block's parameters and children."""
+        return self._prefix
+
+    @property
+    def name(self):
+        """The name of the block: its prefix without the underscore at the end."""
+        return self._name
+
+    @property
+    def params(self):
+        """The block's own parameters, without its children's."""
+        return self._params
+
+    def name_scope(self):
+        """A context manager: blocks made inside it get this block's prefix in front of theirs."""
+        return self._scope
+
+    def register_child(self, block, name=None):
+        """Adds a child, under `name` or its number."""
+        self._children[str(len(self._children)) if name is None else name] = block
+
+    def register_forward_hook(self, hook):
+        """Calls ``hook(block, inputs, output)`` after every forward. Returns a handle with `detach`."""
+        return HookHandle(self._forward_hooks, hook)
+
+    def register_forward_pre_hook(self, hook):
+        """Calls ``hook(block, inputs)`` before every forward. Returns a handle with `detach`."""
+        return HookHandle(self._forward_pre_hooks, hook)
+
+    def apply(self, fn):
+        """Calls `fn` on every descendant, children first, and on the block itself, which is returned."""
+        for child in self._children.values():
+            child.apply(fn)
+        fn(self)
+        return self
+
+    # Parameters
+
+    def collect_params(self, select=None):
+        """The parameters of the block and its descendants.
+
+        Parameters
+        ----------
+        select : str, optional
+            A regular expression that names must match from their beginning, such as ``'.*weight|.*bias'``.
+
+        Returns
+        -------
+        ParameterDict
+        """
+        self._warn_of_hidden_children()
+        collected = ParameterDict(self._params.prefix)
+        if select is None or select == "":
+            collected.update(self.params)
+        else:
+            pattern = re.compile(select)
+            collected.update({name: param for name, param in self.params.items() if pattern.match(name)})
+        for child in self._children.values():
+            collected.update(child.collect_params(select))
+        return collected
+
+    def _warn_of_hidden_children(self):
+        def hides_block(value):
+            if isinstance(value, (list, tuple)):
+                return any(hides_block(item) for item in value)
+            if isinstance(value, dict):
+                return any(hides_block(item) for item in value.values())
+            return isinstance(value, Block) and not any(value is child for child in self._children.values())
+
+        for name, value in self.__dict__.items():
+            if isinstance(value, (list, tuple, dict)) and name != "_children" and hides_block(value):
+                warnings.warn(
+                    f"'{type(self).__name__}.{name}' is an unregistered container with Blocks, whose parameters are not found. "
+                    "Register them with register_child(), or use nn.Sequential or nn.HybridSequential.",
+                    stacklevel=3,
+                )
+
+    def _collect_params_with_prefix(self, prefix=""):
+        """Parameters by their place in the tree, as in ``output.weight``."""
+        if prefix:
+            prefix += "."
+        found = {prefix + name: param for name, param in self._reg_params.items()}
+        for name, child in self._children.items():
+            found.update(child._collect_params_with_prefix(prefix + name))
+        return found
+
+    def initialize(self, init=None, ctx=None, verbose=False, force_reinit=False):
+        """Initializes the parameters of the block and its descendants.
+
+        Parameters
+        ----------
+        init : Initializer or str, default ``Uniform()``
+            For the parameters that have none of their own.
+        ctx : Context or list of Context, default the current context
+            Where they live; a list makes a copy on each device. Children may be given devices of their own by calling
+            ``child.initialize(ctx=...)``.
+        verbose : bool, default False
+        force_reinit : bool, default False
+            Whether parameters that are initialized already start anew.
+        """
+        self.collect_params().initialize(init, ctx, verbose, force_reinit)
+
+    def zero_grad(self):
+        """Sets the gradients of all parameters to zero."""
+        self.collect_params().zero_grad()
+
+    def reset_ctx(self, ctx):
+        """Moves all parameters to `ctx`, a Context or list of Context."""
+        self.collect_params().reset_ctx(ctx)
+
+    def cast(self, dtype):
+        """Casts the parameters of the block and its descendants."""
+        for child in self._children.values():
+            child.cast(dtype)
+        for param in self.params.values():
+            param.cast(dtype)
+
+    def save_parameters(self, filename, deduplicate=False):
+        """Writes the parameters into a ``.params`` file, named by their place in the tree (``output.weight``).
+
+        Parameters
+        ----------
+        filename : str
+        deduplicate : bool, default False
+            Whether a parameter shared by several blocks is written once only.
+        """
+        params = self._collect_params_with_prefix()
+        if deduplicate:
+            names = {param: name for name, param in params.items()}
+            params = {name: param for param, name in names.items()}
+        values = {}  # a shared parameter is read once
+        nd.save(filename, {name: values.setdefault(param, param._reduce()) for name, param in params.items()})
+
+    def load_parameters(
+        self, filename, ctx=None, allow_missing=False, ignore_extra=False, cast_dtype=False, dtype_source="current"
+    ):
+        """Reads parameters from a ``.params`` file: one of `save_parameters`, or one with parameters' full names.
+
+        Parameters
+        ----------
+        filename : str
+        ctx : Context or list of Context, optional
+            Where to put parameters that aren't initialized yet (default: the current context). The others stay where they are.
+        allow_missing : bool, default False
+            Whether parameters that are not in the file keep what they have.
+        ignore_extra : bool, default False
+            Whether arrays in the file that belong to no parameter are passed over.
+        cast_dtype : bool, default False
+            Whether dtypes may differ; `dtype_source` ('current' or 'saved') then says which one stays.
+        """
+        loaded = nd.load(filename)
+        source = f"file '{filename}'"
+        if not isinstance(loaded, dict):
+            if loaded or self._collect_params_with_prefix():
+                raise ValueError(f"{source} holds arrays without names, so they belong to no parameters")
+            return
+        structured = self._collect_params_with_prefix()
+        if not any("." in name for name in loaded) and not any(name in structured for name in loaded):
+            params = self.collect_params()
+            plain = {name[4:] if name.startswith(("arg:", "aux:")) else name for name in loaded}
+            prefix = "" if any(name in params for name in plain) else self.prefix
+            params.load_dict(loaded, ctx, allow_missing, ignore_extra, prefix, filename, cast_dtype, dtype_source)
+            return
+        self._load_structured(loaded, source, ctx, allow_missing, ignore_extra, cast_dtype, dtype_source)
+
+    def load_dict(
+        self, param_dict, ctx=None, allow_missing=False, ignore_extra=False, cast_dtype=False, dtype_source="current"
+    ):
+        """Takes over parameters from a dict of arrays named by their place in the tree; see `load_parameters`."""
+        self._load_structured(param_dict, "param_dict", ctx, allow_missing, ignore_extra, cast_dtype, dtype_source)
+
+    def _load_structured(self, arrays, source, ctx, allow_missing, ignore_extra, cast_dtype, dtype_source):
+        params = self._collect_params_with_prefix()
+        arrays = {name[4:] if name.startswith(("arg:", "aux:")) else name: array for name, array in arrays.items()}
+        # A shared parameter may be there under any of its names.
+        there = {params[name] for name in arrays if name in params}
+        wanted = {name: param for name, param in params.items() if name in arrays or param not in there}
+        check_names(wanted, arrays, source, allow_missing, True)
+        check_names(params, arrays, source, True, ignore_extra)
+        load_values([(params[name], array) for name, array in arrays.items() if name in params], ctx, cast_dtype, dtype_source)
+
+    # Computation
+
+    def hybridize(self, active=True, **kwargs):
+        """Hybridizes the descendants that are HybridBlocks."""
+        for child in self._children.values():
+            child.hybridize(active, **kwargs)
+
+    def __call__(self, *args):
+        """Calls `forward`, with hooks around it."""
+        outer = _core.set_scope(0)
+        scope = self.__dict__.get("_scope_ids", _NO_SCOPES).get(outer)
+        _core.set_scope(self._scope_id(outer) if scope is None else scope)
+        try:
+            if self._forward_pre_hooks:
+                for hook in list(self._forward_pre_hooks.values()):
+                    hook(self, args)
+            out = self._run(*args)
+            if self._forward_hooks:
+                for hook in list(self._forward_hooks.values()):
+                    hook(self, args, out)
+            return out
+        except MXNetError as error:
+            _add_path(error)
+            raise
+        finally:
+            _core.set_scope(outer)
+
+    def _scope_id(self, outer):
+        """The number of the path of this block within the block of scope `outer`, under which its work is queued."""
+        ids = self.__dict__.setdefault("_scope_ids", {})
+        ids[outer] = _core.intern_scope(block_path())
+        return ids[outer]
+
+    def _run(self, *args):
+        return self.forward(*args)
+
+    def forward(self, *args):
+        """The computation, on arrays; to be defined by the subclass."""
+        raise NotImplementedError(f"{type(self).__name__} does not define forward")
+
+    def compiled(self):
+        """What is compiled for this block and its descendants: programs, operators, copies and bytes on each device.
+
+        Returns
+        -------
+        CompiledPrograms
+            A sequence with one entry for each compiled signature; printing it gives a table.
+        """
+        entries = []
+
+        def collect(block, path):
+            call = getattr(block, "_compiled_call", None)
+            if call is not None:
+                entries.extend(call.entries(path))
+            for name, child in block._children.items():
+                collect(child, f"{path}.{name}")
+
+        collect(self, type(self).__name__)
+        return CompiledPrograms(entries)
+
+    def summary(self, *inputs):
+        """Runs the inputs through the network and prints each layer's output shape and number of parameters.
+
+        The network must be initialized and not hybridized.
+        """
+        from ._summary import print_summary
+
+        print_summary(self, inputs)
+
+
+_NO_SCOPES = {}
+
+
+def block_path():
+    """The path of the block whose call is the innermost one running, such as ``ModelParallelLM.lstm2``."""
+    blocks = []
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is Block.__call__.__code__:
+            block = frame.f_locals["self"]
+            if not blocks or blocks[-1] is not block:
+                blocks.append(block)
+        frame = frame.f_back
+    if not blocks:
+        return ""
+    blocks.reverse()
+    path = type(blocks[0]).__name__
+    for parent, child in zip(blocks, blocks[1:]):
+        name = next((name for name, block in parent._children.items() if block is child), child.name)
+        path += "." + name
+    return path
+
+
+def _add_path(error):
+    """Adds the path of the running block to the text of an error that passes through it, once."""
+    if getattr(error, "block_path", None) is None:
+        path = block_path()
+        text = str(error)
+        error.block_path = path
+        if path not in text:
+            error.args = (f"{text}\n  in block {path}", *error.args[1:])
+
+
+class HybridBlock(Block):
+    """A block that can be compiled; it defines ``hybrid_forward(F, x, ..., **params)``.
+
+    ``F`` is `mx.nd`; the block's own parameters are passed as keyword arguments: the copies on the device of the first input,
+    or the only copy. The computation may span devices: ``x.as_in_context(ctx)`` moves an array, and children compute where
+    their parameters live::
+
+        class Model(gluon.HybridBlock):
+            def __init__(self, ctx2, **kwargs):
+                super().__init__(**kwargs)
+                self.ctx2 = ctx2
+                with self.name_scope():
+                    self.hidden = nn.Dense(20)
+                    self.output = nn.Dense(10)
+
+            def hybrid_forward(self, F, x):
+                x = F.relu(self.hidden(x))
+                return self.output(x.as_in_context(self.ctx2))
+
+    While it is traced, arrays have a shape, dtype and context but no values. It may define `forward` instead of
+    `hybrid_forward`, and then gets its parameters with ``self.weight.data(ctx)``.
+    """
+
+    def __init__(self, prefix=None, params=None):
+        super().__init__(prefix=prefix, params=params)
+        self._active = False
+        self._flags = {}
+        self._compiled_call = None
+
+    def __setattr__(self, name, value):
+        super().__setattr__(name, value)
+        if isinstance(value, HybridBlock):
+            self._clear_compiled()
+
+    def register_child(self, block, name=None):
+        """Adds a child, which must be a HybridBlock too."""
+        if not isinstance(block, HybridBlock):
+            raise ValueError(
+                f"Children of HybridBlock must also be HybridBlock, but {block} has type {type(block)}. If you are using "
+                "Sequential, please try HybridSequential instead."
+            )
+        super().register_child(block, name)
+        self._clear_compiled()
+
+    def hybridize(self, active=True, **flags):
+        """Turns compilation of this block and its descendants on or off.
+
+        Parameters
+        ----------
+        active : bool, default True
+        exact : bool, default False
+            Leave out the rewrites that change bits: results are bitwise those of eager execution.
+        static_alloc, static_shape, inline_limit, forward_bulk_size, backward_bulk_size
+            Accepted as in MXNet. Memory is always planned ahead and reused.
+        """
+        unknown = set(flags) - _FLAGS
+        if unknown:
+            raise MXNetError(f"hybridize: unknown option {brief(sorted(unknown))}; there are {brief(sorted(_FLAGS), 20)}")
+        if flags.get("pipeline") is not None:
+            raise MXNetError("hybridize: pipeline= needs mx.parallel, which this version does not have")
+        self._active = bool(active)
+        self._flags = dict(flags)
+        self._clear_compiled()
+        if active and (self._forward_hooks or self._forward_pre_hooks):
+            warnings.warn(
+                f"'{self.name}' is being hybridized while it has forward hooks: those of its children run only when it is traced.",
+                stacklevel=2,
+            )
+        super().hybridize(active, **flags)
+
+    def _clear_compiled(self):
+        if self.__dict__.get("_compiled_call") is not None:
+            self._compiled_call = None
+
+    def cast(self, dtype):
+        self._clear_compiled()
+        super().cast(dtype)
+
+    def infer_shape(self, *args):
+        """Finds the unknown shapes of parameters from inputs (arrays), without computing anything."""
+        CompiledCall(self, {}).discover(args)
+
+    def _run(self, *args):
+        if self._active and _tracing.current() is None:
+            return self._call_compiled(args)
+        return self.forward(*args)
+
+    def _call_compiled(self, args):
+        call = self._compiled_call
+        if call is None:
+            call = self._compiled_call = CompiledCall(self, self._flags)
+        return call(args)
+
+    def forward(self, x, *args):
+        """Calls `hybrid_forward` with the parameters, or the compiled programs when the block is hybridized."""
+        if self._active and _tracing.current() is None:
+            return self._call_compiled((x, *args))
+        if not self._reg_params:
+            return self.hybrid_forward(nd, x, *args)
+        ctx = x.context if isinstance(x, nd.NDArray) else first_context((x, *args))
+        if ctx is None:
+            raise ValueError(
+                f"{block_path() or type(self).__name__}: the inputs of a HybridBlock with parameters must hold an NDArray; got "
+                f"{brief((type(arg).__name__ for arg in (x, *args)))}"
+            )
+        arrays = {}
+        strays = unknown = None
+        tracing = _tracing.current()
+        for name, param in self._reg_params.items():
+            data = param._data
+            if data is None:
+                if not param._deferred_init:
+                    raise param._missing()
+                if not shape_is_known(param._shape):
+                    device, stray = self._place(param, ctx)
+                    arrays[name] = unknown = _tracing.Unknown(param, _resolver(param, device), block_path)
+                    strays = strays or stray
+                    continue
+                if tracing is None:
+                    param._finish_deferred_init()
+                    data = param._data
+            if tracing is None:
+                array = data.get(ctx)
+                if array is not None:
+                    arrays[name] = array
+                    continue
+            device, stray = self._place(param, ctx)
+            strays = strays or stray
+            arrays[name] = data[device] if tracing is None else tracing.parameter(param, device)
+        ops = nd if unknown is None else _tracing.InferringOps()
+        try:
+            return self.hybrid_forward(ops, x, *args, **arrays)
+        except MXNetError as error:
+            if strays is None or getattr(error, "block_path", None) is not None:
+                raise
+            raise self._misplaced(strays, ctx, error) from error
+        except TypeError as error:
+            if unknown is None or "Unknown" not in str(error):
+                raise
+            raise DeferredInitializationError(
+                f"{block_path()}: the shape {unknown._param.shape} of parameter '{unknown._param.name}' is not known yet; it is found "
+                "when the parameter is first used as an input of an operator called through F"
+            ) from error
+
+    def _place(self, param, ctx):
+        """The device of the copy to use with inputs on `ctx`, and the parameter if that is another one."""
+        contexts = param.list_ctx()
+        if ctx in contexts:
+            return ctx, None
+        if len(contexts) == 1:
+            # hybrid_forward may be about to move something there. If it isn't, the operator complains.
+            return contexts[0], param
+        raise self._misplaced(param, ctx)
+
+    def _misplaced(self, param, ctx, error=None):
+        contexts = param.list_ctx()
+        where = contexts[0] if len(contexts) == 1 else contexts
+        text = (
+            f"{block_path() or type(self).__name__}: parameter '{param.name}' lives on {where}, but the input is on {ctx}. Move the "
+            f"input with x.as_in_context(mx.{contexts[0]}), or initialize the block with ctx=mx.{ctx}"
+        )
+        return MXNetError(text if error is None else f"{text}. ({error})")
+
+    def hybrid_forward(self, F, x, *args, **kwargs):
+        """The computation, with operators taken from `F`; to be defined by the subclass."""
+        raise NotImplementedError(f"{type(self).__name__} does not define hybrid_forward")
+
+    def export(self, path, epoch=0, remove_amp_cast=True):
+        """Writes the block as a symbol file."""
+        raise MXNetError("HybridBlock.export needs the Symbol API, which this version does not have; use save_parameters")
+
+    def optimize_for(self, x, *args, backend=None, **kwargs):
+        """Partitions the block for a backend."""
+        raise MXNetError("HybridBlock.optimize_for needs the Symbol API, which this version does not have")
+
+
+_FLAGS = frozenset(
+    ["exact", "pipeline", "static_alloc", "static_shape", "inline_limit", "forward_bulk_size", "backward_bulk_size", "backend"]
+)
+
+
+def _resolver(param, device):
+    """What gives the array of a parameter once its shape is found."""
+
+    def resolve():
+        tracing = _tracing.current()
+        if tracing is not None:
+            return tracing.parameter(param, device)
+        param._finish_deferred_init()
+        return param._data[device]
+
+    return resolve
+
+
+class SymbolBlock(HybridBlock):
+    """A block made of a symbol."""
+
+    def __init__(self, outputs, inputs, params=None):
+        raise MXNetError("SymbolBlock needs the Symbol API, which this version does not have")
+
+    @staticmethod
+    def imports(symbol_file, input_names, param_file=None, ctx=None):
+        """Reads a block from a symbol file."""
+        raise MXNetError("SymbolBlock.imports needs the Symbol API, which this version does not have")

@@ -1,0 +1,681 @@
+"""Parameters: named arrays with gradients, each on one device or replicated on several."""
+
+import warnings
+
+import numpy as np
+
+from .. import autograd, initializer, random
+from .. import ndarray as nd
+from ..base import MXNetError
+from ..context import Context, current_context
+from . import _tracing
+from .utils import brief, indent, shape_is_known
+
+__all__ = ["DeferredInitializationError", "Parameter", "Constant", "ParameterDict", "tensor_types"]
+
+tensor_types = (nd.NDArray,)
+
+# Each initialisation has this many numbers of random calls to itself, whether it happens at once or is deferred, so initial
+# values depend neither on when nor where they are made.
+_CALLS_PER_INITIALIZATION = 64
+
+
+class DeferredInitializationError(MXNetError):
+    """A parameter's value was asked for before the first forward pass told its shape."""
+
+
+def _context_list(ctx):
+    if ctx is None:
+        return [current_context()]
+    if isinstance(ctx, Context):
+        return [ctx]
+    contexts = list(ctx)
+    if not contexts or not all(isinstance(c, Context) for c in contexts):
+        raise ValueError(f"ctx must be a Context or a list of Contexts, not {ctx!r}")
+    if len(set(contexts)) != len(contexts):
+        raise ValueError(f"ctx names a device twice: {contexts}")
+    return contexts
+
+
+def _same_dtype(a, b):
+    return a == b or dtype_name(a) == dtype_name(b)
+
+
+class Parameter:
+    """A weight of a block.
+
+    After `initialize` it holds an array on each of its devices and, unless `grad_req` is ``'null'``, a gradient array beside
+    each. The arrays of a replicated parameter are independent; `Trainer` keeps them equal.
+
+    Parameters
+    ----------
+    name : str
+    grad_req : {'write', 'add', 'null'}, default 'write'
+        Whether backward writes the gradient, adds to it (then call `zero_grad` between steps), or computes none.
+    shape : int or tuple of int, optional
+        0 stands for a size that is not known yet.
+    dtype : str or numpy.dtype, default 'float32'
+    lr_mult, wd_mult : float, default 1.0
+        Factors on the optimizer's learning rate and weight decay.
+    init : Initializer or str, optional
+        Takes precedence over the initializer given to ``net.initialize``.
+    allow_deferred_init : bool, default False
+        Whether the shape may still be unknown when `initialize` is called.
+    differentiable : bool, default True
+        False keeps `grad_req` at ``'null'``.
+    """
+
+    def __init__(
+        self,
+        name,
+        grad_req="write",
+        shape=None,
+        dtype=np.float32,
+        lr_mult=1.0,
+        wd_mult=1.0,
+        init=None,
+        allow_deferred_init=False,
+        differentiable=True,
+        stype="default",
+        grad_stype="default",
+    ):
+        for kind, value in (("stype", stype), ("grad_stype", grad_stype)):
+            if value != "default":
+                raise ValueError(f"Parameter '{name}': {kind} must be 'default' (sparse storage is not available), not {value!r}")
+        self._var = None
+        self._data = None  # device -> array, in the order the devices were given
+        self._grad = None  # likewise; None without gradients
+        self._deferred_init = ()  # (init, devices, default initializer, value or None, random key)
+        self._trainer = None
+        self._differentiable = differentiable
+        self._allow_deferred_init = allow_deferred_init
+        self._grad_req = None
+        self._shape = (shape,) if isinstance(shape, int) else shape if shape is None else tuple(shape)
+        self._dtype = dtype
+        self._stype = stype
+        self._grad_stype = grad_stype
+        self.name = name
+        self.lr_mult = lr_mult
+        self.wd_mult = wd_mult
+        self.grad_req = grad_req
+        self.init = init
+
+    def __repr__(self):
+        return f"{type(self).__name__} {self.name} (shape={self.shape}, dtype={self.dtype})"
+
+    @property
+    def grad_req(self):
+        """'write', 'add' or 'null'. May be set at any time; 'null' gives the gradient arrays up."""
+        return self._grad_req
+
+    @grad_req.setter
+    def grad_req(self, req):
+        if req not in ("write", "add", "null"):
+            raise ValueError(f"Parameter '{self.name}': grad_req must be 'write', 'add' or 'null', not {req!r}")
+        if not self._differentiable:
+            req = "null"
+        if self._grad_req == req:
+            return
+        self._grad_req = req
+        if req == "null" and self._grad is not None:
+            self._grad = None
+            self._data = {ctx: array.detach() for ctx, array in self._data.items()}
+        elif self._data is not None:
+            self._init_grad()
+
+    @property
+    def dtype(self):
+        """The dtype; setting it casts the arrays."""
+        return self._dtype
+
+    @dtype.setter
+    def dtype(self, dtype):
+        self.cast(dtype)
+
+    @property
+    def shape(self):
+        """The shape, with 0 where a size is not known yet, or None."""
+        return self._shape
+
+    @shape.setter
+    def shape(self, shape):
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        known = self._shape
+        if known is not None and (
+            len(known) != len(shape) or any(old not in (-1, 0, new) for new, old in zip(shape, known))
+        ):
+            raise AssertionError(f"Parameter '{self.name}' has shape {known}, which {shape} does not fit")
+        self._shape = shape
+
+    def _set_trainer(self, trainer):
+        self._trainer = trainer
+
+    # Values
+
+    def _missing(self):
+        """The error that says why there are no arrays yet."""
+        if self._deferred_init:
+            return DeferredInitializationError(
+                f"Parameter '{self.name}' has not been initialized yet: its shape {self._shape} is not known before the first "
+                "forward pass. Run one batch through the network first, or give in_units, in_channels, input_size, ... when "
+                "the layer is made"
+            )
+        return MXNetError(
+            f"Parameter '{self.name}' has not been initialized. Call net.initialize(), and make the Trainer with "
+            "net.collect_params(), which includes the parameters of children, rather than net.params"
+        )
+
+    def _choose(self, ctx):
+        """The device of the copy that `ctx` (a Context or None) selects."""
+        contexts = self.list_ctx()
+        if ctx is None:
+            if len(contexts) == 1:
+                return contexts[0]
+            ctx = current_context()
+        if ctx not in contexts:
+            raise MXNetError(f"Parameter '{self.name}' was not initialized on context {ctx}. It was only initialized on {contexts}")
+        return ctx
+
+    def data(self, ctx=None):
+        """The array on device `ctx`; may be left out when there is only one.
+
+        Raises
+        ------
+        MXNetError
+            When the parameter is not initialized, or not on that device; `DeferredInitializationError` when its shape is not
+            known yet.
+        """
+        tracing = _tracing.current()
+        if tracing is not None:
+            if self._data is None and not shape_is_known(self._shape):
+                raise self._missing()
+            return tracing.parameter(self, self._choose(ctx))
+        if self._data is None:
+            raise self._missing()
+        array = self._data.get(ctx)
+        return array if array is not None else self._data[self._choose(ctx)]
+
+    def list_data(self):
+        """The arrays on all devices, in the order the devices were given."""
+        if self._data is None:
+            raise self._missing()
+        return list(self._data.values())
+
+    def _check_grad(self):
+        if self._data is None:
+            raise self._missing()
+        if self._grad is None:
+            raise MXNetError(f"Parameter '{self.name}' has no gradient because its grad_req is 'null'")
+
+    def grad(self, ctx=None):
+        """The gradient array on device `ctx`; may be left out when there is only one."""
+        self._check_grad()
+        return self._grad[self._choose(ctx)]
+
+    def list_grad(self):
+        """The gradient arrays on all devices, in the order of `list_data`."""
+        self._check_grad()
+        return list(self._grad.values())
+
+    def list_ctx(self):
+        """The devices the parameter is initialized on, or will be."""
+        if self._data is not None:
+            return list(self._data)
+        if self._deferred_init:
+            return self._deferred_init[1]
+        raise self._missing()
+
+    def zero_grad(self):
+        """Sets the gradients on all devices to zero; does nothing where there are none."""
+        for array in (self._grad or {}).values():
+            array[:] = 0
+
+    def set_data(self, data):
+        """Sets the value on all devices.
+
+        Parameters
+        ----------
+        data : NDArray or array-like
+            Of the parameter's shape, on any device.
+        """
+        if not isinstance(data, nd.NDArray):
+            data = nd.array(data, dtype=self.dtype)
+        self.shape = data.shape
+        if self._data is None:
+            if not self._deferred_init:
+                raise self._missing()
+            init, contexts, default_init, _, key = self._deferred_init
+            self._deferred_init = (init, contexts, default_init, data, key)
+            return
+        with autograd.pause():
+            for ctx, array in self._data.items():
+                array[:] = data.as_in_context(ctx).astype(array.dtype, copy=False)
+
+    def _reduce(self):
+        """One array for all copies: their mean, which of equal copies is exactly that value."""
+        with autograd.pause():
+            first, *others = self.list_data()
+            if not others:
+                return first.detach()
+            moved = [other.as_in_context(first.context) - first for other in others]
+            return first + nd.add_n(*moved) / (len(moved) + 1)
+
+    def var(self):
+        """The symbol of this parameter."""
+        raise MXNetError(f"Parameter '{self.name}': var() needs the Symbol API, which this version does not have")
+
+    # Initialization
+
+    def initialize(self, init=None, ctx=None, default_init=None, force_reinit=False):
+        """Makes the arrays, or notes that they are to be made when the shape is known.
+
+        Parameters
+        ----------
+        init : Initializer or str, optional
+            Takes precedence over the parameter's own and over `default_init`.
+        ctx : Context or list of Context, default the current context
+            A copy is made on each.
+        default_init : Initializer, default ``Uniform()``
+        force_reinit : bool, default False
+            Whether to initialize again what is initialized already; otherwise that is left alone, with a warning.
+        """
+        if self._data is not None and not force_reinit:
+            warnings.warn(
+                f"Parameter '{self.name}' is already initialized, ignoring. Set force_reinit=True to re-initialize.", stacklevel=2
+            )
+            return
+        if default_init is None:
+            default_init = initializer.Uniform()
+        contexts = _context_list(ctx)
+        if init is None:
+            init = default_init if self.init is None else self.init
+        if not shape_is_known(self._shape) and not self._allow_deferred_init:
+            raise ValueError(f"Cannot initialize Parameter '{self.name}' because it has invalid shape: {self._shape}.")
+        self._data = self._grad = None
+        key = random.reserve(_CALLS_PER_INITIALIZATION)
+        self._deferred_init = (init, contexts, default_init, None, key)
+        if shape_is_known(self._shape):
+            self._finish_deferred_init()
+
+    def _finish_deferred_init(self):
+        if not self._deferred_init:
+            return
+        init, contexts, default_init, value, key = self._deferred_init
+        if not shape_is_known(self._shape):
+            raise MXNetError(
+                f"Cannot initialize Parameter '{self.name}' because it has invalid shape: {self._shape}. "
+                "Give in_units, in_channels, input_size, ... when the layer is made"
+            )
+        with autograd.pause():
+            if value is None:
+                value = nd.zeros(self._shape, ctx=contexts[0], dtype=self.dtype)
+                with random.at(key):
+                    initializer.create(default_init)(initializer.InitDesc(self.name, {"__init__": init}), value)
+                self._take(value, contexts)
+            else:
+                self._init_impl(value, contexts)
+        self._deferred_init = ()
+
+    def _take(self, value, contexts):
+        """Makes `value`, which nobody else holds and which lies on the first device, the first copy."""
+        self._data = {ctx: value if ctx == contexts[0] else value.copyto(ctx) for ctx in contexts}
+        self._init_grad()
+
+    def _init_impl(self, value, contexts):
+        value = value.astype(self.dtype, copy=False)
+        self._take(value.copyto(contexts[0]), contexts)
+
+    def _init_grad(self):
+        if self._grad_req == "null":
+            self._grad = None
+            return
+        self._grad = {ctx: nd.zeros(array.shape, ctx=ctx, dtype=array.dtype) for ctx, array in self._data.items()}
+        autograd.mark_variables(list(self._data.values()), list(self._grad.values()), self._grad_req)
+
+    def _check_load(self, data, ctx, cast_dtype, dtype_source):
+        """Raises when `data` is no value for this parameter, before anything is changed."""
+        if cast_dtype and dtype_source not in ("current", "saved"):
+            raise ValueError(f"dtype_source must be 'current' or 'saved', not {dtype_source!r}")
+        failed = f"Failed loading Parameter '{self.name}' from saved params"
+        if self._shape is not None and (
+            len(self._shape) != len(data.shape)
+            or any(known not in (-1, 0, size) for known, size in zip(self._shape, data.shape))
+        ):
+            raise AssertionError(f"{failed}: shape incompatible expected {self._shape} vs saved {data.shape}")
+        if not cast_dtype and not _same_dtype(self.dtype, data.dtype):
+            raise AssertionError(
+                f"{failed}: dtype incompatible expected {dtype_name(self.dtype)} vs saved {dtype_name(data.dtype)}. "
+                "Set cast_dtype=True to cast the dtype of saved params."
+            )
+        initialized = self._data is not None or self._deferred_init
+        if ctx is not None and initialized and set(_context_list(ctx)) != set(self.list_ctx()):
+            raise AssertionError(
+                f"Failed to load Parameter '{self.name}' on {_context_list(ctx)} because it was previously initialized on "
+                f"{self.list_ctx()}; leave ctx out to keep it there, or use reset_ctx to move it"
+            )
+
+    def _load_init(self, data, ctx, cast_dtype=False, dtype_source="current"):
+        """Takes over a loaded value, initializing the parameter where it isn't yet."""
+        self._check_load(data, ctx, cast_dtype, dtype_source)
+        self._shape = tuple(data.shape)
+        if cast_dtype and dtype_source == "saved" and not _same_dtype(self.dtype, data.dtype):
+            self.cast(data.dtype)
+        if self._data is not None:
+            self.set_data(data)
+            return
+        with autograd.pause():
+            self._init_impl(data, self.list_ctx() if self._deferred_init else _context_list(ctx))
+        self._deferred_init = ()
+
+    def reset_ctx(self, ctx):
+        """Moves the parameter to device `ctx`, or replicates it on a list of devices. Gradients start at zero there."""
+        contexts = _context_list(ctx)
+        if self._data is not None:
+            with autograd.pause():
+                self._init_impl(self._reduce(), contexts)
+        elif self._deferred_init:
+            init, _, default_init, value, key = self._deferred_init
+            self._deferred_init = (init, contexts, default_init, value, key)
+        else:
+            raise ValueError(f"Cannot reset context for Parameter '{self.name}' because it has not been initialized.")
+
+    def cast(self, dtype):
+        """Turns value and gradient into another dtype."""
+        self._dtype = dtype
+        if self._data is None:
+            return
+        with autograd.pause():
+            self._data = {ctx: array.astype(dtype) for ctx, array in self._data.items()}
+            if self._grad is not None:
+                self._grad = {ctx: array.astype(dtype) for ctx, array in self._grad.items()}
+                autograd.mark_variables(list(self._data.values()), list(self._grad.values()), self._grad_req)
+
+
+class _Value(initializer.Initializer):
+    """Fills with a given array."""
+
+    def __init__(self, value):
+        super().__init__()
+        self._value = value
+
+    def _init_weight(self, _, array):
+        array[:] = self._value.as_in_context(array.context)
+
+
+class Constant(Parameter):
+    """A parameter that autograd and Trainer leave alone; `set_data` may still change it.
+
+    Parameters
+    ----------
+    name : str
+    value : NDArray or array-like
+    """
+
+    def __init__(self, name, value):
+        if not isinstance(value, nd.NDArray):
+            value = nd.array(value)
+        self.value = value
+        super().__init__(name, grad_req="null", shape=value.shape, dtype=value.dtype, init=_Value(value))
+
+    @property
+    def grad_req(self):
+        return "null"
+
+    @grad_req.setter
+    def grad_req(self, req):
+        self._grad_req = "null"
+        if req != "null":
+            warnings.warn(f"Constant parameter '{self.name}' has no gradient; grad_req '{req}' is ignored.", stacklevel=2)
+
+
+def _merge_shapes(a, b):
+    """The shape both agree with (0 and -1 being unknown), or None."""
+    if len(a) != len(b):
+        return None
+    merged = []
+    for x, y in zip(a, b):
+        if x != y and x > 0 and y > 0:
+            return None
+        merged.append(x if x > 0 else y)
+    return tuple(merged)
+
+
+class ParameterDict:
+    """Parameters by name.
+
+    Parameters
+    ----------
+    prefix : str, default ''
+        Goes in front of the names of the parameters that `get` makes.
+    shared : ParameterDict, optional
+        Where `get` looks before it makes a parameter.
+    """
+
+    def __init__(self, prefix="", shared=None):
+        self._prefix = prefix
+        self._params = {}
+        self._shared = shared
+
+    def __repr__(self):
+        name = self._prefix + " " if self._prefix else ""
+        content = "\n".join(indent(f"  {param!r}", 2) for param in self.values())
+        return f"{name}(\n{content}\n)"
+
+    def __getitem__(self, name):
+        return self._params[name]
+
+    def __iter__(self):
+        return iter(self._params)
+
+    def __len__(self):
+        return len(self._params)
+
+    def __contains__(self, name):
+        return name in self._params
+
+    def items(self):
+        return self._params.items()
+
+    def keys(self):
+        return self._params.keys()
+
+    def values(self):
+        return self._params.values()
+
+    @property
+    def prefix(self):
+        """What goes in front of the names of the parameters that `get` makes."""
+        return self._prefix
+
+    def _find(self, name):
+        param = self._params.get(name)
+        if param is None and self._shared is not None:
+            param = self._shared._find(name)
+            if param is not None:
+                self._params[name] = param
+        return param
+
+    def get(self, name, **kwargs):
+        """The parameter called ``prefix + name``: this dict's, the shared dict's, or a new ``Parameter(prefix + name, **kwargs)``.
+
+        Of one that exists the keyword arguments must agree with what it has; sizes of its shape that are not known yet are
+        filled in.
+        """
+        name = self._prefix + name
+        param = self._find(name)
+        if param is None:
+            param = self._params[name] = Parameter(name, **kwargs)
+            return param
+        for key, value in kwargs.items():
+            existing = getattr(param, key, None)
+            if existing is None:
+                setattr(param, key, value)
+                continue
+            if value is None or value is existing:
+                continue
+            if key == "shape":
+                merged = _merge_shapes((value,) if isinstance(value, int) else value, existing)
+                if merged is not None:
+                    param._shape = merged
+                    continue
+            elif key == "dtype" and _same_dtype(value, existing):
+                continue
+            if value != existing:
+                raise AssertionError(
+                    f"Cannot retrieve Parameter '{name}' because its attribute '{key}' does not match: desired '{value}' vs stored "
+                    f"'{existing}'."
+                )
+        return param
+
+    def get_constant(self, name, value=None):
+        """The constant called ``prefix + name``; made from `value` where it does not exist yet."""
+        name = self._prefix + name
+        param = self._find(name)
+        if param is None:
+            if value is None:
+                raise KeyError(f"No constant named '{name}'. Give a value to make a new one.")
+            param = self._params[name] = Constant(name, value)
+        elif value is not None:
+            if not isinstance(param, Constant):
+                raise AssertionError(f"Parameter '{name}' already exists but it is not a constant.")
+            value = value.asnumpy() if isinstance(value, nd.NDArray) else np.asarray(value)
+            if param.shape != value.shape or not (param.value.asnumpy() == value).all():
+                raise AssertionError(f"Constant '{name}' already exists but its value is another one.")
+        return param
+
+    def update(self, other):
+        """Takes in all parameters of `other`; one of the same name must be the same parameter."""
+        for name, param in other.items():
+            if self._params.get(name, param) is not param:
+                raise AssertionError(
+                    f"Cannot update self with other because they have different Parameters with the same name '{name}'"
+                )
+        self._params.update(other.items())
+
+    def initialize(self, init=None, ctx=None, verbose=False, force_reinit=False):
+        """Initializes all parameters.
+
+        Parameters
+        ----------
+        init : Initializer, default ``Uniform()``
+            For the parameters that have none of their own.
+        ctx : Context or list of Context, default the current context
+        verbose : bool, default False
+            Whether the initializer reports what it does.
+        force_reinit : bool, default False
+        """
+        init = initializer.Uniform() if init is None else initializer.create(init)
+        if verbose:
+            init.set_verbosity(verbose=verbose)
+        for param in self.values():
+            param.initialize(None, ctx, init, force_reinit=force_reinit)
+
+    def zero_grad(self):
+        """Sets all gradients to zero."""
+        for param in self.values():
+            param.zero_grad()
+
+    def reset_ctx(self, ctx):
+        """Moves all parameters to `ctx`, a Context or list of Context."""
+        for param in self.values():
+            param.reset_ctx(ctx)
+
+    def list_ctx(self):
+        """The devices that parameters are on, in the order in which they first come up."""
+        return list(dict.fromkeys(ctx for param in self.values() for ctx in param.list_ctx()))
+
+    def setattr(self, name, value):
+        """Sets an attribute of all parameters, as in ``params.setattr('grad_req', 'null')``."""
+        for param in self.values():
+            setattr(param, name, value)
+
+    def save(self, filename, strip_prefix=""):
+        """Writes all values to a ``.params`` file under the parameters' names, less `strip_prefix`."""
+        arrays = {}
+        for param in self.values():
+            if not param.name.startswith(strip_prefix):
+                raise ValueError(
+                    f"Prefix '{strip_prefix}' is to be stripped before saving, but the name of Parameter '{param.name}' does not "
+                    "start with it. The block may share parameters of other blocks, or make children outside name_scope()"
+                )
+            arrays[param.name[len(strip_prefix) :]] = param._reduce()
+        nd.save(filename, arrays)
+
+    def load(
+        self,
+        filename,
+        ctx=None,
+        allow_missing=False,
+        ignore_extra=False,
+        restore_prefix="",
+        cast_dtype=False,
+        dtype_source="current",
+    ):
+        """Reads values from a ``.params`` file; see `load_dict`."""
+        self.load_dict(nd.load(filename), ctx, allow_missing, ignore_extra, restore_prefix, filename, cast_dtype, dtype_source)
+
+    def load_dict(
+        self,
+        param_dict,
+        ctx=None,
+        allow_missing=False,
+        ignore_extra=False,
+        restore_prefix="",
+        filename=None,
+        cast_dtype=False,
+        dtype_source="current",
+    ):
+        """Takes over values from a dict of arrays by name.
+
+        Parameters
+        ----------
+        param_dict : dict of str to NDArray
+            ``arg:`` and ``aux:`` in front of names are dropped.
+        ctx : Context or list of Context, optional
+            Where to put parameters that aren't initialized yet.
+        allow_missing : bool, default False
+            Whether parameters that are not in the dict keep what they have.
+        ignore_extra : bool, default False
+            Whether arrays that belong to no parameter are passed over.
+        restore_prefix : str, default ''
+            Goes in front of the dict's names.
+        cast_dtype : bool, default False
+            Whether dtypes may differ; `dtype_source` ('current' or 'saved') then says which one stays.
+        """
+        source = f"file '{filename}'" if filename else "param_dict"
+        for name in self.keys():
+            if not name.startswith(restore_prefix):
+                raise AssertionError(f"restore_prefix is '{restore_prefix}' but the Parameter name '{name}' does not start with it")
+        if not isinstance(param_dict, dict):
+            raise ValueError(f"{source} holds arrays without names, so they belong to no parameters")
+        arrays = {
+            restore_prefix + (name[4:] if name.startswith(("arg:", "aux:")) else name): array for name, array in param_dict.items()
+        }
+        check_names(self._params, arrays, source, allow_missing, ignore_extra, len(restore_prefix))
+        load_values([(self._params[name], array) for name, array in arrays.items() if name in self._params], ctx, cast_dtype, dtype_source)
+
+
+def check_names(params, arrays, source, allow_missing, ignore_extra, skip=0):
+    """Raises when arrays are missing for parameters, or belong to none, before any of them is touched."""
+    if not allow_missing:
+        for name in params:
+            if name not in arrays:
+                raise AssertionError(
+                    f"Parameter '{name[skip:]}' is missing in {source}, which contains parameters: {brief(arrays)}. "
+                    "Set allow_missing=True to leave it as it is."
+                )
+    if not ignore_extra:
+        for name in arrays:
+            if name not in params:
+                raise AssertionError(
+                    f"Parameter '{name[skip:]}' loaded from {source} is not present in the Block, which contains parameters: "
+                    f"{brief(params)}. Set ignore_extra=True to ignore."
+                )
+
+
+def load_values(pairs, ctx, cast_dtype, dtype_source):
+    """Loads (parameter, array) pairs: all of them or, when one does not fit, none."""
+    for param, array in pairs:
+        param._check_load(array, ctx, cast_dtype, dtype_source)
+    for param, array in pairs:
+        param._load_init(array, ctx, cast_dtype, dtype_source)

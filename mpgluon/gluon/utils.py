@@ -1,0 +1,219 @@
+"""Helpers for training loops: splitting batches over devices, clipping gradients, checking files."""
+
+import hashlib
+import os
+import shutil
+import urllib.parse
+import urllib.request
+import warnings
+
+import numpy as np
+
+from .. import ndarray as nd
+from ..base import MXNetError
+from ..context import Context
+
+__all__ = ["split_data", "split_and_load", "clip_global_norm", "check_sha1", "download", "shape_is_known"]
+
+
+def split_data(data, num_slice, batch_axis=0, even_split=True):
+    """Splits `data` along `batch_axis` into `num_slice` pieces.
+
+    Parameters
+    ----------
+    data : NDArray
+    num_slice : int
+        How many pieces.
+    batch_axis : int, default 0
+    even_split : bool, default True
+        Whether the pieces must be of one size. Otherwise the size is rounded down to a whole number and the last piece
+        takes the rest.
+
+    Returns
+    -------
+    list of NDArray
+
+    Raises
+    ------
+    ValueError
+        When there are fewer elements along the axis than pieces, or they don't divide evenly and should.
+    """
+    if num_slice < 1:
+        raise ValueError(f"split_data: num_slice must be at least 1, not {num_slice}")
+    size = data.shape[batch_axis]
+    if size < num_slice:
+        raise ValueError(
+            f"Too many slices: an array of shape {data.shape} has {size} elements along axis {batch_axis}, "
+            f"fewer than the {num_slice} slices asked for"
+        )
+    if even_split and size % num_slice:
+        raise ValueError(
+            f"An array of shape {data.shape} cannot be split evenly into {num_slice} slices along axis {batch_axis}. "
+            f"Use a batch size that is a multiple of {num_slice}, or even_split=False"
+        )
+    if num_slice == 1:
+        return [data]
+    step = size // num_slice
+    bounds = [i * step for i in range(num_slice)] + [size]
+    if batch_axis == 0:
+        return [data[begin:end] for begin, end in zip(bounds, bounds[1:])]
+    return [nd.slice_axis(data, axis=batch_axis, begin=begin, end=end) for begin, end in zip(bounds, bounds[1:])]
+
+
+def split_and_load(data, ctx_list, batch_axis=0, even_split=True):
+    """Splits `data` (NDArray or anything ``nd.array`` takes) along `batch_axis`, one piece for each device of `ctx_list`.
+
+    Returns
+    -------
+    list of NDArray
+        Piece i lies on ``ctx_list[i]``.
+    """
+    if isinstance(ctx_list, Context):
+        ctx_list = [ctx_list]
+    if not isinstance(data, nd.NDArray):
+        data = nd.array(data, ctx=ctx_list[0])
+    pieces = split_data(data, len(ctx_list), batch_axis, even_split)
+    return [piece.as_in_context(ctx) for piece, ctx in zip(pieces, ctx_list)]
+
+
+def clip_global_norm(arrays, max_norm, check_isfinite=True):
+    """Scales `arrays` in place so that the 2-norm of all of them together is at most `max_norm`.
+
+    The arrays may lie on any devices. The order of the sum is that of `arrays`, whichever device each lies on, so the result
+    does not depend on placement. With ``check_isfinite=False`` nothing waits for the arrays' values.
+
+    Parameters
+    ----------
+    arrays : list of NDArray
+    max_norm : float
+    check_isfinite : bool, default True
+        Whether to read the norm back and warn when it is not finite.
+
+    Returns
+    -------
+    float, or NDArray of shape (1,) when `check_isfinite` is False
+        The norm before scaling.
+    """
+    arrays = list(arrays)
+    if not arrays:
+        raise ValueError("clip_global_norm: there are no arrays to clip")
+    home = arrays[0].context
+    # One number for each array crosses the border of its device. They are added up in one place and one order.
+    squares = [nd.sum(nd.square(array.reshape((-1,)).astype("float32", copy=False))).reshape((1,)) for array in arrays]
+    total = nd.sqrt(nd.add_n(*[square.as_in_context(home) for square in squares]))
+    if check_isfinite:
+        norm = float(total.asscalar())
+        if not np.isfinite(norm):
+            warnings.warn(
+                "The gradients' norm is nan or inf. Clipping gives nan or zero gradients.", UserWarning, stacklevel=2
+            )
+    scale = nd.minimum(max_norm / (total + 1e-8), 1.0)
+    scales = {home: scale}
+    for array in arrays:
+        ctx = array.context
+        if ctx not in scales:
+            scales[ctx] = scale.as_in_context(ctx)
+        factor = scales[ctx] if array.dtype == np.float32 else scales[ctx].astype(array.dtype)
+        nd.broadcast_mul(array, factor.reshape((1,) * max(array.ndim, 1)), out=array)
+    return norm if check_isfinite else total
+
+
+def shape_is_known(shape):
+    """Whether `shape` says the size of every dimension (0 and -1 mean unknown)."""
+    return shape is not None and all(size > 0 for size in shape)
+
+
+def check_sha1(filename, sha1_hash):
+    """Whether the file's SHA-1 starts with `sha1_hash` (hexadecimal; usually all 40 digits)."""
+    digest = hashlib.sha1()
+    with open(filename, "rb") as file:
+        for block in iter(lambda: file.read(1 << 20), b""):
+            digest.update(block)
+    return bool(sha1_hash) and digest.hexdigest().startswith(sha1_hash.lower())
+
+
+def download(url, path=None, overwrite=False, sha1_hash=None, retries=5, verify_ssl=True):
+    """Fetches `url` into a file and returns the file's path.
+
+    An existing file is kept unless `overwrite` is set or its SHA-1 is not `sha1_hash`. ``file://`` addresses and plain
+    paths need no network.
+
+    Parameters
+    ----------
+    url : str
+    path : str, optional
+        The file to write, or an existing directory to put it into; by default the address's last part.
+    overwrite : bool, default False
+    sha1_hash : str, optional
+    retries : int, default 5
+        How often to try again when the network fails.
+    verify_ssl : bool, default True
+
+    Raises
+    ------
+    MXNetError
+        When the address cannot be read, or what came is not the file that `sha1_hash` names.
+    """
+    name = os.path.basename(urllib.parse.urlparse(url).path)
+    if path is None or os.path.isdir(path):
+        if not name:
+            raise ValueError(f"download: {url!r} names no file; give `path`")
+        path = os.path.join(path or "", name)
+    path = os.path.expanduser(path)
+    if os.path.exists(path) and not overwrite and (not sha1_hash or check_sha1(path, sha1_hash)):
+        return path
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    address = url if urllib.parse.urlparse(url).scheme else "file://" + urllib.request.pathname2url(os.path.abspath(url))
+    context = None
+    if address.startswith("https:") and not verify_ssl:
+        import ssl
+
+        context = ssl._create_unverified_context()
+    part = f"{path}.part{os.getpid()}"
+    try:
+        for attempt in range(retries + 1):
+            try:
+                with urllib.request.urlopen(address, context=context) as source, open(part, "wb") as target:
+                    shutil.copyfileobj(source, target)
+                break
+            except OSError as error:
+                if attempt == retries or address.startswith("file:"):
+                    raise MXNetError(f"download: cannot read {url}: {error}") from error
+        if sha1_hash and not check_sha1(part, sha1_hash):
+            raise MXNetError(f"download: what {url} holds does not have the SHA-1 {sha1_hash}")
+        os.replace(part, path)
+    finally:
+        if os.path.exists(part):
+            os.remove(part)
+    return path
+
+
+class HookHandle:
+    """What registering a hook returns; `detach` takes the hook off again."""
+
+    def __init__(self, hooks, hook):
+        self._hooks = hooks
+        self._key = object()
+        hooks[self._key] = hook
+
+    def detach(self):
+        self._hooks.pop(self._key, None)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, exc_type, exc_value, traceback):
+        self.detach()
+
+
+def indent(text, spaces):
+    """`text` with every line but the first moved right by `spaces`."""
+    return text.replace("\n", "\n" + " " * spaces)
+
+
+def brief(names, limit=7):
+    """The names, quoted; the middle left out where there are many."""
+    names = [f"'{name}'" for name in names]
+    if len(names) > limit:
+        names = names[: limit // 2] + ["..."] + names[-(limit // 2) :]
+    return ", ".join(names)

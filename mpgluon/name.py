@@ -1,0 +1,54 @@
+"""Names for things the user did not name.
+
+A `NameManager` hands out ``hint0``, ``hint1``, ...; a `Prefix` puts a prefix in front of every name. The innermost
+``with`` block of the running thread decides.
+"""
+
+import threading
+
+__all__ = ["NameManager", "Prefix"]
+
+
+class NameManager:
+    """Hands out names, counting up per hint."""
+
+    _current = threading.local()
+
+    def __init__(self):
+        self._counter = {}
+        self._outer = []
+
+    @staticmethod
+    def current():
+        """The innermost manager of this thread."""
+        manager = getattr(NameManager._current, "value", None)
+        if manager is None:
+            manager = NameManager._current.value = NameManager()
+        return manager
+
+    def get(self, name, hint):
+        """`name` itself if it is given, else the next free name made from `hint`."""
+        if name:
+            return name
+        count = self._counter.get(hint, 0)
+        self._counter[hint] = count + 1
+        return f"{hint}{count}"
+
+    def __enter__(self):
+        self._outer.append(NameManager.current())
+        NameManager._current.value = self
+        return self
+
+    def __exit__(self, exc_type, exc_value, traceback):
+        NameManager._current.value = self._outer.pop()
+
+
+class Prefix(NameManager):
+    """A name manager that puts `prefix` in front of every name, given or made."""
+
+    def __init__(self, prefix):
+        super().__init__()
+        self._prefix = prefix
+
+    def get(self, name, hint):
+        return self._prefix + super().get(name, hint)
