@@ -158,8 +158,9 @@ int mpg_py_autograd_init(PyObject *module);
 extern PyMethodDef mpg_py_autograd_methods[];
 extern PyMethodDef mpg_py_runtime_methods[];
 
-/* --- Others' files: CachedOp (cached_op.c), files (io.c); each adds its types and functions to the module --------- */
+/* --- Others' files: CachedOp (cached_op.c), files (io.c), gluon.c; each adds its types and functions to the module -- */
 __attribute__((weak)) int mpg_py_cached_op_init(PyObject *module);
 __attribute__((weak)) int mpg_py_io_init(PyObject *module);
+int mpg_py_gluon_init(PyObject *module);
 
 #endif

@@ -1,0 +1,188 @@
+/* What mpgluon.gluon needs of the core: inference on partly known shapes, the scope under which work is queued, reserved
+ * random numbers, names of dtypes. See core.h. */
+#include "python/core.h"
+
+/* --- Inference ---------------------------------------------------------------------------------------------------- */
+/* A (shape, dtype) pair; in the shape 0 and -1 mean unknown, and a shape of None wholly so. */
+static int desc_from(PyObject *pair, mpg_desc *desc) {
+  PyObject *shape, *dtype;
+  if (!PyTuple_Check(pair) || !PyArg_ParseTuple(pair, "OO;infer_shape: an input is a (shape, dtype) pair", &shape, &dtype)) {
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "infer_shape: an input is a (shape, dtype) pair");
+    return -1;
+  }
+  desc->shape = MPG_SHAPE_UNKNOWN;
+  desc->dtype = MPG_DTYPE_NONE;
+  if (dtype != Py_None && (desc->dtype = mpg_py_dtype(dtype)) == MPG_DTYPE_NONE) return -1;
+  if (shape == Py_None) return 0;
+  PyObject *items = PySequence_Fast(shape, "infer_shape: a shape is a sequence of integers");
+  if (items == NULL) return -1;
+  Py_ssize_t count = PySequence_Fast_GET_SIZE(items);
+  int result = 0;
+  if (count > MPG_MAX_NDIM) {
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "an array has at most %d dimensions, not %zd", MPG_MAX_NDIM, count);
+    result = -1;
+  }
+  memset(&desc->shape, 0, sizeof desc->shape);
+  desc->shape.ndim = (int32_t)count;
+  for (Py_ssize_t i = 0; result == 0 && i < count; i++) {
+    int64_t size = PyLong_AsLongLong(PySequence_Fast_GET_ITEM(items, i));
+    if (size == -1 && PyErr_Occurred()) result = -1;
+    desc->shape.dims[i] = size > 0 ? size : -1;
+  }
+  Py_DECREF(items);
+  return result;
+}
+
+/* (shape, dtype name): 0 for unknown sizes, None for what is wholly unknown. New reference. */
+static PyObject *desc_to(const mpg_desc *desc) {
+  PyObject *shape = NULL, *dtype = desc->dtype == MPG_DTYPE_NONE ? Py_NewRef(Py_None) : PyUnicode_FromString(mpg_dtype_name(desc->dtype));
+  if (desc->shape.ndim < 0) {
+    shape = Py_NewRef(Py_None);
+  } else if ((shape = PyTuple_New(desc->shape.ndim)) != NULL) {
+    for (int i = 0; i < desc->shape.ndim; i++) {
+      PyObject *size = PyLong_FromLongLong(desc->shape.dims[i] < 0 ? 0 : desc->shape.dims[i]);
+      if (size == NULL) {
+        Py_CLEAR(shape);
+        break;
+      }
+      PyTuple_SET_ITEM(shape, i, size);
+    }
+  }
+  if (shape == NULL || dtype == NULL) {
+    Py_XDECREF(shape);
+    Py_XDECREF(dtype);
+    return NULL;
+  }
+  return Py_BuildValue("NN", shape, dtype);
+}
+
+static PyObject *descs_to(const mpg_desc *descs, int count) {
+  PyObject *list = PyList_New(count);
+  for (int i = 0; list != NULL && i < count; i++) {
+    PyObject *item = desc_to(&descs[i]);
+    if (item == NULL)
+      Py_CLEAR(list);
+    else
+      PyList_SET_ITEM(list, i, item);
+  }
+  return list;
+}
+
+static int set_params(const mpg_op *op, void *params, PyObject *given, int num_inputs) {
+  const mpg_param_table *table = op->params;
+  if (table->size == 0) return 0;
+  mpg_params_defaults(table, params);
+  PyObject *name, *value;
+  Py_ssize_t place = 0;
+  while (PyDict_Next(given, &place, &name, &value)) {
+    const char *text = PyUnicode_Check(name) ? PyUnicode_AsUTF8(name) : NULL;
+    int index = text ? mpg_params_find(table, text) : -1;
+    if (index < 0) {
+      if (!PyErr_Occurred()) PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s has no parameter %R", op->name, name);
+      return -1;
+    }
+    if (mpg_py_param_set(table, op->name, params, index, value) < 0) return -1;
+  }
+  int count = mpg_params_find(table, "num_args");
+  if (count >= 0 && mpg_op_variadic(op)) *(int64_t *)((char *)params + table->params[count].offset) = num_inputs;
+  return 0;
+}
+
+static PyObject *infer_shape(PyObject *module, PyObject *args) {
+  (void)module;
+  const char *name;
+  PyObject *inputs, *given, *result = NULL;
+  if (!PyArg_ParseTuple(args, "sO!O!", &name, &PyList_Type, &inputs, &PyDict_Type, &given)) return NULL;
+  const mpg_op *op = mpg_op_find(name);
+  if (op == NULL) {
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "there is no op '%s'", name);
+    return NULL;
+  }
+  Py_ssize_t num_inputs = PyList_GET_SIZE(inputs);
+  if (num_inputs > MPG_MAX_INPUTS) {
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: at most %d arrays, got %zd", name, MPG_MAX_INPUTS, num_inputs);
+    return NULL;
+  }
+  _Alignas(16) char params[MPG_PY_MAX_PARAMS];
+  if (set_params(op, params, given, (int)num_inputs) < 0) return NULL;
+  const void *values = op->params->size ? params : NULL;
+  int num_outputs = mpg_op_num_outputs(op, values, (int)num_inputs);
+  mpg_desc *descs = PyMem_Calloc((size_t)num_inputs + (size_t)num_outputs + 1, sizeof *descs);
+  if (descs == NULL) return PyErr_NoMemory();
+  for (Py_ssize_t i = 0; i < num_inputs; i++)
+    if (desc_from(PyList_GET_ITEM(inputs, i), &descs[i]) < 0) goto done;
+  mpg_status status =
+      mpg_op_infer(op, values, mpg_autograd_training(), descs, (int)num_inputs, descs + num_inputs, num_outputs);
+  if (status != MPG_OK) {
+    mpg_py_raise(status);
+    goto done;
+  }
+  PyObject *completed = descs_to(descs, (int)num_inputs), *outputs = descs_to(descs + num_inputs, num_outputs);
+  if (completed != NULL && outputs != NULL) result = PyTuple_Pack(2, completed, outputs);
+  Py_XDECREF(completed);
+  Py_XDECREF(outputs);
+done:
+  PyMem_Free(descs);
+  return result;
+}
+
+/* --- Scopes, random numbers, dtypes ------------------------------------------------------------------------------- */
+static PyObject *intern_scope(PyObject *module, PyObject *path) {
+  (void)module;
+  const char *text = PyUnicode_Check(path) ? PyUnicode_AsUTF8(path) : NULL;
+  if (text == NULL) {
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "intern_scope: the path must be a string");
+    return NULL;
+  }
+  return PyLong_FromUnsignedLong(mpg_scope_intern(text));
+}
+
+static PyObject *set_scope(PyObject *module, PyObject *scope) {
+  (void)module;
+  unsigned long number = PyLong_AsUnsignedLong(scope);
+  if (number == (unsigned long)-1 && PyErr_Occurred()) return NULL;
+  return PyLong_FromUnsignedLong(mpg_autograd_set_scope((uint32_t)number));
+}
+
+static PyObject *get_scope(PyObject *module, PyObject *unused) {
+  (void)module, (void)unused;
+  return PyLong_FromUnsignedLong(mpg_autograd_scope());
+}
+
+static PyObject *random_reserve(PyObject *module, PyObject *calls) {
+  (void)module;
+  unsigned long long count = PyLong_AsUnsignedLongLong(calls);
+  if (count == (unsigned long long)-1 && PyErr_Occurred()) return NULL;
+  mpg_random_key key = mpg_random_next(count);
+  return Py_BuildValue("KK", (unsigned long long)key.seed, (unsigned long long)key.call);
+}
+
+static PyObject *random_swap(PyObject *module, PyObject *args) {
+  (void)module;
+  unsigned long long seed, call;
+  if (!PyArg_ParseTuple(args, "KK", &seed, &call)) return NULL;
+  mpg_random_key former = mpg_random_state(), key = {.seed = seed};
+  key.call = call;
+  mpg_random_restore(key);
+  return Py_BuildValue("KK", (unsigned long long)former.seed, (unsigned long long)former.call);
+}
+
+static PyObject *dtype_name(PyObject *module, PyObject *dtype) {
+  (void)module;
+  mpg_dtype number = mpg_py_dtype(dtype);
+  return number == MPG_DTYPE_NONE ? NULL : PyUnicode_FromString(mpg_dtype_name(number));
+}
+
+static PyMethodDef methods[] = {
+    {"infer_shape", infer_shape, METH_VARARGS,
+     "infer_shape(name, inputs, params)\n--\n\nRuns an op's inference. inputs: a list of (shape, dtype) pairs, 0 standing for sizes and None\n"
+     "for shapes and dtypes that are not known; params: a dict. Returns the lists of completed inputs and of outputs, likewise."},
+    {"intern_scope", intern_scope, METH_O, "intern_scope(path)\n--\n\nThe number of a block path."},
+    {"set_scope", set_scope, METH_O, "set_scope(number)\n--\n\nFrom now on this thread queues work under that block path. Returns the former number."},
+    {"get_scope", get_scope, METH_NOARGS, "get_scope()\n--\n\nThe number of the block path under which this thread queues work."},
+    {"random_reserve", random_reserve, METH_O, "random_reserve(calls)\n--\n\nPasses over so many random calls; returns (seed, number of the first)."},
+    {"random_swap", random_swap, METH_VARARGS, "random_swap(seed, call)\n--\n\nSets the random state; returns the former (seed, call)."},
+    {"dtype_name", dtype_name, METH_O, "dtype_name(dtype)\n--\n\nThe name of a dtype, however it is given: 'float32'."},
+    {0}};
+
+int mpg_py_gluon_init(PyObject *module) { return PyModule_AddFunctions(module, methods); }

@@ -1,0 +1,5 @@
+"""Layers beyond the usual ones."""
+
+from . import nn
+
+__all__ = ["nn"]

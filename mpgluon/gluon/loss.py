@@ -1,0 +1,333 @@
+"""Losses: one number for each sample of a batch.
+
+Every loss takes ``weight``, a factor, ``batch_axis``, the axis that is not averaged over, and when called ``sample_weight``,
+which is broadcast against the elementwise loss: ``(batch, 1)`` weighs samples.
+"""
+
+import math
+
+from .block import HybridBlock
+
+__all__ = [
+    "Loss",
+    "L2Loss",
+    "L1Loss",
+    "SigmoidBinaryCrossEntropyLoss",
+    "SigmoidBCELoss",
+    "SoftmaxCrossEntropyLoss",
+    "SoftmaxCELoss",
+    "KLDivLoss",
+    "CTCLoss",
+    "HuberLoss",
+    "HingeLoss",
+    "SquaredHingeLoss",
+    "LogisticLoss",
+    "TripletLoss",
+    "PoissonNLLLoss",
+    "CosineEmbeddingLoss",
+]
+
+
+def _apply_weighting(F, loss, weight=None, sample_weight=None):
+    if sample_weight is not None:
+        loss = F.broadcast_mul(loss, sample_weight)
+    if weight is not None:
+        if not isinstance(weight, (int, float)):
+            raise AssertionError(f"weight must be a number, not {type(weight).__name__}")
+        loss = loss * weight
+    return loss
+
+
+class Loss(HybridBlock):
+    """The base of losses.
+
+    Parameters
+    ----------
+    weight : float or None
+        A factor.
+    batch_axis : int
+    """
+
+    def __init__(self, weight, batch_axis, **kwargs):
+        super().__init__(**kwargs)
+        self._weight = weight
+        self._batch_axis = batch_axis
+
+    def __repr__(self):
+        return f"{type(self).__name__}(batch_axis={self._batch_axis}, w={self._weight})"
+
+    def _mean(self, F, loss, sample_weight, weight=None):
+        """The weighted mean over all axes but the batch's."""
+        loss = _apply_weighting(F, loss, self._weight if weight is None else weight, sample_weight)
+        return F.mean(loss, axis=self._batch_axis, exclude=True)
+
+
+class L2Loss(Loss):
+    """``weight / 2 * (label - pred) ** 2``, averaged over a sample. `label` is reshaped like `pred`."""
+
+    def __init__(self, weight=1.0, batch_axis=0, **kwargs):
+        super().__init__(weight, batch_axis, **kwargs)
+
+    def hybrid_forward(self, F, pred, label, sample_weight=None):
+        return self._mean(F, F.square(F.reshape_like(label, pred) - pred), sample_weight, self._weight / 2)
+
+
+class L1Loss(Loss):
+    """``abs(label - pred)``, averaged over a sample. `label` is reshaped like `pred`."""
+
+    def __init__(self, weight=None, batch_axis=0, **kwargs):
+        super().__init__(weight, batch_axis, **kwargs)
+
+    def hybrid_forward(self, F, pred, label, sample_weight=None):
+        return self._mean(F, F.abs(F.reshape_like(label, pred) - pred), sample_weight)
+
+
+class SigmoidBinaryCrossEntropyLoss(Loss):
+    """Cross entropy of labels in [0, 1] and the sigmoid of `pred`, averaged over a sample.
+
+    Parameters
+    ----------
+    from_sigmoid : bool, default False
+        Whether `pred` went through a sigmoid already.
+
+    When called it also takes ``pos_weight``, a factor on the positive part that is broadcast against `label`.
+    """
+
+    def __init__(self, from_sigmoid=False, weight=None, batch_axis=0, **kwargs):
+        super().__init__(weight, batch_axis, **kwargs)
+        self._from_sigmoid = from_sigmoid
+
+    def hybrid_forward(self, F, pred, label, sample_weight=None, pos_weight=None):
+        label = F.reshape_like(label, pred)
+        if self._from_sigmoid:
+            positive = F.log(pred + 1e-12) * label
+            if pos_weight is not None:
+                positive = F.broadcast_mul(positive, pos_weight)
+            loss = -(positive + F.log(1.0 - pred + 1e-12) * (1.0 - label))
+        elif pos_weight is None:
+            # log(1 + exp(-|x|)) never overflows.
+            loss = F.relu(pred) - pred * label + F.Activation(-F.abs(pred), act_type="softrelu")
+        else:
+            weight = 1 + F.broadcast_mul(pos_weight - 1, label)
+            loss = pred - pred * label + weight * (F.Activation(-F.abs(pred), act_type="softrelu") + F.relu(-pred))
+        return self._mean(F, loss, sample_weight)
+
+
+SigmoidBCELoss = SigmoidBinaryCrossEntropyLoss
+
+
+class SoftmaxCrossEntropyLoss(Loss):
+    """Cross entropy of labels and the softmax of `pred`, averaged over a sample.
+
+    Parameters
+    ----------
+    axis : int, default -1
+        The classes' axis of `pred`.
+    sparse_label : bool, default True
+        Whether labels are class indices, shaped like `pred` without `axis`, rather than probabilities, shaped like `pred`.
+    from_logits : bool, default False
+        Whether `pred` is the logarithm of probabilities already.
+    """
+
+    def __init__(self, axis=-1, sparse_label=True, from_logits=False, weight=None, batch_axis=0, **kwargs):
+        super().__init__(weight, batch_axis, **kwargs)
+        self._axis = axis
+        self._sparse_label = sparse_label
+        self._from_logits = from_logits
+
+    def hybrid_forward(self, F, pred, label, sample_weight=None):
+        if not self._from_logits:
+            pred = F.log_softmax(pred, axis=self._axis)
+        if self._sparse_label:
+            loss = -F.pick(pred, label, axis=self._axis, keepdims=True)
+        else:
+            loss = -F.sum(pred * F.reshape_like(label, pred), axis=self._axis, keepdims=True)
+        return self._mean(F, loss, sample_weight)
+
+
+SoftmaxCELoss = SoftmaxCrossEntropyLoss
+
+
+class KLDivLoss(Loss):
+    """Kullback-Leibler divergence of the distribution `pred` from `label`, summed over a sample.
+
+    Parameters
+    ----------
+    from_logits : bool, default True
+        Whether `pred` is the logarithm of probabilities already; otherwise its softmax along `axis` is taken.
+    axis : int, default -1
+    """
+
+    def __init__(self, from_logits=True, axis=-1, weight=None, batch_axis=0, **kwargs):
+        super().__init__(weight, batch_axis, **kwargs)
+        self._from_logits = from_logits
+        self._axis = axis
+
+    def hybrid_forward(self, F, pred, label, sample_weight=None):
+        if not self._from_logits:
+            pred = F.log_softmax(pred, axis=self._axis)
+        loss = _apply_weighting(F, label * (F.log(label + 1e-12) - pred), self._weight, sample_weight)
+        return F.sum(loss, axis=self._batch_axis, exclude=True)
+
+
+class CTCLoss(Loss):
+    """Connectionist temporal classification: the loss of unsegmented label sequences; the last class is the blank.
+
+    Parameters
+    ----------
+    layout : {'NTC', 'TNC'}
+        Of `pred`.
+    label_layout : {'NT', 'TN'}
+    """
+
+    def __init__(self, layout="NTC", label_layout="NT", weight=None, **kwargs):
+        if layout not in ("NTC", "TNC"):
+            raise AssertionError(f"Only 'NTC' and 'TNC' layouts for pred are supported. Got: {layout}")
+        if label_layout not in ("NT", "TN"):
+            raise AssertionError(f"Only 'NT' and 'TN' layouts for label are supported. Got: {label_layout}")
+        super().__init__(weight, label_layout.find("N"), **kwargs)
+        self._layout = layout
+        self._label_layout = label_layout
+
+    def hybrid_forward(self, F, pred, label, pred_lengths=None, label_lengths=None, sample_weight=None):
+        if self._layout == "NTC":
+            pred = F.swapaxes(pred, dim1=0, dim2=1)
+        if self._batch_axis == 1:
+            label = F.swapaxes(label, dim1=0, dim2=1)
+        loss = F.CTCLoss(
+            pred,
+            label,
+            *[lengths for lengths in (pred_lengths, label_lengths) if lengths is not None],
+            use_data_lengths=pred_lengths is not None,
+            use_label_lengths=label_lengths is not None,
+            blank_label="last",
+        )
+        return _apply_weighting(F, loss, self._weight, sample_weight)
+
+
+class HuberLoss(Loss):
+    """Squared error below `rho`, absolute error above, averaged over a sample."""
+
+    def __init__(self, rho=1, weight=None, batch_axis=0, **kwargs):
+        super().__init__(weight, batch_axis, **kwargs)
+        self._rho = rho
+
+    def hybrid_forward(self, F, pred, label, sample_weight=None):
+        error = F.abs(F.reshape_like(label, pred) - pred)
+        loss = F.where(error > self._rho, error - 0.5 * self._rho, (0.5 / self._rho) * F.square(error))
+        return self._mean(F, loss, sample_weight)
+
+
+class HingeLoss(Loss):
+    """``max(0, margin - pred * label)`` for labels -1 and 1, averaged over a sample."""
+
+    def __init__(self, margin=1, weight=None, batch_axis=0, **kwargs):
+        super().__init__(weight, batch_axis, **kwargs)
+        self._margin = margin
+
+    def hybrid_forward(self, F, pred, label, sample_weight=None):
+        return self._mean(F, F.relu(self._margin - pred * F.reshape_like(label, pred)), sample_weight)
+
+
+class SquaredHingeLoss(Loss):
+    """``max(0, margin - pred * label) ** 2`` for labels -1 and 1, averaged over a sample."""
+
+    def __init__(self, margin=1, weight=None, batch_axis=0, **kwargs):
+        super().__init__(weight, batch_axis, **kwargs)
+        self._margin = margin
+
+    def hybrid_forward(self, F, pred, label, sample_weight=None):
+        return self._mean(F, F.square(F.relu(self._margin - pred * F.reshape_like(label, pred))), sample_weight)
+
+
+class LogisticLoss(Loss):
+    """``log(1 + exp(-pred * label))``, averaged over a sample.
+
+    Parameters
+    ----------
+    label_format : {'signed', 'binary'}
+        Whether labels are -1 and 1, or 0 and 1.
+    """
+
+    def __init__(self, weight=None, batch_axis=0, label_format="signed", **kwargs):
+        super().__init__(weight, batch_axis, **kwargs)
+        if label_format not in ("signed", "binary"):
+            raise ValueError(f"label_format can only be signed or binary, received {label_format}.")
+        self._label_format = label_format
+
+    def hybrid_forward(self, F, pred, label, sample_weight=None):
+        label = F.reshape_like(label, pred)
+        if self._label_format == "signed":
+            label = (label + 1.0) / 2.0
+        loss = F.relu(pred) - pred * label + F.Activation(-F.abs(pred), act_type="softrelu")
+        return self._mean(F, loss, sample_weight)
+
+
+class TripletLoss(Loss):
+    """``max(0, |positive - pred|^2 - |negative - pred|^2 + margin)``, the squares summed over a sample."""
+
+    def __init__(self, margin=1, weight=None, batch_axis=0, **kwargs):
+        super().__init__(weight, batch_axis, **kwargs)
+        self._margin = margin
+
+    def hybrid_forward(self, F, pred, positive, negative):
+        positive = F.reshape_like(positive, pred)
+        negative = F.reshape_like(negative, pred)
+        loss = F.sum(F.square(positive - pred) - F.square(negative - pred), axis=self._batch_axis, exclude=True)
+        return _apply_weighting(F, F.relu(loss + self._margin), self._weight)
+
+
+class PoissonNLLLoss(Loss):
+    """Negative log likelihood of `target` under Poisson distributions of mean `pred`: one number for the whole batch.
+
+    Parameters
+    ----------
+    from_logits : bool, default True
+        Whether `pred` is the logarithm of the mean.
+    compute_full : bool, default False
+        Whether to add Stirling's approximation of the term that depends on the target only.
+    """
+
+    def __init__(self, weight=None, from_logits=True, batch_axis=0, compute_full=False, **kwargs):
+        super().__init__(weight, batch_axis, **kwargs)
+        self._from_logits = from_logits
+        self._compute_full = compute_full
+
+    def hybrid_forward(self, F, pred, target, sample_weight=None, epsilon=1e-08):
+        target = F.reshape_like(target, pred)
+        if self._from_logits:
+            loss = F.exp(pred) - target * pred
+        else:
+            loss = pred - target * F.log(pred + epsilon)
+        if self._compute_full:
+            # The factorial of 0 and 1 is 1; there the logarithms are taken of 1 so that nothing is multiplied by infinity.
+            large = target > 1
+            safe = F.where(large, target, F.ones_like(target))
+            stirling = target * F.log(safe) - target + 0.5 * F.log(2 * math.pi * safe)
+            loss = loss + stirling * large
+        return F.mean(_apply_weighting(F, loss, self._weight, sample_weight))
+
+
+class CosineEmbeddingLoss(Loss):
+    """``1 - cos(input1, input2)`` where the label is 1, ``max(0, cos(input1, input2) - margin)`` where it is -1.
+
+    Parameters
+    ----------
+    margin : float, default 0
+    """
+
+    def __init__(self, weight=None, batch_axis=0, margin=0, **kwargs):
+        super().__init__(weight, batch_axis, **kwargs)
+        self._margin = margin
+
+    def hybrid_forward(self, F, input1, input2, label, sample_weight=None):
+        input1 = F.reshape_like(input1, input2)
+        label = F.reshape(label, shape=(-1, 1))
+        cosine = self._cosine_similarity(F, input1, input2)
+        loss = (1 - cosine) * (label == 1) + F.relu(cosine - self._margin) * (label == -1)
+        return _apply_weighting(F, loss, self._weight, sample_weight)
+
+    def _cosine_similarity(self, F, x, y, axis=-1):
+        norms = F.norm(x, axis=axis).reshape((-1, 1)) * F.norm(y, axis=axis).reshape((-1, 1))
+        product = F.sum(x * y, axis=axis).reshape((-1, 1))
+        return product / F.maximum(norms, 1e-12)

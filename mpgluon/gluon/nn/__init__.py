@@ -1,0 +1,11 @@
+"""Layers."""
+
+from ..block import Block, HybridBlock, SymbolBlock
+from .activations import *
+from .activations import __all__ as _activations
+from .basic_layers import *
+from .basic_layers import __all__ as _basic
+from .conv_layers import *
+from .conv_layers import __all__ as _conv
+
+__all__ = ["Block", "HybridBlock", "SymbolBlock", *_activations, *_basic, *_conv]

@@ -1,0 +1,464 @@
+"""Containers, dense layers, embeddings, dropout and normalisation."""
+
+import warnings
+
+from ... import ndarray as nd
+from ...util import dtype_name
+from ..block import Block, HybridBlock
+from .activations import Activation
+
+__all__ = [
+    "Sequential",
+    "HybridSequential",
+    "Dense",
+    "Dropout",
+    "Embedding",
+    "BatchNorm",
+    "BatchNormReLU",
+    "InstanceNorm",
+    "LayerNorm",
+    "GroupNorm",
+    "Flatten",
+    "Lambda",
+    "HybridLambda",
+]
+
+
+class _Stack:
+    """What both sequential containers have in common."""
+
+    def add(self, *blocks):
+        """Appends blocks."""
+        for block in blocks:
+            self.register_child(block)
+
+    def _chain(self, x):
+        for block in self._children.values():
+            x = block(x)
+        return x
+
+    def __repr__(self):
+        return self._repr_with(self._children.items())
+
+    def __getitem__(self, key):
+        blocks = list(self._children.values())[key]
+        if not isinstance(blocks, list):
+            return blocks
+        part = type(self)(prefix=self._prefix)
+        with part.name_scope():
+            part.add(*blocks)
+        return part
+
+    def __len__(self):
+        return len(self._children)
+
+
+class Sequential(_Stack, Block):
+    """Blocks one after the other: each gets what the one before it returns.
+
+    ::
+
+        net = nn.Sequential()
+        with net.name_scope():
+            net.add(nn.Dense(10, activation='relu'), nn.Dense(20))
+    """
+
+    def forward(self, x):
+        return self._chain(x)
+
+    def hybridize(self, active=True, **kwargs):
+        if self._children and all(isinstance(child, HybridBlock) for child in self._children.values()):
+            warnings.warn(
+                f"All children of this Sequential layer '{self.prefix}' are HybridBlocks. HybridSequential is compiled as a whole.",
+                stacklevel=2,
+            )
+        super().hybridize(active, **kwargs)
+
+
+class HybridSequential(_Stack, HybridBlock):
+    """HybridBlocks one after the other; see `Sequential`."""
+
+    def hybrid_forward(self, F, x):
+        return self._chain(x)
+
+
+class Dense(HybridBlock):
+    """A fully connected layer, ``act(dot(x, weight.T) + bias)``.
+
+    Parameters
+    ----------
+    units : int
+        Size of the output.
+    activation : str, optional
+        See `Activation`.
+    use_bias : bool, default True
+    flatten : bool, default True
+        Whether all axes of the input but the first are taken as one; otherwise only the last axis is transformed.
+    dtype : str or numpy.dtype, default 'float32'
+    weight_initializer : Initializer or str, optional
+    bias_initializer : Initializer or str, default 'zeros'
+    in_units : int, default 0
+        Size of the input; 0 to find it in the first forward pass.
+
+    Shapes: ``(batch, ...) -> (batch, units)``, or ``(..., in_units) -> (..., units)`` without `flatten`.
+    """
+
+    def __init__(
+        self,
+        units,
+        activation=None,
+        use_bias=True,
+        flatten=True,
+        dtype="float32",
+        weight_initializer=None,
+        bias_initializer="zeros",
+        in_units=0,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self._units = units
+        self._in_units = in_units
+        self._flatten = flatten
+        with self.name_scope():
+            self.weight = self.params.get(
+                "weight", shape=(units, in_units), init=weight_initializer, dtype=dtype, allow_deferred_init=True
+            )
+            self.bias = None
+            if use_bias:
+                self.bias = self.params.get("bias", shape=(units,), init=bias_initializer, dtype=dtype, allow_deferred_init=True)
+            self.act = None if activation is None else Activation(activation, prefix=activation + "_")
+
+    def hybrid_forward(self, F, x, weight, bias=None):
+        if bias is None:
+            out = F.FullyConnected(x, weight, num_hidden=self._units, no_bias=True, flatten=self._flatten)
+        else:
+            out = F.FullyConnected(x, weight, bias, num_hidden=self._units, flatten=self._flatten)
+        return out if self.act is None else self.act(out)
+
+    def __repr__(self):
+        units, in_units = self.weight.shape
+        return f"{type(self).__name__}({in_units or None} -> {units}, {self.act or 'linear'})"
+
+
+class Dropout(HybridBlock):
+    """Sets elements to zero with probability `rate` in training, and divides the others by ``1 - rate``.
+
+    Parameters
+    ----------
+    rate : float
+        0 <= rate < 1.
+    axes : tuple of int, default ()
+        Axes along which all elements share their fate.
+    """
+
+    def __init__(self, rate, axes=(), **kwargs):
+        super().__init__(**kwargs)
+        self._rate = rate
+        self._axes = axes
+
+    def hybrid_forward(self, F, x):
+        if self._rate > 0:
+            return F.Dropout(x, p=self._rate, axes=self._axes)
+        return F.identity(x)
+
+    def __repr__(self):
+        return f"{type(self).__name__}(p = {self._rate}, axes={self._axes})"
+
+
+class Embedding(HybridBlock):
+    """Turns indices into vectors, the rows of `weight`.
+
+    Parameters
+    ----------
+    input_dim : int
+        How many indices there are.
+    output_dim : int
+        Size of the vectors.
+    dtype : str or numpy.dtype, default 'float32'
+    weight_initializer : Initializer or str, optional
+    sparse_grad : bool, default False
+        Accepted; the gradient is dense.
+
+    Shapes: ``(...) -> (..., output_dim)``.
+    """
+
+    def __init__(self, input_dim, output_dim, dtype="float32", weight_initializer=None, sparse_grad=False, **kwargs):
+        super().__init__(**kwargs)
+        self._kwargs = {"input_dim": input_dim, "output_dim": output_dim, "dtype": dtype}
+        self.weight = self.params.get(
+            "weight", shape=(input_dim, output_dim), init=weight_initializer, dtype=dtype, allow_deferred_init=True
+        )
+
+    def cast(self, dtype):
+        super().cast(dtype)
+        self._kwargs["dtype"] = dtype
+
+    def hybrid_forward(self, F, x, weight):
+        return F.Embedding(x, weight, **self._kwargs)
+
+    def __repr__(self):
+        return "{}({input_dim} -> {output_dim}, {dtype})".format(type(self).__name__, **self._kwargs)
+
+
+class _Norm(HybridBlock):
+    """What normalisation layers have in common: a scale `gamma` and an offset `beta` for each channel."""
+
+    def _make_scale(self, in_channels, scale, center, gamma_initializer, beta_initializer, differentiable):
+        shared = {"shape": (in_channels,), "allow_deferred_init": True}
+        self.gamma = self.params.get(
+            "gamma",
+            grad_req="write" if scale else "null",
+            init=gamma_initializer,
+            differentiable=scale or not differentiable,
+            **shared,
+        )
+        self.beta = self.params.get(
+            "beta",
+            grad_req="write" if center else "null",
+            init=beta_initializer,
+            differentiable=center or not differentiable,
+            **shared,
+        )
+
+    def __repr__(self):
+        content = ", ".join(f"{name}={value!r}" for name, value in self._kwargs.items())
+        return f"{type(self).__name__}({content}, in_channels={self._shown_channels()})"
+
+    def _shown_channels(self):
+        return self.gamma.shape[0]
+
+
+class BatchNorm(_Norm):
+    """Normalises each channel by the mean and variance of the batch in training, else by their running averages.
+
+    Parameters
+    ----------
+    axis : int, default 1
+        The channels' axis.
+    momentum : float, default 0.9
+        Of the running averages.
+    epsilon : float, default 1e-5
+    center, scale : bool, default True
+        Whether to add `beta`, and to multiply by `gamma`.
+    use_global_stats : bool, default False
+        Whether to use the running averages in training too.
+    in_channels : int, default 0
+        0 to find it in the first forward pass.
+    """
+
+    def __init__(
+        self,
+        axis=1,
+        momentum=0.9,
+        epsilon=1e-5,
+        center=True,
+        scale=True,
+        use_global_stats=False,
+        beta_initializer="zeros",
+        gamma_initializer="ones",
+        running_mean_initializer="zeros",
+        running_variance_initializer="ones",
+        in_channels=0,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self._kwargs = {
+            "axis": axis,
+            "eps": epsilon,
+            "momentum": momentum,
+            "fix_gamma": not scale,
+            "use_global_stats": use_global_stats,
+        }
+        if in_channels:
+            self.in_channels = in_channels
+        self._make_scale(in_channels, scale, center, gamma_initializer, beta_initializer, True)
+        running = {"grad_req": "null", "shape": (in_channels,), "allow_deferred_init": True, "differentiable": False}
+        self.running_mean = self.params.get("running_mean", init=running_mean_initializer, **running)
+        self.running_var = self.params.get("running_var", init=running_variance_initializer, **running)
+
+    def cast(self, dtype):
+        # Statistics of half-precision activations are kept in single precision.
+        super().cast("float32" if dtype_name(dtype) == "float16" else dtype)
+
+    def hybrid_forward(self, F, x, gamma, beta, running_mean, running_var):
+        return F.BatchNorm(x, gamma, beta, running_mean, running_var, **self._kwargs)
+
+    def _shown_channels(self):
+        return self.gamma.shape[0] or None
+
+
+class BatchNormReLU(BatchNorm):
+    """`BatchNorm` followed by a ReLU."""
+
+    def hybrid_forward(self, F, x, gamma, beta, running_mean, running_var):
+        return F.relu(super().hybrid_forward(F, x, gamma, beta, running_mean, running_var))
+
+
+class InstanceNorm(_Norm):
+    """Normalises each channel of each sample over its spatial axes.
+
+    Parameters
+    ----------
+    axis : int, default 1
+        The channels' axis.
+    epsilon : float, default 1e-5
+    center : bool, default True
+    scale : bool, default False
+    in_channels : int, default 0
+    """
+
+    def __init__(
+        self,
+        axis=1,
+        epsilon=1e-5,
+        center=True,
+        scale=False,
+        beta_initializer="zeros",
+        gamma_initializer="ones",
+        in_channels=0,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self._kwargs = {"eps": epsilon, "axis": axis, "center": center, "scale": scale}
+        self._axis = axis
+        self._epsilon = epsilon
+        self._make_scale(in_channels, scale, center, gamma_initializer, beta_initializer, False)
+
+    def hybrid_forward(self, F, x, gamma, beta):
+        if self._axis == 1:
+            return F.InstanceNorm(x, gamma, beta, eps=self._epsilon)
+        moved = F.swapaxes(x, dim1=1, dim2=self._axis)
+        return F.swapaxes(F.InstanceNorm(moved, gamma, beta, eps=self._epsilon), dim1=1, dim2=self._axis)
+
+
+class LayerNorm(_Norm):
+    """Normalises along one axis.
+
+    Parameters
+    ----------
+    axis : int, default -1
+    epsilon : float, default 1e-5
+    center, scale : bool, default True
+    in_channels : int, default 0
+        Size of the axis; 0 to find it in the first forward pass.
+    """
+
+    def __init__(
+        self,
+        axis=-1,
+        epsilon=1e-5,
+        center=True,
+        scale=True,
+        beta_initializer="zeros",
+        gamma_initializer="ones",
+        in_channels=0,
+        prefix=None,
+        params=None,
+    ):
+        super().__init__(prefix=prefix, params=params)
+        self._kwargs = {"eps": epsilon, "axis": axis, "center": center, "scale": scale}
+        self._axis = axis
+        self._epsilon = epsilon
+        self._make_scale(in_channels, scale, center, gamma_initializer, beta_initializer, False)
+
+    def hybrid_forward(self, F, x, gamma, beta):
+        return F.LayerNorm(x, gamma, beta, axis=self._axis, eps=self._epsilon)
+
+
+class GroupNorm(_Norm):
+    """Normalises each sample over groups of channels (axis 1).
+
+    Parameters
+    ----------
+    num_groups : int, default 1
+    epsilon : float, default 1e-5
+    center, scale : bool, default True
+    in_channels : int, default 0
+    """
+
+    def __init__(
+        self,
+        num_groups=1,
+        epsilon=1e-5,
+        center=True,
+        scale=True,
+        beta_initializer="zeros",
+        gamma_initializer="ones",
+        in_channels=0,
+        prefix=None,
+        params=None,
+    ):
+        super().__init__(prefix=prefix, params=params)
+        self._kwargs = {"eps": epsilon, "num_groups": num_groups, "center": center, "scale": scale}
+        self._num_groups = num_groups
+        self._epsilon = epsilon
+        self._make_scale(in_channels, scale, center, gamma_initializer, beta_initializer, False)
+
+    def hybrid_forward(self, F, x, gamma, beta):
+        return F.GroupNorm(x, gamma, beta, num_groups=self._num_groups, eps=self._epsilon)
+
+
+class Flatten(HybridBlock):
+    """Takes all axes but the first as one: ``(batch, a, b, ...) -> (batch, a * b * ...)``."""
+
+    def hybrid_forward(self, F, x):
+        return F.Flatten(x)
+
+    def __repr__(self):
+        return type(self).__name__
+
+
+class Lambda(Block):
+    """Wraps a function of arrays, or the name of one in `mx.nd`, as a Block.
+
+    Parameters
+    ----------
+    function : str or callable
+    """
+
+    def __init__(self, function, prefix=None):
+        super().__init__(prefix=prefix)
+        if isinstance(function, str):
+            if not hasattr(nd, function):
+                raise AssertionError(f"Function name {function} is not found in ndarray.")
+            self._func_name = function
+            self._func_impl = getattr(nd, function)
+        elif callable(function):
+            self._func_name = getattr(function, "__name__", type(function).__name__)
+            self._func_impl = function
+        else:
+            raise ValueError(f"Unrecognized function in lambda: {function} of type {type(function)}")
+
+    def forward(self, *args):
+        return self._func_impl(*args)
+
+    def __repr__(self):
+        return f"{type(self).__name__}({self._func_name})"
+
+
+class HybridLambda(HybridBlock):
+    """Wraps a function of ``F`` and arrays, or the name of one in `mx.nd`, as a HybridBlock.
+
+    Parameters
+    ----------
+    function : str or callable
+    """
+
+    def __init__(self, function, prefix=None):
+        super().__init__(prefix=prefix)
+        if isinstance(function, str):
+            if not hasattr(nd, function):
+                raise AssertionError(f"Function name {function} is not found in ndarray.")
+            self._func_name = function
+            self._func = lambda F, *args: getattr(F, function)(*args)
+        elif callable(function):
+            self._func_name = getattr(function, "__name__", type(function).__name__)
+            self._func = function
+        else:
+            raise ValueError(f"Unrecognized function in lambda: {function} of type {type(function)}")
+
+    def hybrid_forward(self, F, x, *args):
+        return self._func(F, x, *args)
+
+    def __repr__(self):
+        return f"{type(self).__name__}({self._func_name})"

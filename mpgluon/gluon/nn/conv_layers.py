@@ -1,0 +1,393 @@
+"""Convolution and pooling layers.
+
+Arrays are ``(batch, channels, *space)``, or as `layout` says; N, C, D, H, W stand for batch, channels, depth, height, width.
+"""
+
+from ..block import HybridBlock
+from .activations import Activation
+
+__all__ = [
+    "Conv1D",
+    "Conv2D",
+    "Conv3D",
+    "Conv1DTranspose",
+    "Conv2DTranspose",
+    "Conv3DTranspose",
+    "MaxPool1D",
+    "MaxPool2D",
+    "MaxPool3D",
+    "AvgPool1D",
+    "AvgPool2D",
+    "AvgPool3D",
+    "GlobalMaxPool1D",
+    "GlobalMaxPool2D",
+    "GlobalMaxPool3D",
+    "GlobalAvgPool1D",
+    "GlobalAvgPool2D",
+    "GlobalAvgPool3D",
+    "ReflectionPad2D",
+]
+
+_LAYOUTS = {1: ("NCW", "NWC"), 2: ("NCHW", "NHWC"), 3: ("NCDHW", "NDHWC")}
+
+
+def _per_axis(value, ndim, what):
+    """`value`, or `ndim` times the one integer it is."""
+    if isinstance(value, int):
+        return (value,) * ndim
+    value = tuple(value)
+    if len(value) != ndim:
+        raise AssertionError(f"{what} must be an integer or {ndim} of them, not {value}")
+    return value
+
+
+def _check_layout(layout, ndim):
+    if layout is None:
+        return _LAYOUTS[ndim][0]
+    if layout not in _LAYOUTS[ndim]:
+        raise AssertionError(f"layout must be one of {', '.join(_LAYOUTS[ndim])} for {ndim}D layers, not {layout}")
+    return layout
+
+
+class _Conv(HybridBlock):
+    """A convolution over `_ndim` spatial axes.
+
+    Parameters
+    ----------
+    channels : int
+        Channels of the output.
+    kernel_size : int or tuple of int
+    strides, dilation : int or tuple of int, default 1
+    padding : int or tuple of int, default 0
+    groups : int, default 1
+        Into how many independent convolutions the channels are split.
+    layout : str, optional
+        Channels before the spatial axes by default.
+    activation : str, optional
+        See `Activation`.
+    use_bias : bool, default True
+    weight_initializer : Initializer or str, optional
+    bias_initializer : Initializer or str, default 'zeros'
+    in_channels : int, default 0
+        0 to find it in the first forward pass.
+    """
+
+    _ndim = 0
+    _op_name = "Convolution"
+
+    def __init__(
+        self,
+        channels,
+        kernel_size,
+        strides=1,
+        padding=0,
+        dilation=1,
+        groups=1,
+        layout=None,
+        activation=None,
+        use_bias=True,
+        weight_initializer=None,
+        bias_initializer="zeros",
+        in_channels=0,
+        prefix=None,
+        params=None,
+    ):
+        super().__init__(prefix=prefix, params=params)
+        ndim = self._ndim
+        layout = _check_layout(layout, ndim)
+        kernel = _per_axis(kernel_size, ndim, "kernel_size")
+        self._channels = channels
+        self._in_channels = in_channels
+        self._kwargs = {
+            "kernel": kernel,
+            "stride": _per_axis(strides, ndim, "strides"),
+            "dilate": _per_axis(dilation, ndim, "dilation"),
+            "pad": _per_axis(padding, ndim, "padding"),
+            "num_filter": channels,
+            "num_group": groups,
+            "no_bias": not use_bias,
+            "layout": layout,
+        }
+        first, second = self._weight_channels(in_channels, groups)
+        shape = (first, second, *kernel) if layout[1] == "C" else (first, *kernel, second)
+        with self.name_scope():
+            self.weight = self.params.get("weight", shape=shape, init=weight_initializer, allow_deferred_init=True)
+            self.bias = None
+            if use_bias:
+                self.bias = self.params.get("bias", shape=(channels,), init=bias_initializer, allow_deferred_init=True)
+            self.act = None if activation is None else Activation(activation, prefix=activation + "_")
+
+    def _weight_channels(self, in_channels, groups):
+        return self._channels, in_channels // groups
+
+    def hybrid_forward(self, F, x, weight, bias=None):
+        op = getattr(F, self._op_name)
+        out = op(x, weight, **self._kwargs) if bias is None else op(x, weight, bias, **self._kwargs)
+        return out if self.act is None else self.act(out)
+
+    def _alias(self):
+        return "conv"
+
+    def __repr__(self):
+        options = self._kwargs
+        shape = self.weight.shape
+        text = f"{type(self).__name__}({shape[1] or None} -> {shape[0]}, kernel_size={options['kernel']}, stride={options['stride']}"
+        if any(options["pad"]):
+            text += f", padding={options['pad']}"
+        if any(size != 1 for size in options["dilate"]):
+            text += f", dilation={options['dilate']}"
+        if any(options.get("adj", ())):
+            text += f", output_padding={options['adj']}"
+        if options["num_group"] != 1:
+            text += f", groups={options['num_group']}"
+        if self.bias is None:
+            text += ", bias=False"
+        if self.act is not None:
+            text += f", {self.act}"
+        return text + ")"
+
+
+class Conv1D(_Conv):
+    __doc__ = _Conv.__doc__.replace("`_ndim` spatial axes", "one spatial axis")
+    _ndim = 1
+
+
+class Conv2D(_Conv):
+    __doc__ = _Conv.__doc__.replace("`_ndim`", "two")
+    _ndim = 2
+
+
+class Conv3D(_Conv):
+    __doc__ = _Conv.__doc__.replace("`_ndim`", "three")
+    _ndim = 3
+
+
+class _ConvTranspose(_Conv):
+    """A transposed convolution over `_ndim` spatial axes: the gradient of a convolution with respect to its input.
+
+    Parameters
+    ----------
+    output_padding : int or tuple of int, default 0
+        What is added to one side of the output.
+
+    The other parameters are those of the convolution.
+    """
+
+    _op_name = "Deconvolution"
+
+    def __init__(
+        self,
+        channels,
+        kernel_size,
+        strides=1,
+        padding=0,
+        output_padding=0,
+        dilation=1,
+        groups=1,
+        layout=None,
+        activation=None,
+        use_bias=True,
+        weight_initializer=None,
+        bias_initializer="zeros",
+        in_channels=0,
+        prefix=None,
+        params=None,
+    ):
+        super().__init__(
+            channels,
+            kernel_size,
+            strides,
+            padding,
+            dilation,
+            groups,
+            layout,
+            activation,
+            use_bias,
+            weight_initializer,
+            bias_initializer,
+            in_channels,
+            prefix,
+            params,
+        )
+        self.outpad = self._kwargs["adj"] = _per_axis(output_padding, self._ndim, "output_padding")
+
+    def _weight_channels(self, in_channels, groups):
+        return in_channels, self._channels // groups
+
+
+class Conv1DTranspose(_ConvTranspose):
+    __doc__ = _ConvTranspose.__doc__.replace("`_ndim` spatial axes", "one spatial axis")
+    _ndim = 1
+
+
+class Conv2DTranspose(_ConvTranspose):
+    __doc__ = _ConvTranspose.__doc__.replace("`_ndim`", "two")
+    _ndim = 2
+
+
+class Conv3DTranspose(_ConvTranspose):
+    __doc__ = _ConvTranspose.__doc__.replace("`_ndim`", "three")
+    _ndim = 3
+
+
+class _Pooling(HybridBlock):
+    """The maximum or mean over windows of spatial axes.
+
+    Parameters
+    ----------
+    pool_size : int or tuple of int, default 2
+    strides : int or tuple of int, optional
+        By default `pool_size`.
+    padding : int or tuple of int, default 0
+    ceil_mode : bool, default False
+        Whether a window that only partly fits at the end counts.
+    layout : str, optional
+        Channels before the spatial axes by default.
+    count_include_pad : bool, default True
+        Of mean pooling: whether padding counts.
+    """
+
+    _ndim = 0
+    _pool_type = ""
+    _global_pool = False
+
+    def __init__(self, pool_size, strides, padding, layout, ceil_mode, count_include_pad=None, prefix=None, params=None):
+        super().__init__(prefix=prefix, params=params)
+        layout = _check_layout(layout, self._ndim)
+        kernel = _per_axis(pool_size, self._ndim, "pool_size")
+        self._kwargs = {
+            "kernel": kernel,
+            "stride": kernel if strides is None else _per_axis(strides, self._ndim, "strides"),
+            "pad": _per_axis(padding, self._ndim, "padding"),
+            "global_pool": self._global_pool,
+            "pool_type": self._pool_type,
+            "layout": layout,
+            "pooling_convention": "full" if ceil_mode else "valid",
+        }
+        if count_include_pad is not None:
+            self._kwargs["count_include_pad"] = count_include_pad
+
+    def _alias(self):
+        return "pool"
+
+    def hybrid_forward(self, F, x):
+        return F.Pooling(x, **self._kwargs)
+
+    def __repr__(self):
+        options = self._kwargs
+        return (
+            f"{type(self).__name__}(size={options['kernel']}, stride={options['stride']}, padding={options['pad']}, "
+            f"ceil_mode={options['pooling_convention'] == 'full'}, global_pool={options['global_pool']}, "
+            f"pool_type={options['pool_type']}, layout={options['layout']})"
+        )
+
+
+# The order of positional arguments is MXNet's, which differs between the classes.
+
+
+class MaxPool1D(_Pooling):
+    __doc__ = _Pooling.__doc__
+    _ndim = 1
+    _pool_type = "max"
+
+    def __init__(self, pool_size=2, strides=None, padding=0, layout=None, ceil_mode=False, **kwargs):
+        super().__init__(pool_size, strides, padding, layout, ceil_mode, **kwargs)
+
+
+class MaxPool2D(MaxPool1D):
+    _ndim = 2
+
+
+class MaxPool3D(_Pooling):
+    __doc__ = _Pooling.__doc__
+    _ndim = 3
+    _pool_type = "max"
+
+    def __init__(self, pool_size=2, strides=None, padding=0, ceil_mode=False, layout=None, **kwargs):
+        super().__init__(pool_size, strides, padding, layout, ceil_mode, **kwargs)
+
+
+class AvgPool1D(_Pooling):
+    __doc__ = _Pooling.__doc__
+    _ndim = 1
+    _pool_type = "avg"
+
+    def __init__(self, pool_size=2, strides=None, padding=0, layout=None, ceil_mode=False, count_include_pad=True, **kwargs):
+        super().__init__(pool_size, strides, padding, layout, ceil_mode, count_include_pad, **kwargs)
+
+
+class AvgPool2D(_Pooling):
+    __doc__ = _Pooling.__doc__
+    _ndim = 2
+    _pool_type = "avg"
+
+    def __init__(self, pool_size=2, strides=None, padding=0, ceil_mode=False, layout=None, count_include_pad=True, **kwargs):
+        super().__init__(pool_size, strides, padding, layout, ceil_mode, count_include_pad, **kwargs)
+
+
+class AvgPool3D(AvgPool2D):
+    _ndim = 3
+
+
+class _GlobalPooling(_Pooling):
+    """The maximum or mean over all spatial axes, which stay with size 1.
+
+    Parameters
+    ----------
+    layout : str, optional
+        Channels before the spatial axes by default.
+    """
+
+    _global_pool = True
+
+    def __init__(self, layout=None, **kwargs):
+        super().__init__(1, None, 0, layout, True, **kwargs)
+
+
+class GlobalMaxPool1D(_GlobalPooling):
+    __doc__ = _GlobalPooling.__doc__
+    _ndim = 1
+    _pool_type = "max"
+
+
+class GlobalMaxPool2D(GlobalMaxPool1D):
+    _ndim = 2
+
+
+class GlobalMaxPool3D(GlobalMaxPool1D):
+    _ndim = 3
+
+
+class GlobalAvgPool1D(_GlobalPooling):
+    __doc__ = _GlobalPooling.__doc__
+    _ndim = 1
+    _pool_type = "avg"
+
+
+class GlobalAvgPool2D(GlobalAvgPool1D):
+    _ndim = 2
+
+
+class GlobalAvgPool3D(GlobalAvgPool1D):
+    _ndim = 3
+
+
+class ReflectionPad2D(HybridBlock):
+    """Pads height and width with the reflection of the input.
+
+    Parameters
+    ----------
+    padding : int or tuple of 8 int, default 0
+        Before and after each of the four axes.
+    """
+
+    def __init__(self, padding=0, **kwargs):
+        super().__init__(**kwargs)
+        if isinstance(padding, int):
+            padding = (0, 0, 0, 0, padding, padding, padding, padding)
+        if len(padding) != 8:
+            raise AssertionError(f"padding must be an integer or 8 of them, not {padding}")
+        self._padding = tuple(padding)
+
+    def hybrid_forward(self, F, x):
+        return F.pad(x, mode="reflect", pad_width=self._padding)

@@ -1,0 +1,366 @@
+"""Recurrent layers: whole sequences through several layers and both directions in one operator."""
+
+import re
+
+from ... import ndarray as nd
+from ..block import HybridBlock
+from . import rnn_cell
+
+__all__ = ["RNN", "LSTM", "GRU"]
+
+_GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
+
+
+class _RNNLayer(HybridBlock):
+    """Holds the parameters ``{l,r}{layer}_{i2h,h2h}_{weight,bias}`` (l: forward in time, r: backward)."""
+
+    def __init__(
+        self,
+        mode,
+        hidden_size,
+        num_layers,
+        layout,
+        dropout,
+        bidirectional,
+        input_size,
+        i2h_weight_initializer,
+        h2h_weight_initializer,
+        i2h_bias_initializer,
+        h2h_bias_initializer,
+        projection_size=None,
+        h2r_weight_initializer=None,
+        state_clip_min=None,
+        state_clip_max=None,
+        state_clip_nan=False,
+        dtype="float32",
+        use_sequence_length=False,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        if layout not in ("TNC", "NTC"):
+            raise AssertionError(f"Invalid layout {layout}; must be one of ['TNC' or 'NTC']")
+        self._mode = mode
+        self._hidden_size = hidden_size
+        self._projection_size = projection_size or None
+        self._num_layers = num_layers
+        self._layout = layout
+        self._dropout = dropout
+        self._dir = 2 if bidirectional else 1
+        self._input_size = input_size
+        self._dtype = dtype
+        self._use_sequence_length = use_sequence_length
+        self._gates = _GATES[mode]
+        self._initializers = {
+            "i2h_weight_initializer": i2h_weight_initializer,
+            "h2h_weight_initializer": h2h_weight_initializer,
+            "i2h_bias_initializer": i2h_bias_initializer,
+            "h2h_bias_initializer": h2h_bias_initializer,
+        }
+        self._options = {
+            "state_size": hidden_size,
+            "num_layers": num_layers,
+            "bidirectional": bool(bidirectional),
+            "mode": mode,
+            "p": dropout,
+            "state_outputs": True,
+        }
+        if projection_size:
+            self._options["projection_size"] = projection_size
+        if state_clip_min is not None:
+            self._options["lstm_state_clip_min"] = state_clip_min
+        if state_clip_max is not None:
+            self._options["lstm_state_clip_max"] = state_clip_max
+        if state_clip_nan:
+            self._options["lstm_state_clip_nan"] = True
+        if use_sequence_length:
+            self._options["use_sequence_length"] = True
+
+        # The order in which the operator takes its weights: all weights, then all biases.
+        self._weight_names = []
+        self._bias_names = []
+        rows = self._gates * hidden_size
+        out_size = projection_size or hidden_size
+        size = input_size
+        for layer in range(num_layers):
+            for direction in "lr"[: self._dir]:
+                cell = f"{direction}{layer}_"
+                self._add(cell + "i2h_weight", (rows, size), i2h_weight_initializer)
+                self._add(cell + "h2h_weight", (rows, out_size), h2h_weight_initializer)
+                self._add(cell + "i2h_bias", (rows,), i2h_bias_initializer)
+                self._add(cell + "h2h_bias", (rows,), h2h_bias_initializer)
+                if projection_size:
+                    self._add(cell + "h2r_weight", (projection_size, hidden_size), h2r_weight_initializer)
+            size = out_size * self._dir
+
+    def _add(self, name, shape, init):
+        (self._bias_names if name.endswith("bias") else self._weight_names).append(name)
+        setattr(self, name, self.params.get(name, shape=shape, init=init, allow_deferred_init=True, dtype=self._dtype))
+
+    def __repr__(self):
+        rows, size = self.l0_i2h_weight.shape
+        text = f"{type(self).__name__}({size or None} -> {rows // self._gates}, {self._layout}"
+        if self._num_layers != 1:
+            text += f", num_layers={self._num_layers}"
+        if self._dropout != 0:
+            text += f", dropout={self._dropout}"
+        if self._dir == 2:
+            text += ", bidirectional"
+        return text + ")"
+
+    def _collect_params_with_prefix(self, prefix=""):
+        # Files name the parameters as those of the stack of cells that the layer is equivalent to.
+        if prefix:
+            prefix += "."
+        found = {}
+        for name, param in self._reg_params.items():
+            direction, layer, rest = re.fullmatch(r"([lr])(\d+)_(.+)", name).groups()
+            cell = f"{direction}_cell." if self._dir == 2 else ""
+            found[f"{prefix}_unfused.{layer}.{cell}{rest}"] = param
+        return found
+
+    def cast(self, dtype):
+        super().cast(dtype)
+        self._dtype = dtype
+
+    def state_info(self, batch_size=0):
+        """The shapes of the states, as dicts."""
+        layers = self._num_layers * self._dir
+        shapes = [(layers, batch_size, self._projection_size or self._hidden_size)]
+        if self._mode == "lstm":
+            shapes.append((layers, batch_size, self._hidden_size))
+        return [{"shape": shape, "__layout__": "LNC"} for shape in shapes]
+
+    def begin_state(self, batch_size=0, func=nd.zeros, **kwargs):
+        """States to begin with.
+
+        Parameters
+        ----------
+        batch_size : int
+        func : callable, default `mx.nd.zeros`
+            Makes an array of a ``shape``.
+        **kwargs
+            Passed to `func`. ``ctx`` is by default the device of the layer's parameters, ``dtype`` theirs.
+
+        Returns
+        -------
+        list of NDArray
+            Of shape (layers * directions, batch_size, hidden_size).
+        """
+        kwargs = rnn_cell.state_options(self, {"dtype": self._dtype, **kwargs})
+        return [func(shape=info["shape"], **kwargs) for info in self.state_info(batch_size)]
+
+    def __call__(self, inputs, states=None, sequence_length=None):
+        if self._use_sequence_length:
+            return super().__call__(inputs, states, sequence_length)
+        return super().__call__(inputs, states)
+
+    def forward(self, inputs, *args):
+        if self.l0_i2h_weight.shape[1] == 0:
+            shape = (self._gates * self._hidden_size, inputs.shape[2])
+            for direction in "lr"[: self._dir]:
+                getattr(self, f"{direction}0_i2h_weight").shape = shape
+        return super().forward(inputs, *args)
+
+    def hybrid_forward(self, F, inputs, states, sequence_length=None, **params):
+        batch_size = inputs.shape[self._layout.find("N")]
+        begins = states is None
+        if begins:
+            states = self.begin_state(batch_size, ctx=inputs.context, dtype=inputs.dtype)
+        elif isinstance(states, nd.NDArray):
+            states = [states]
+        infos = self.state_info(batch_size)
+        if len(states) != len(infos):
+            raise ValueError(f"{type(self).__name__} has {len(infos)} states, got {len(states)}")
+        for state, info in zip(states, infos):
+            if state.shape != info["shape"]:
+                raise ValueError(f"Invalid recurrent state shape. Expecting {info['shape']}, got {state.shape}.")
+        if self._layout == "NTC":
+            inputs = F.swapaxes(inputs, dim1=0, dim2=1)
+        weights = [params[name] for name in self._weight_names + self._bias_names]
+        lengths = [sequence_length] if self._use_sequence_length else []
+        output, *states = F._rnn(inputs, *states, *lengths, *weights, **self._options)
+        if self._layout == "NTC":
+            output = F.swapaxes(output, dim1=0, dim2=1)
+        return output if begins else (output, states)
+
+    def _unfuse(self):
+        """The stack of cells that computes the same with the same parameters."""
+        if self._projection_size or "lstm_state_clip_min" in self._options or "lstm_state_clip_max" in self._options:
+            raise NotImplementedError("Layers with a projection or clipped states have no equivalent cells")
+        cells = {"lstm": rnn_cell.LSTMCell, "gru": rnn_cell.GRUCell}
+
+        def make(prefix, size):
+            options = {"prefix": prefix, "input_size": size, **self._initializers}
+            if self._mode.startswith("rnn_"):
+                return rnn_cell.RNNCell(self._hidden_size, activation=self._mode[4:], **options)
+            return cells[self._mode](self._hidden_size, **options)
+
+        stack = rnn_cell.HybridSequentialRNNCell(prefix=self.prefix, params=self.params)
+        with stack.name_scope():
+            size = self._input_size
+            for layer in range(self._num_layers):
+                cell = make(f"l{layer}_", size)
+                if self._dir == 2:
+                    cell = rnn_cell.BidirectionalCell(cell, make(f"r{layer}_", size))
+                stack.add(cell)
+                if self._dropout > 0 and layer != self._num_layers - 1:
+                    stack.add(rnn_cell.DropoutCell(self._dropout))
+                size = self._hidden_size * self._dir
+        return stack
+
+
+_SHARED_DOC = """
+    num_layers : int, default 1
+    layout : {'TNC', 'NTC'}
+        Of input and output: T time, N batch, C features.
+    dropout : float, default 0
+        Of the outputs of every layer but the last.
+    bidirectional : bool, default False
+        Whether each layer also runs backward in time; the outputs of both directions are concatenated.
+    input_size : int, default 0
+        0 to find it in the first forward pass.
+
+    Called with inputs only, it begins with zero states and returns the output, (T, N, directions * hidden_size). Called with
+    inputs and states (an array or a list of them), it returns the output and the list of states afterwards.
+    """
+
+
+class RNN(_RNNLayer):
+    __doc__ = (
+        """Elman layers: ``h' = act(W_i x + b_i + W_h h + b_h)``.
+
+    Parameters
+    ----------
+    hidden_size : int
+    activation : {'relu', 'tanh'}
+        (after `num_layers`)"""
+        + _SHARED_DOC
+    )
+
+    def __init__(
+        self,
+        hidden_size,
+        num_layers=1,
+        activation="relu",
+        layout="TNC",
+        dropout=0,
+        bidirectional=False,
+        i2h_weight_initializer=None,
+        h2h_weight_initializer=None,
+        i2h_bias_initializer="zeros",
+        h2h_bias_initializer="zeros",
+        input_size=0,
+        dtype="float32",
+        **kwargs,
+    ):
+        super().__init__(
+            "rnn_" + activation,
+            hidden_size,
+            num_layers,
+            layout,
+            dropout,
+            bidirectional,
+            input_size,
+            i2h_weight_initializer,
+            h2h_weight_initializer,
+            i2h_bias_initializer,
+            h2h_bias_initializer,
+            dtype=dtype,
+            **kwargs,
+        )
+
+
+class LSTM(_RNNLayer):
+    __doc__ = (
+        """Long short-term memory layers; the gates' order is input, forget, cell, output. States: h and c.
+
+    Parameters
+    ----------
+    hidden_size : int
+    projection_size : int, optional
+        Size that h is projected to, last but one of the parameters."""
+        + _SHARED_DOC
+    )
+
+    def __init__(
+        self,
+        hidden_size,
+        num_layers=1,
+        layout="TNC",
+        dropout=0,
+        bidirectional=False,
+        input_size=0,
+        i2h_weight_initializer=None,
+        h2h_weight_initializer=None,
+        i2h_bias_initializer="zeros",
+        h2h_bias_initializer="zeros",
+        projection_size=None,
+        h2r_weight_initializer=None,
+        state_clip_min=None,
+        state_clip_max=None,
+        state_clip_nan=False,
+        dtype="float32",
+        **kwargs,
+    ):
+        super().__init__(
+            "lstm",
+            hidden_size,
+            num_layers,
+            layout,
+            dropout,
+            bidirectional,
+            input_size,
+            i2h_weight_initializer,
+            h2h_weight_initializer,
+            i2h_bias_initializer,
+            h2h_bias_initializer,
+            projection_size,
+            h2r_weight_initializer,
+            state_clip_min,
+            state_clip_max,
+            state_clip_nan,
+            dtype,
+            **kwargs,
+        )
+
+
+class GRU(_RNNLayer):
+    __doc__ = (
+        """Gated recurrent unit layers; the gates' order is reset, update, new.
+
+    Parameters
+    ----------
+    hidden_size : int"""
+        + _SHARED_DOC
+    )
+
+    def __init__(
+        self,
+        hidden_size,
+        num_layers=1,
+        layout="TNC",
+        dropout=0,
+        bidirectional=False,
+        input_size=0,
+        i2h_weight_initializer=None,
+        h2h_weight_initializer=None,
+        i2h_bias_initializer="zeros",
+        h2h_bias_initializer="zeros",
+        dtype="float32",
+        **kwargs,
+    ):
+        super().__init__(
+            "gru",
+            hidden_size,
+            num_layers,
+            layout,
+            dropout,
+            bidirectional,
+            input_size,
+            i2h_weight_initializer,
+            h2h_weight_initializer,
+            i2h_bias_initializer,
+            h2h_bias_initializer,
+            dtype=dtype,
+            **kwargs,
+        )
