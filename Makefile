@@ -29,6 +29,29 @@ $(VENV)/.test: $(BIN)/python $(SOURCES)
 	$(BIN)/python -m pip install -q '.[viz,test]'
 	touch $@ $(VENV)/.demo
 
+# Sanitizer builds in environments of their own. One thread per device under TSan: it does not know OpenMP's barriers.
+ASAN_LIBRARY = $(shell $(or $(CC),cc) -print-file-name=libasan.so)
+TSAN_LIBRARY = $(shell $(or $(CC),cc) -print-file-name=libtsan.so)
+SANITIZED_TESTS ?= tests -m "not slow"
+
+.venv-asan/.made: $(SOURCES)
+	$(PYTHON) -m venv .venv-asan
+	MPGLUON_SANITIZE=address,undefined MPGLUON_ISA=$(or $(MPGLUON_ISA),base,v3) .venv-asan/bin/python -m pip install -q '.[viz,test]'
+	touch $@
+
+.venv-tsan/.made: $(SOURCES)
+	$(PYTHON) -m venv .venv-tsan
+	MPGLUON_SANITIZE=thread MPGLUON_ISA=$(or $(MPGLUON_ISA),base,v3) .venv-tsan/bin/python -m pip install -q '.[viz,test]'
+	touch $@
+
+asan: .venv-asan/.made
+	LD_PRELOAD=$(ASAN_LIBRARY) ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+	  .venv-asan/bin/python .venv-asan/bin/pytest -p no:cacheprovider $(SANITIZED_TESTS)
+
+tsan: .venv-tsan/.made
+	LD_PRELOAD=$(TSAN_LIBRARY) TSAN_OPTIONS=halt_on_error=1:suppressions=$(CURDIR)/tests/tsan.supp MPGLUON_CPU_THREADS=1 OMP_NUM_THREADS=1 \
+	  .venv-tsan/bin/python .venv-tsan/bin/pytest -p no:cacheprovider $(SANITIZED_TESTS)
+
 clean:
 	rm -rf build dist *.egg-info .venv .venv-asan .venv-tsan mpgluon/_core*.so
 
