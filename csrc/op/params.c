@@ -96,7 +96,7 @@ static bool parse_int_at(const char **text, int64_t *value) {
 
 static bool parse_int(const char *text, int64_t *value) {
   text = skip_space(text);
-  bool flag;
+  bool flag = false;
   if (strcmp(text, "True") == 0 || strcmp(text, "False") == 0) {
     parse_bool(text, &flag);
     *value = flag;
