@@ -1,0 +1,407 @@
+/* Stacked recurrent layers for one element type T (float or double); included by rnn.c with T, DTYPE, SIGMOID, TANH and
+ * NAME(x) defined. Shapes stand beside the pointers: L layers, D directions, G gates, H hidden, N batch, S time steps ("time").
+ *
+ * Input products of a layer are one product over all steps, weight gradients likewise; only the recurrent products and
+ * the cell itself go step by step.
+ */
+
+typedef struct NAME(rnn) {
+  const mpg_kernel_call *call;
+  mpg_rnn_size s;
+  bool dropped;
+  double keep;                 /* 1 - p */
+  const T *data;               /* [S, N, I] */
+  const T *h0, *c0;            /* [L * D, N, H] */
+  const T **wi, **wh, **bi, **bh; /* per layer and direction: [G * H, in], [G * H, H], [G * H], [G * H] */
+  T *output;                   /* [S, N, D * H] */
+  T *hn, *cn;                  /* [L * D, N, H], or NULL */
+  T *reserve;
+  bool clip, clip_nan;
+  T clip_min, clip_max;
+} NAME(rnn);
+
+/* --- The reserve ------------------------------------------------------------------------------------------------------ */
+static T *NAME(gates)(const NAME(rnn) * r, int index) { /* [S, N, G * H] */
+  int64_t block = r->s.time * r->s.batch * r->s.hidden;
+  int inner = r->s.gates + (r->s.is_lstm || r->s.mode == MPG_RNN_GRU ? 1 : 0);
+  return r->reserve + block * inner * index;
+}
+static T *NAME(extra)(const NAME(rnn) * r, int index) { /* cell states, or n's hidden part: [S, N, H] */
+  return NAME(gates)(r, index) + r->s.time * r->s.batch * r->s.hidden * r->s.gates;
+}
+static T *NAME(layer_output)(const NAME(rnn) * r, int layer) { /* [S, N, D * H] */
+  if (layer == r->s.layers - 1) return r->output;
+  int64_t block = r->s.time * r->s.batch * r->s.hidden;
+  return NAME(gates)(r, r->s.layers * r->s.directions) + block * r->s.directions * layer * (r->dropped ? 2 : 1);
+}
+static const T *NAME(layer_input)(const NAME(rnn) * r, int layer) { /* as the layer sees it: after dropout */
+  if (layer == 0) return r->data;
+  T *below = NAME(layer_output)(r, layer - 1);
+  return r->dropped ? below + r->s.time * r->s.batch * r->s.hidden * r->s.directions : below;
+}
+
+/* The hidden state before step t: [N, H] with row stride *ld. */
+static const T *NAME(previous)(const NAME(rnn) * r, int layer, int direction, int64_t t, int64_t *ld) {
+  const mpg_rnn_size *s = &r->s;
+  bool first = direction == 0 ? t == 0 : t == s->time - 1;
+  if (first) {
+    *ld = s->hidden;
+    return r->h0 + ((int64_t)layer * s->directions + direction) * s->batch * s->hidden;
+  }
+  *ld = s->hidden * s->directions;
+  int64_t before = direction == 0 ? t - 1 : t + 1;
+  return NAME(layer_output)(r, layer) + before * s->batch * *ld + direction * s->hidden;
+}
+
+/* --- Forward cells ----------------------------------------------------------------------------------------------------- */
+typedef struct NAME(step) {
+  const NAME(rnn) * r;
+  T *gates;                /* [N, G * H] of this step: products in, activated gates out */
+  const T *hidden_gates;   /* GRU: products with the hidden state [N, G * H] */
+  const T *bias, *bias_h;  /* [G * H]; bias is the sum of both but for GRU */
+  T *extra;                /* [N, H] */
+  const T *extra_before;   /* LSTM: [N, H] */
+  const T *h_before;       /* [N, H], stride ld_before */
+  int64_t ld_before;
+  T *h;                    /* [N, H], stride ld */
+  int64_t ld;
+} NAME(step);
+
+static void NAME(lstm_rows)(void *context, int64_t begin, int64_t end) {
+  const NAME(step) *p = context;
+  const int64_t H = p->r->s.hidden;
+  const T *restrict b = p->bias;
+  for (int64_t n = begin; n < end; n++) {
+    T *restrict g = p->gates + n * 4 * H, *restrict c = p->extra + n * H, *restrict h = p->h + n * p->ld;
+    const T *restrict c_before = p->extra_before + n * H;
+    for (int64_t j = 0; j < H; j++) {
+      T i = SIGMOID(g[j] + b[j]), f = SIGMOID(g[H + j] + b[H + j]), z = TANH(g[2 * H + j] + b[2 * H + j]),
+        o = SIGMOID(g[3 * H + j] + b[3 * H + j]);
+      T cell = f * c_before[j] + i * z;
+      g[j] = i;
+      g[H + j] = f;
+      g[2 * H + j] = z;
+      g[3 * H + j] = o;
+      c[j] = cell;
+      h[j] = o * TANH(cell);
+    }
+    if (p->r->clip)
+      for (int64_t j = 0; j < H; j++) {
+        T cell = c[j];
+        if (p->r->clip_nan && cell != cell) cell = 0;
+        cell = cell < p->r->clip_min ? p->r->clip_min : cell > p->r->clip_max ? p->r->clip_max : cell;
+        c[j] = cell;
+        h[j] = g[3 * H + j] * TANH(cell);
+      }
+  }
+}
+
+static void NAME(gru_rows)(void *context, int64_t begin, int64_t end) {
+  const NAME(step) *p = context;
+  const int64_t H = p->r->s.hidden;
+  const T *restrict b = p->bias, *restrict bh = p->bias_h;
+  for (int64_t n = begin; n < end; n++) {
+    T *restrict g = p->gates + n * 3 * H, *restrict m = p->extra + n * H, *restrict h = p->h + n * p->ld;
+    const T *restrict gh = p->hidden_gates + n * 3 * H, *restrict h_before = p->h_before + n * p->ld_before;
+    for (int64_t j = 0; j < H; j++) {
+      T r = SIGMOID(g[j] + b[j] + gh[j] + bh[j]), z = SIGMOID(g[H + j] + b[H + j] + gh[H + j] + bh[H + j]);
+      T hidden = gh[2 * H + j] + bh[2 * H + j];
+      T fresh = TANH(g[2 * H + j] + b[2 * H + j] + r * hidden);
+      g[j] = r;
+      g[H + j] = z;
+      g[2 * H + j] = fresh;
+      m[j] = hidden;
+      h[j] = (1 - z) * fresh + z * h_before[j];
+    }
+  }
+}
+
+static void NAME(tanh_rows)(void *context, int64_t begin, int64_t end) {
+  const NAME(step) *p = context;
+  const int64_t H = p->r->s.hidden;
+  for (int64_t n = begin; n < end; n++) {
+    T *restrict g = p->gates + n * H, *restrict h = p->h + n * p->ld;
+    for (int64_t j = 0; j < H; j++) h[j] = g[j] = TANH(g[j] + p->bias[j]);
+  }
+}
+
+static void NAME(relu_rows)(void *context, int64_t begin, int64_t end) {
+  const NAME(step) *p = context;
+  const int64_t H = p->r->s.hidden;
+  for (int64_t n = begin; n < end; n++) {
+    T *restrict g = p->gates + n * H, *restrict h = p->h + n * p->ld;
+    for (int64_t j = 0; j < H; j++) {
+      T a = g[j] + p->bias[j];
+      h[j] = g[j] = a > 0 ? a : 0;
+    }
+  }
+}
+
+static mpg_range_fn NAME(forward_rows)(mpg_rnn_mode mode) {
+  return mode == MPG_RNN_LSTM ? NAME(lstm_rows) : mode == MPG_RNN_GRU ? NAME(gru_rows) : mode == MPG_RNN_TANH ? NAME(tanh_rows) : NAME(relu_rows);
+}
+
+/* Rows a piece: enough work for a thread to be worth waking. */
+static int64_t NAME(row_grain)(const mpg_rnn_size *s) {
+  int64_t rows = 2048 / (s->hidden ? s->hidden : 1);
+  return rows < 1 ? 1 : rows;
+}
+
+static mpg_status NAME(gemm)(const mpg_kernel_call *call, bool ta, bool tb, int64_t m, int64_t n, int64_t k, const T *a, int64_t lda,
+                             const T *b, int64_t ldb, double beta, T *c, int64_t ldc) {
+  return mpg_cpu_gemm_any(call, DTYPE, ta, tb, m, n, k, 1, a, lda, b, ldb, beta, c, ldc);
+}
+
+static mpg_status NAME(forward_direction)(const NAME(rnn) * r, int layer, int direction, T *scratch) {
+  const mpg_rnn_size *s = &r->s;
+  const int64_t H = s->hidden, N = s->batch, GH = s->gates * H, in = mpg_rnn_layer_input(s, layer);
+  const int index = layer * s->directions + direction;
+  const bool gru = s->mode == MPG_RNN_GRU;
+  T *gates = NAME(gates)(r, index), *extra = s->is_lstm || gru ? NAME(extra)(r, index) : NULL;
+  T *output = NAME(layer_output)(r, layer) + direction * H;
+  T *bias = scratch, *hidden_gates = scratch + GH;
+  for (int64_t j = 0; j < GH; j++) bias[j] = gru ? r->bi[index][j] : r->bi[index][j] + r->bh[index][j];
+  MPG_TRY(NAME(gemm)(r->call, false, true, s->time * N, GH, in, NAME(layer_input)(r, layer), in, r->wi[index], in, 0, gates, GH));
+  NAME(step) p = {.r = r, .bias = bias, .bias_h = r->bh[index], .hidden_gates = hidden_gates, .ld = H * s->directions};
+  p.extra_before = s->is_lstm ? r->c0 + (int64_t)index * N * H : NULL;
+  for (int64_t step = 0; step < s->time; step++) {
+    int64_t t = direction == 0 ? step : s->time - 1 - step;
+    p.gates = gates + t * N * GH;
+    p.extra = extra ? extra + t * N * H : NULL;
+    p.h = output + t * N * p.ld;
+    p.h_before = NAME(previous)(r, layer, direction, t, &p.ld_before);
+    MPG_TRY(NAME(gemm)(r->call, false, true, N, GH, H, p.h_before, p.ld_before, r->wh[index], H, gru ? 0 : 1, gru ? hidden_gates : p.gates, GH));
+    mpg_cpu_parallel_for(r->call, N, NAME(row_grain)(s), NAME(forward_rows)(s->mode), &p);
+    p.extra_before = p.extra;
+  }
+  int64_t last = direction == 0 ? s->time - 1 : 0;
+  const T *source = s->time ? output + last * N * p.ld : r->h0 + (int64_t)index * N * H;
+  if (r->hn)
+    for (int64_t n = 0; n < N; n++) memcpy(r->hn + ((int64_t)index * N + n) * H, source + n * (s->time ? p.ld : H), (size_t)H * sizeof(T));
+  if (r->cn) memcpy(r->cn + (int64_t)index * N * H, s->time ? extra + last * N * H : r->c0 + (int64_t)index * N * H, (size_t)(N * H) * sizeof(T));
+  return MPG_OK;
+}
+
+/* Dropout between layers: element e of layer l's output is kept when word e of the stream (call, l) says so. */
+typedef struct NAME(drop) {
+  const T *from;
+  T *to;
+  mpg_random_key key;
+  double keep;
+} NAME(drop);
+
+static void NAME(drop_range)(void *context, int64_t begin, int64_t end) {
+  const NAME(drop) *d = context;
+  const T scale = (T)(1 / d->keep);
+  for (int64_t e = begin; e < end; e++) {
+    uint64_t position = d->key.position + (uint64_t)e;
+    uint32_t word = mpg_philox(d->key.seed, d->key.call, position >> 2).value[position & 3];
+    /* A dropped element becomes -0 and a kept zero +0, so that the values themselves carry the mask to backward. */
+    d->to[e] = mpg_philox_uniform(word) < (float)d->keep ? d->from[e] * scale + (T)0 : -(T)0;
+  }
+}
+
+static mpg_status NAME(forward)(NAME(rnn) * r) {
+  const mpg_rnn_size *s = &r->s;
+  int64_t GH = s->gates * s->hidden;
+  T *scratch = mpg_device_scratch_slot(r->call->device, MPG_SCRATCH_KERNEL, (size_t)(GH + s->batch * GH) * sizeof(T));
+  if (!scratch) return MPG_DEVICE_OUT_OF_MEMORY;
+  for (int layer = 0; layer < s->layers; layer++) {
+    for (int direction = 0; direction < s->directions; direction++) MPG_TRY(NAME(forward_direction)(r, layer, direction, scratch));
+    if (r->dropped && layer < s->layers - 1) {
+      int64_t count = s->time * s->batch * s->hidden * s->directions;
+      NAME(drop) drop = {NAME(layer_output)(r, layer), NAME(layer_output)(r, layer) + count, r->call->random, r->keep};
+      drop.key.position += (uint64_t)layer << 48;
+      mpg_cpu_parallel_for(r->call, count, 4096, NAME(drop_range), &drop);
+    }
+  }
+  return MPG_OK;
+}
+
+/* --- Backward ---------------------------------------------------------------------------------------------------------- */
+typedef struct NAME(rnn_gradients) {
+  const T *d_output;       /* [S, N, D * H] */
+  const T *d_hn, *d_cn;    /* [L * D, N, H], or NULL */
+  T *d_data, *d_h0, *d_c0; /* shaped like their values */
+  T **d_wi, **d_wh, **d_bi, **d_bh;
+} NAME(rnn_gradients);
+
+typedef struct NAME(back_step) {
+  const NAME(rnn) * r;
+  const T *gates, *extra;      /* of this step, activated: [N, G * H], [N, H] */
+  const T *extra_before;       /* LSTM: cell states before: [N, H] */
+  const T *h_before;           /* GRU: [N, H], stride ld_before */
+  int64_t ld_before;
+  const T *h;                  /* LSTM clipping and vanilla: outputs, stride ld */
+  const T *d_output;           /* [N, H], stride ld; NULL: none */
+  int64_t ld;
+  T *d_h, *d_c;                /* [N, H]: in, gradient from the step after; d_c out, for the step before */
+  T *d_gates;                  /* [N, G * H] */
+  T *d_hidden;                 /* GRU: gradients of the hidden products [N, 3 * H] */
+} NAME(back_step);
+
+static void NAME(lstm_back_rows)(void *context, int64_t begin, int64_t end) {
+  const NAME(back_step) *p = context;
+  const int64_t H = p->r->s.hidden;
+  for (int64_t n = begin; n < end; n++) {
+    const T *restrict g = p->gates + n * 4 * H, *restrict c = p->extra + n * H, *restrict c_before = p->extra_before + n * H,
+            *restrict dy = p->d_output + n * p->ld;
+    T *restrict d = p->d_gates + n * 4 * H, *restrict d_h = p->d_h + n * H, *restrict d_c = p->d_c + n * H;
+    for (int64_t j = 0; j < H; j++) {
+      T i = g[j], f = g[H + j], z = g[2 * H + j], o = g[3 * H + j], tanh_c = TANH(c[j]);
+      T dh = dy[j] + d_h[j];
+      T dc = d_c[j] + dh * o * (1 - tanh_c * tanh_c);
+      if (p->r->clip && (c[j] == p->r->clip_min || c[j] == p->r->clip_max)) dc = 0;
+      d[j] = dc * z * i * (1 - i);
+      d[H + j] = dc * c_before[j] * f * (1 - f);
+      d[2 * H + j] = dc * i * (1 - z * z);
+      d[3 * H + j] = dh * tanh_c * o * (1 - o);
+      d_c[j] = dc * f;
+    }
+  }
+}
+
+static void NAME(gru_back_rows)(void *context, int64_t begin, int64_t end) {
+  const NAME(back_step) *p = context;
+  const int64_t H = p->r->s.hidden;
+  for (int64_t n = begin; n < end; n++) {
+    const T *restrict g = p->gates + n * 3 * H, *restrict m = p->extra + n * H, *restrict h_before = p->h_before + n * p->ld_before,
+            *restrict dy = p->d_output + n * p->ld;
+    T *restrict d = p->d_gates + n * 3 * H, *restrict dg = p->d_hidden + n * 3 * H, *restrict d_h = p->d_h + n * H;
+    for (int64_t j = 0; j < H; j++) {
+      T r = g[j], z = g[H + j], fresh = g[2 * H + j];
+      T dh = dy[j] + d_h[j];
+      T d_fresh = dh * (1 - z) * (1 - fresh * fresh);
+      T d_z = dh * (h_before[j] - fresh) * z * (1 - z);
+      T d_r = d_fresh * m[j] * r * (1 - r);
+      d[j] = dg[j] = d_r;
+      d[H + j] = dg[H + j] = d_z;
+      d[2 * H + j] = d_fresh;
+      dg[2 * H + j] = d_fresh * r;
+      d_h[j] = dh * z;
+    }
+  }
+}
+
+static void NAME(vanilla_back_rows)(void *context, int64_t begin, int64_t end) {
+  const NAME(back_step) *p = context;
+  const int64_t H = p->r->s.hidden;
+  const bool relu = p->r->s.mode == MPG_RNN_RELU;
+  for (int64_t n = begin; n < end; n++) {
+    const T *restrict g = p->gates + n * H, *restrict dy = p->d_output + n * p->ld;
+    T *restrict d = p->d_gates + n * H, *restrict d_h = p->d_h + n * H;
+    for (int64_t j = 0; j < H; j++) {
+      T dh = dy[j] + d_h[j];
+      d[j] = relu ? (g[j] > 0 ? dh : 0) : dh * (1 - g[j] * g[j]);
+    }
+  }
+}
+
+/* Sums the columns of a [rows, columns] matrix, rows in order. */
+typedef struct NAME(columns) {
+  const T *matrix;
+  T *sums, *copy;
+  int64_t rows, columns;
+} NAME(columns);
+
+static void NAME(column_range)(void *context, int64_t begin, int64_t end) {
+  const NAME(columns) *p = context;
+  memset(p->sums + begin, 0, (size_t)(end - begin) * sizeof(T));
+  for (int64_t i = 0; i < p->rows; i++) {
+    const T *restrict row = p->matrix + i * p->columns;
+    T *restrict sums = p->sums;
+    for (int64_t j = begin; j < end; j++) sums[j] += row[j];
+  }
+  if (p->copy) memcpy(p->copy + begin, p->sums + begin, (size_t)(end - begin) * sizeof(T));
+}
+
+static void NAME(sum_columns)(const mpg_kernel_call *call, const T *matrix, int64_t rows, int64_t columns, T *sums, T *copy) {
+  NAME(columns) p = {matrix, sums, copy, rows, columns};
+  mpg_cpu_parallel_for(call, columns, 256, NAME(column_range), &p);
+}
+
+/* One layer in one direction. d_output [S, N, D * H] of the layer; d_input [S, N, in] is set or (add) added to; d_gates and
+ * d_hidden are scratch of S * N * G * H (d_hidden for GRU). */
+static mpg_status NAME(backward_direction)(const NAME(rnn) * r, const NAME(rnn_gradients) * d, int layer, int direction, const T *d_output,
+                                           T *d_input, bool add, T *d_gates, T *d_hidden) {
+  const mpg_rnn_size *s = &r->s;
+  const int64_t H = s->hidden, N = s->batch, S = s->time, GH = s->gates * H, in = mpg_rnn_layer_input(s, layer), NH = N * H;
+  const int index = layer * s->directions + direction;
+  const bool gru = s->mode == MPG_RNN_GRU;
+  const T *gates = NAME(gates)(r, index), *extra = s->is_lstm || gru ? NAME(extra)(r, index) : NULL;
+  mpg_range_fn rows = s->is_lstm ? NAME(lstm_back_rows) : gru ? NAME(gru_back_rows) : NAME(vanilla_back_rows);
+  T *d_h = d->d_h0 + (int64_t)index * NH, *d_c = s->is_lstm ? d->d_c0 + (int64_t)index * NH : NULL;
+  if (d->d_hn)
+    memcpy(d_h, d->d_hn + (int64_t)index * NH, (size_t)NH * sizeof(T));
+  else
+    memset(d_h, 0, (size_t)NH * sizeof(T));
+  if (d_c && d->d_cn)
+    memcpy(d_c, d->d_cn + (int64_t)index * NH, (size_t)NH * sizeof(T));
+  else if (d_c)
+    memset(d_c, 0, (size_t)NH * sizeof(T));
+  NAME(back_step) p = {.r = r, .d_h = d_h, .d_c = d_c, .ld = H * s->directions};
+  const T *d_products = gru ? d_hidden : d_gates; /* gradients of the products with the hidden state */
+  for (int64_t step = S - 1; step >= 0; step--) {
+    int64_t t = direction == 0 ? step : S - 1 - step, before = direction == 0 ? t - 1 : t + 1;
+    p.gates = gates + t * N * GH;
+    p.extra = extra ? extra + t * NH : NULL;
+    p.extra_before = !s->is_lstm ? NULL : step == 0 ? r->c0 + (int64_t)index * NH : extra + before * NH;
+    p.h_before = NAME(previous)(r, layer, direction, t, &p.ld_before);
+    p.d_output = d_output + t * N * p.ld + direction * H;
+    p.d_gates = d_gates + t * N * GH;
+    p.d_hidden = d_hidden + t * N * GH;
+    mpg_cpu_parallel_for(r->call, N, NAME(row_grain)(s), rows, &p);
+    MPG_TRY(NAME(gemm)(r->call, false, false, N, H, GH, gru ? p.d_hidden : p.d_gates, GH, r->wh[index], H, gru ? 1 : 0, d_h, H));
+  }
+  /* Weights: single products over all steps; the first step's hidden state lies apart from the rest. */
+  int64_t first = direction == 0 ? 0 : S - 1, ld = H * s->directions;
+  const T *outputs = NAME(layer_output)(r, layer) + direction * H;
+  const T *later = direction == 0 ? d_products + N * GH : d_products; /* the steps after the first, in memory order */
+  const T *earlier = direction == 0 ? outputs : outputs + N * ld;     /* the hidden states they start from */
+  if (S > 0) {
+    MPG_TRY(NAME(gemm)(r->call, true, false, GH, H, N, d_products + first * N * GH, GH, r->h0 + (int64_t)index * NH, H, 0, d->d_wh[index], H));
+    if (S > 1) MPG_TRY(NAME(gemm)(r->call, true, false, GH, H, (S - 1) * N, later, GH, earlier, ld, 1, d->d_wh[index], H));
+  } else {
+    memset(d->d_wh[index], 0, (size_t)(GH * H) * sizeof(T));
+  }
+  MPG_TRY(NAME(gemm)(r->call, true, false, GH, in, S * N, d_gates, GH, NAME(layer_input)(r, layer), in, 0, d->d_wi[index], in));
+  NAME(sum_columns)(r->call, d_gates, S * N, GH, d->d_bi[index], gru ? NULL : d->d_bh[index]);
+  if (gru) NAME(sum_columns)(r->call, d_hidden, S * N, GH, d->d_bh[index], NULL);
+  return NAME(gemm)(r->call, false, false, S * N, in, GH, d_gates, GH, r->wi[index], in, add ? 1 : 0, d_input, in);
+}
+
+/* Through dropout: what was dropped (a negative zero, see drop_range) gets no gradient, the rest is scaled as it was. */
+typedef struct NAME(undrop) {
+  const T *after;
+  T *gradient;
+  T scale;
+} NAME(undrop);
+
+static void NAME(undrop_range)(void *context, int64_t begin, int64_t end) {
+  const NAME(undrop) *p = context;
+  for (int64_t e = begin; e < end; e++) p->gradient[e] = p->after[e] == 0 && signbit(p->after[e]) ? 0 : p->gradient[e] * p->scale;
+}
+
+static mpg_status NAME(backward)(NAME(rnn) * r, const NAME(rnn_gradients) * d) {
+  const mpg_rnn_size *s = &r->s;
+  int64_t rows = s->time * s->batch, wide = s->hidden * s->directions, gates = rows * s->gates * s->hidden;
+  bool gru = s->mode == MPG_RNN_GRU;
+  size_t size = (size_t)(gates * (gru ? 2 : 1) + 2 * rows * wide) * sizeof(T);
+  T *scratch = mpg_device_scratch_slot(r->call->device, MPG_SCRATCH_KERNEL, size);
+  if (!scratch) return MPG_DEVICE_OUT_OF_MEMORY;
+  T *d_gates = scratch, *d_hidden = scratch + gates, *between[2];
+  between[0] = scratch + gates * (gru ? 2 : 1);
+  between[1] = between[0] + rows * wide;
+  const T *d_output = d->d_output;
+  for (int layer = s->layers - 1; layer >= 0; layer--) {
+    T *d_input = layer == 0 ? d->d_data : between[layer & 1];
+    for (int direction = 0; direction < s->directions; direction++)
+      MPG_TRY(NAME(backward_direction)(r, d, layer, direction, d_output, d_input, direction > 0, d_gates, d_hidden));
+    if (layer > 0 && r->dropped) {
+      NAME(undrop) undrop = {NAME(layer_input)(r, layer), d_input, (T)(1 / r->keep)};
+      mpg_cpu_parallel_for(r->call, rows * wide, 4096, NAME(undrop_range), &undrop);
+    }
+    d_output = d_input;
+  }
+  return MPG_OK;
+}
