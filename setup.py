@@ -103,16 +103,21 @@ class BuildCore(build_ext):
             os.makedirs(os.path.dirname(target), exist_ok=True)
             command = compiler + options + ["-MMD", "-MF", target + ".d", "-c", source, "-o", target]
             if up_to_date(target, command):
-                return
-            run(command)
+                return True
+            if not run(command):
+                return False
             with open(target + ".cmd", "w") as f:
                 f.write(" ".join(command))
+            return True
 
         with ThreadPoolExecutor(int(os.environ.get("MAX_JOBS", os.cpu_count() or 1))) as pool:
-            list(pool.map(compile_one, jobs))
+            failed = [source for source, ok in zip([job[0] for job in jobs], pool.map(compile_one, jobs)) if not ok]
+        if failed:
+            raise SystemExit(f"mpgluon: the compiler failed on {', '.join(failed)}")
         output = self.get_ext_fullpath(ext.name)
         os.makedirs(os.path.dirname(output), exist_ok=True)
-        run(compiler + [target for _, target, _ in jobs] + link + ["-o", output])
+        if not run(compiler + [target for _, target, _ in jobs] + link + ["-o", output]):
+            raise SystemExit("mpgluon: the linker failed")
 
 
 def up_to_date(target, command):
@@ -130,12 +135,12 @@ def up_to_date(target, command):
 
 
 def run(command):
+    """Runs a compiler; shows what it says; True when it succeeded."""
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if result.returncode:
-        sys.stderr.write(" ".join(command) + "\n" + result.stdout + result.stderr)
-        raise SystemExit(f"mpgluon: the compiler failed on {command[-3] if '-c' in command else 'the link'}")
-    if result.stderr:
-        sys.stderr.write(result.stderr)
+        sys.stderr.write(" ".join(command) + "\n" + result.stdout)
+    sys.stderr.write(result.stderr)
+    return result.returncode == 0
 
 
 setup(ext_modules=[Extension("mpgluon._core", sources=[])], cmdclass={"build_ext": BuildCore})
