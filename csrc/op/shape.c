@@ -121,7 +121,7 @@ mpg_status mpg_infer_reshape(mpg_infer *infer) {
           i += 2;
         }
     }
-    int ndim;
+    int ndim = 0;
     MPG_TRY(reshape_codes(infer, dims, in->ndim, codes, count, shape.dims, &ndim));
     shape.ndim = ndim;
     if (params->reverse) reverse_list(shape.dims, ndim);

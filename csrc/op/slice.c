@@ -179,7 +179,7 @@ mpg_status mpg_infer_split_v2(mpg_infer *infer) {
   int axis;
   MPG_TRY(mpg_axis_normalize(params->axis, in->ndim, infer->op->name, &axis));
   for (int i = 0; i < infer->num_outputs; i++) {
-    int64_t from, to;
+    int64_t from = 0, to = 0;
     MPG_TRY(mpg_split_part(params, in->dims[axis], i, &from, &to));
     MPG_TRY(set_part(infer, i, axis, to - from, params->squeeze_axis));
   }
