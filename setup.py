@@ -118,6 +118,12 @@ class BuildCore(build_ext):
         os.makedirs(os.path.dirname(output), exist_ok=True)
         if not run(compiler + [target for _, target, _ in jobs] + link + ["-o", output]):
             raise SystemExit("mpgluon: the linker failed")
+        # A shared library may leave Python's symbols open, but none of ours: a promised kernel that is missing is an error here.
+        symbols = subprocess.run(["nm", "-D", "--undefined-only", output], capture_output=True, text=True).stdout.split()
+        missing = sorted(symbol for symbol in symbols if symbol.startswith("mpg_"))
+        if missing:
+            os.remove(output)
+            raise SystemExit(f"mpgluon: not defined: {', '.join(missing)}")
 
 
 def up_to_date(target, command):
