@@ -1,0 +1,202 @@
+#include "kernels/cpu/move.h"
+
+#include <string.h>
+
+enum { GRAIN_BYTES = 32768, TILE = 16 };
+
+typedef struct block16 {
+  uint64_t words[2];
+} block16;
+
+/* What is left of a move: outer dimensions, and an inner row (or a plane to transpose) that one call handles. Bytes throughout. */
+typedef struct plan {
+  int ndim; /* outer dimensions */
+  int64_t dims[MPG_MOVE_NDIM], in_strides[MPG_MOVE_NDIM], out_strides[MPG_MOVE_NDIM];
+  int64_t count, in_step, out_step; /* the row */
+  int64_t item;
+  int64_t rows, row_in, row_out; /* transposes: `rows` rows side by side in the input (row_in == item) */
+  const char *in;
+  char *out;
+} plan;
+
+#define ROW(type)                                                                                   \
+  static void row_##type(const char *in, char *out, int64_t count, int64_t in_step, int64_t out_step) { \
+    if (out_step == (int64_t)sizeof(type)) {                                                        \
+      type *target = (type *)(void *)out;                                                           \
+      if (in_step == 0) {                                                                           \
+        type value = *(const type *)(const void *)in;                                               \
+        for (int64_t i = 0; i < count; i++) target[i] = value;                                      \
+      } else if (in_step == -(int64_t)sizeof(type)) {                                               \
+        const type *source = (const type *)(const void *)in;                                        \
+        for (int64_t i = 0; i < count; i++) target[i] = source[-i];                                 \
+      } else {                                                                                      \
+        for (int64_t i = 0; i < count; i++) target[i] = *(const type *)(const void *)(in + i * in_step); \
+      }                                                                                             \
+    } else {                                                                                        \
+      for (int64_t i = 0; i < count; i++) *(type *)(void *)(out + i * out_step) = *(const type *)(const void *)(in + i * in_step); \
+    }                                                                                               \
+  }                                                                                                 \
+  /* A tile of a transpose: `rows` rows of `count`; the input's rows lie side by side. */             \
+  static void tile_##type(const char *in, char *out, int64_t rows, int64_t count, int64_t in_step, int64_t row_out) { \
+    if (rows == TILE && count == TILE) {                                                            \
+      for (int r = 0; r < TILE; r++)                                                                \
+        for (int c = 0; c < TILE; c++)                                                              \
+          ((type *)(void *)(out + r * row_out))[c] = ((const type *)(const void *)(in + c * in_step))[r]; \
+      return;                                                                                       \
+    }                                                                                               \
+    for (int64_t r = 0; r < rows; r++)                                                              \
+      for (int64_t c = 0; c < count; c++)                                                           \
+        ((type *)(void *)(out + r * row_out))[c] = ((const type *)(const void *)(in + c * in_step))[r]; \
+  }
+ROW(uint8_t)
+ROW(uint16_t)
+ROW(uint32_t)
+ROW(uint64_t)
+ROW(block16)
+#undef ROW
+
+static void move_row(int64_t item, const char *in, char *out, int64_t count, int64_t in_step, int64_t out_step) {
+  switch (item) {
+    case 1: row_uint8_t(in, out, count, in_step, out_step); return;
+    case 2: row_uint16_t(in, out, count, in_step, out_step); return;
+    case 4: row_uint32_t(in, out, count, in_step, out_step); return;
+    case 8: row_uint64_t(in, out, count, in_step, out_step); return;
+    case 16: row_block16(in, out, count, in_step, out_step); return;
+    default:
+      for (int64_t i = 0; i < count; i++) memcpy(out + i * out_step, in + i * in_step, (size_t)item);
+  }
+}
+
+static void move_tile(int64_t item, const char *in, char *out, int64_t rows, int64_t count, int64_t in_step, int64_t row_out) {
+  switch (item) {
+    case 1: tile_uint8_t(in, out, rows, count, in_step, row_out); return;
+    case 2: tile_uint16_t(in, out, rows, count, in_step, row_out); return;
+    case 4: tile_uint32_t(in, out, rows, count, in_step, row_out); return;
+    case 8: tile_uint64_t(in, out, rows, count, in_step, row_out); return;
+    default: tile_block16(in, out, rows, count, in_step, row_out); return;
+  }
+}
+
+/* Units [begin, end) are positions in the outer dimensions. */
+static void run_plan(void *context, int64_t begin, int64_t end) {
+  const plan *p = context;
+  int64_t index[MPG_MOVE_NDIM], rest = begin;
+  const char *in = p->in;
+  char *out = p->out;
+  for (int i = p->ndim - 1; i >= 0; i--) {
+    index[i] = rest % p->dims[i];
+    rest /= p->dims[i];
+    in += index[i] * p->in_strides[i];
+    out += index[i] * p->out_strides[i];
+  }
+  for (int64_t unit = begin; unit < end; unit++) {
+    if (p->rows == 0) {
+      move_row(p->item, in, out, p->count, p->in_step, p->out_step);
+    } else {
+      for (int64_t c = 0; c < p->count; c += TILE)
+        for (int64_t r = 0; r < p->rows; r += TILE)
+          move_tile(p->item, in + c * p->in_step + r * p->row_in, out + c * p->out_step + r * p->row_out,
+                    p->rows - r < TILE ? p->rows - r : TILE, p->count - c < TILE ? p->count - c : TILE, p->in_step, p->row_out);
+    }
+    for (int i = p->ndim - 1; i >= 0; i--) {
+      in += p->in_strides[i];
+      out += p->out_strides[i];
+      if (++index[i] < p->dims[i]) break;
+      in -= p->dims[i] * p->in_strides[i];
+      out -= p->dims[i] * p->out_strides[i];
+      index[i] = 0;
+    }
+  }
+}
+
+/* Cuts `dim` into pieces of `piece` (which divides it) by an outer dimension, so that threads can share it. */
+static void split_dim(plan *p, int64_t *size, int64_t in_step, int64_t out_step, int64_t piece) {
+  if (piece >= *size || *size % piece != 0 || p->ndim >= MPG_MOVE_NDIM) return;
+  p->dims[p->ndim] = *size / piece;
+  p->in_strides[p->ndim] = in_step * piece;
+  p->out_strides[p->ndim++] = out_step * piece;
+  *size = piece;
+}
+
+typedef struct copy_context {
+  const char *in;
+  char *out;
+} copy_context;
+static void copy_bytes(void *context, int64_t begin, int64_t end) {
+  const copy_context *copy = context;
+  memcpy(copy->out + begin, copy->in + begin, (size_t)(end - begin));
+}
+
+void mpg_cpu_move(const mpg_kernel_call *call, const mpg_move *move, const void *in, void *out, size_t item_) {
+  int64_t item = (int64_t)item_;
+  plan p = {.in = in, .out = out};
+  /* Merge neighbouring dimensions that lie evenly in both. */
+  for (int i = 0; i < move->ndim; i++) {
+    int64_t dim = move->dims[i], is = move->in[i] * item, os = move->out[i] * item;
+    if (dim == 0) return;
+    if (dim == 1) continue;
+    if (p.ndim > 0 && p.in_strides[p.ndim - 1] == is * dim && p.out_strides[p.ndim - 1] == os * dim) {
+      p.dims[p.ndim - 1] *= dim;
+      p.in_strides[p.ndim - 1] = is;
+      p.out_strides[p.ndim - 1] = os;
+      continue;
+    }
+    p.dims[p.ndim] = dim;
+    p.in_strides[p.ndim] = is;
+    p.out_strides[p.ndim++] = os;
+  }
+  /* A run that is dense in both is one larger item. */
+  if (p.ndim > 0 && p.in_strides[p.ndim - 1] == item && p.out_strides[p.ndim - 1] == item) item *= p.dims[--p.ndim];
+  if (p.ndim == 0) {
+    copy_context copy = {p.in, p.out};
+    mpg_cpu_parallel_for(call, item, GRAIN_BYTES, copy_bytes, &copy);
+    return;
+  }
+  bool element = item == 1 || item == 2 || item == 4 || item == 8 || item == 16;
+  p.item = item;
+  p.count = p.dims[--p.ndim];
+  p.in_step = p.in_strides[p.ndim];
+  p.out_step = p.out_strides[p.ndim];
+  int plane = -1;
+  if (element && p.out_step == item && p.in_step != 0)
+    for (int i = 0; i < p.ndim; i++)
+      if (p.in_strides[i] == item) plane = i;
+  if (plane >= 0) {
+    p.rows = p.dims[plane];
+    p.row_in = item;
+    p.row_out = p.out_strides[plane];
+    p.ndim--;
+    for (int i = plane; i < p.ndim; i++) {
+      p.dims[i] = p.dims[i + 1];
+      p.in_strides[i] = p.in_strides[i + 1];
+      p.out_strides[i] = p.out_strides[i + 1];
+    }
+    if (p.rows % TILE == 0) split_dim(&p, &p.rows, p.row_in, p.row_out, 2 * TILE <= p.rows && p.rows % (2 * TILE) == 0 ? 2 * TILE : TILE);
+    else if (p.count % TILE == 0) split_dim(&p, &p.count, p.in_step, p.out_step, TILE);
+  } else {
+    for (int64_t piece = 4096; piece >= 64 && p.count > 4096; piece /= 2)
+      if (p.count % piece == 0) {
+        split_dim(&p, &p.count, p.in_step, p.out_step, piece);
+        break;
+      }
+  }
+  int64_t units = 1, unit_bytes = p.count * item * (p.rows ? p.rows : 1);
+  for (int i = 0; i < p.ndim; i++) units *= p.dims[i];
+  mpg_cpu_parallel_for(call, units, GRAIN_BYTES / (unit_bytes < GRAIN_BYTES ? unit_bytes : GRAIN_BYTES), run_plan, &p);
+}
+
+typedef struct fill_context {
+  char *out;
+  size_t item;
+  const void *value;
+} fill_context;
+static void fill_range(void *context, int64_t begin, int64_t end) {
+  const fill_context *fill = context;
+  char *out = fill->out + begin * (int64_t)fill->item;
+  move_row((int64_t)fill->item, fill->value, out, end - begin, 0, (int64_t)fill->item);
+}
+
+void mpg_cpu_fill(const mpg_kernel_call *call, void *out, int64_t count, size_t item, const void *value) {
+  fill_context fill = {out, item, value};
+  mpg_cpu_parallel_for(call, count, GRAIN_BYTES / (int64_t)item, fill_range, &fill);
+}
