@@ -192,7 +192,7 @@ MPG_CPU_KERNEL(split_v2) {
   const mpg_shape *shape = &call->inputs[0].desc.shape;
   int axis = axis_of(params->axis, shape->ndim);
   for (int i = 0; i < call->num_outputs; i++) {
-    int64_t begin, end;
+    int64_t begin = 0, end = 0;
     MPG_TRY(mpg_split_part(params, shape->dims[axis], i, &begin, &end));
     take_part(call, i, axis, begin, end);
   }

@@ -1,0 +1,510 @@
+/* Gathering and scattering by index. Inference and gradients. */
+#include <string.h>
+
+#include "op/infer.h"
+
+#define PARAMS(structure, name) const mpg_##structure##_params *name = infer->params
+#define GRADIENT_PARAMS(structure, name) const mpg_##structure##_params *name = g->params
+
+static bool begin(mpg_infer *infer) {
+  infer->outputs[0].dtype = infer->inputs[0].dtype;
+  return mpg_shape_known(&infer->inputs[0].shape);
+}
+
+static mpg_status expect_numeric(mpg_infer *infer, int input) {
+  mpg_dtype dtype = infer->inputs[input].dtype;
+  if (dtype != MPG_DTYPE_NONE && !(MPG_DTYPES_NUMERIC >> dtype & 1)) return mpg_infer_fail(infer, "indices and lengths are numbers");
+  return MPG_OK;
+}
+
+static void shape_to_tuple(const mpg_shape *shape, mpg_tuple *tuple) {
+  tuple->count = shape->ndim;
+  for (int i = 0; i < shape->ndim; i++) tuple->values[i] = shape->dims[i];
+}
+
+/* --- take, Embedding -------------------------------------------------------------------------------------------------- */
+
+/* `a` with dimension `axis` replaced by the dimensions of `indices`. */
+static mpg_status taken_shape(mpg_infer *infer, const mpg_shape *a, int axis, const mpg_shape *indices, mpg_shape *shape) {
+  if (a->ndim - 1 + indices->ndim > MPG_MAX_NDIM) return mpg_infer_fail(infer, "the result has more than %d dimensions", MPG_MAX_NDIM);
+  *shape = (mpg_shape){0};
+  for (int i = 0; i < axis; i++) shape->dims[shape->ndim++] = a->dims[i];
+  for (int i = 0; i < indices->ndim; i++) shape->dims[shape->ndim++] = indices->dims[i];
+  for (int i = axis + 1; i < a->ndim; i++) shape->dims[shape->ndim++] = a->dims[i];
+  return MPG_OK;
+}
+
+mpg_status mpg_infer_take(mpg_infer *infer) {
+  PARAMS(take, params);
+  MPG_TRY(expect_numeric(infer, 1));
+  const mpg_shape *indices = &infer->inputs[1].shape;
+  if (!begin(infer) || !mpg_shape_known(indices)) return MPG_OK;
+  int axis;
+  MPG_TRY(mpg_axis_normalize(params->axis, infer->inputs[0].shape.ndim, infer->op->name, &axis));
+  if (infer->inputs[0].shape.dims[axis] == 0 && mpg_shape_size(indices) > 0)
+    return mpg_infer_fail(infer, "dimension %d has size 0: there is nothing to take", axis);
+  return taken_shape(infer, &infer->inputs[0].shape, axis, indices, &infer->outputs[0].shape);
+}
+
+static mpg_value take_back(mpg_gradient *g, int64_t axis, int mode, const mpg_shape *shape, mpg_value grad, mpg_value indices) {
+  mpg_take_back_params params;
+  memset(&params, 0, sizeof params);
+  params.axis = axis;
+  params.mode = mode;
+  shape_to_tuple(shape, &params.shape);
+  return mpg_emit2(g, MPG_OP__backward_take, &params, grad, indices);
+}
+
+void mpg_gradient_take(mpg_gradient *g) {
+  GRADIENT_PARAMS(take, params);
+  if (g->needed[0])
+    g->in_grads[0] = take_back(g, params->axis, params->mode, &mpg_value_desc(g, g->inputs[0])->shape, g->out_grads[0], g->inputs[1]);
+}
+
+mpg_status mpg_infer_take_back(mpg_infer *infer) {
+  PARAMS(take_back, params);
+  mpg_shape shape, taken;
+  int axis;
+  infer->outputs[0].dtype = infer->inputs[0].dtype;
+  MPG_TRY(expect_numeric(infer, 1));
+  MPG_TRY(mpg_infer_tuple_shape(infer, &params->shape, &shape));
+  MPG_TRY(mpg_axis_normalize(params->axis, shape.ndim, infer->op->name, &axis));
+  if (mpg_shape_known(&infer->inputs[1].shape)) {
+    MPG_TRY(taken_shape(infer, &shape, axis, &infer->inputs[1].shape, &taken));
+    MPG_TRY(mpg_infer_expect_shape(infer, 0, &taken));
+    if (shape.dims[axis] == 0 && mpg_shape_size(&infer->inputs[1].shape) > 0)
+      return mpg_infer_fail(infer, "dimension %d has size 0", axis);
+  }
+  infer->outputs[0].shape = shape;
+  return MPG_OK;
+}
+
+void mpg_gradient_take_back(mpg_gradient *g) {
+  GRADIENT_PARAMS(take_back, params);
+  mpg_take_params forward = {.axis = params->axis, .mode = params->mode};
+  if (g->needed[0]) g->in_grads[0] = mpg_emit2(g, MPG_OP_take, &forward, g->out_grads[0], g->inputs[1]);
+}
+
+mpg_status mpg_infer_embedding(mpg_infer *infer) {
+  PARAMS(embedding, params);
+  mpg_shape weight = {.ndim = 2, .dims = {params->input_dim, params->output_dim}};
+  MPG_TRY(mpg_infer_expect_shape(infer, 1, &weight));
+  if (infer->inputs[1].dtype == MPG_DTYPE_NONE) infer->inputs[1].dtype = params->dtype;
+  infer->outputs[0].dtype = infer->inputs[1].dtype;
+  const mpg_shape *data = &infer->inputs[0].shape;
+  if (!mpg_shape_known(data)) return MPG_OK;
+  if (data->ndim >= MPG_MAX_NDIM) return mpg_infer_fail(infer, "the result has more than %d dimensions", MPG_MAX_NDIM);
+  mpg_shape shape = *data;
+  shape.dims[shape.ndim++] = params->output_dim;
+  infer->outputs[0].shape = shape;
+  return MPG_OK;
+}
+
+void mpg_gradient_embedding(mpg_gradient *g) {
+  GRADIENT_PARAMS(embedding, params);
+  mpg_shape weight = {.ndim = 2, .dims = {params->input_dim, params->output_dim}};
+  if (g->needed[1]) g->in_grads[1] = take_back(g, 0, 0, &weight, g->out_grads[0], g->inputs[0]);
+}
+
+/* --- pick -------------------------------------------------------------------------------------------------------------- */
+
+/* Checks that `index` has the positions of `data` without `axis`, or with it as 1. */
+static mpg_status expect_positions(mpg_infer *infer, int input, const mpg_shape *data, int axis) {
+  mpg_shape without = {0}, with = *data;
+  with.dims[axis] = 1;
+  for (int i = 0; i < data->ndim; i++)
+    if (i != axis) without.dims[without.ndim++] = data->dims[i];
+  const mpg_shape *index = &infer->inputs[input].shape;
+  if (index->ndim == data->ndim && mpg_shape_equal(index, &with)) return MPG_OK;
+  if (without.ndim == 0 && index->ndim == 1) without = with; /* one position, as an array of one element */
+  return mpg_infer_expect_shape(infer, input, &without);
+}
+
+mpg_status mpg_infer_pick(mpg_infer *infer) {
+  PARAMS(pick, params);
+  MPG_TRY(expect_numeric(infer, 1));
+  if (!params->axis.present) return mpg_infer_fail(infer, "axis is an integer here, not None");
+  if (!begin(infer)) return MPG_OK;
+  const mpg_shape *data = &infer->inputs[0].shape;
+  int axis;
+  MPG_TRY(mpg_axis_normalize(params->axis.value, data->ndim, infer->op->name, &axis));
+  MPG_TRY(expect_positions(infer, 1, data, axis));
+  mpg_shape shape = *data;
+  shape.dims[axis] = 1;
+  if (data->dims[axis] == 0 && mpg_shape_size(&shape) > 0) return mpg_infer_fail(infer, "dimension %d has size 0: there is nothing to pick", axis);
+  if (!params->keepdims && shape.ndim > 1) {
+    for (int i = axis; i + 1 < shape.ndim; i++) shape.dims[i] = shape.dims[i + 1];
+    shape.dims[--shape.ndim] = 0;
+  }
+  infer->outputs[0].shape = shape;
+  return MPG_OK;
+}
+
+static mpg_value pick_back(mpg_gradient *g, int64_t axis, int mode, const mpg_shape *shape, mpg_value grad, mpg_value index) {
+  mpg_pick_back_params params;
+  memset(&params, 0, sizeof params);
+  params.axis = axis;
+  params.mode = mode;
+  shape_to_tuple(shape, &params.shape);
+  return mpg_emit2(g, MPG_OP__backward_pick, &params, grad, index);
+}
+
+void mpg_gradient_pick(mpg_gradient *g) {
+  GRADIENT_PARAMS(pick, params);
+  if (g->needed[0])
+    g->in_grads[0] = pick_back(g, params->axis.value, params->mode, &mpg_value_desc(g, g->inputs[0])->shape, g->out_grads[0], g->inputs[1]);
+}
+
+mpg_status mpg_infer_pick_back(mpg_infer *infer) {
+  PARAMS(pick_back, params);
+  mpg_shape shape;
+  int axis;
+  infer->outputs[0].dtype = infer->inputs[0].dtype;
+  MPG_TRY(expect_numeric(infer, 1));
+  MPG_TRY(mpg_infer_tuple_shape(infer, &params->shape, &shape));
+  MPG_TRY(mpg_axis_normalize(params->axis, shape.ndim, infer->op->name, &axis));
+  MPG_TRY(expect_positions(infer, 0, &shape, axis));
+  MPG_TRY(expect_positions(infer, 1, &shape, axis));
+  infer->outputs[0].shape = shape;
+  return MPG_OK;
+}
+
+void mpg_gradient_pick_back(mpg_gradient *g) {
+  GRADIENT_PARAMS(pick_back, params);
+  if (!g->needed[0]) return;
+  mpg_pick_params forward;
+  memset(&forward, 0, sizeof forward);
+  forward.axis = (mpg_opt_int){.value = params->axis, .present = 1};
+  forward.mode = params->mode;
+  g->in_grads[0] = mpg_emit_reshape(g, mpg_emit2(g, MPG_OP_pick, &forward, g->out_grads[0], g->inputs[1]),
+                                    &mpg_value_desc(g, g->inputs[0])->shape);
+}
+
+mpg_status mpg_infer_batch_take(mpg_infer *infer) {
+  MPG_TRY(expect_numeric(infer, 1));
+  if (!begin(infer)) return MPG_OK;
+  const mpg_shape *a = &infer->inputs[0].shape;
+  if (a->ndim != 2) return mpg_infer_fail(infer, "a is a matrix");
+  if (a->dims[1] == 0 && a->dims[0] > 0) return mpg_infer_fail(infer, "the rows have size 0: there is nothing to take");
+  mpg_shape rows = {.ndim = 1, .dims = {a->dims[0]}};
+  MPG_TRY(mpg_infer_expect_shape(infer, 1, &rows));
+  infer->outputs[0].shape = rows;
+  return MPG_OK;
+}
+
+void mpg_gradient_batch_take(mpg_gradient *g) {
+  if (g->needed[0]) g->in_grads[0] = pick_back(g, 1, 0, &mpg_value_desc(g, g->inputs[0])->shape, g->out_grads[0], g->inputs[1]);
+}
+
+mpg_status mpg_infer_fill_element(mpg_infer *infer) {
+  MPG_TRY(expect_numeric(infer, 2));
+  if (infer->inputs[0].dtype != MPG_DTYPE_NONE) MPG_TRY(mpg_infer_expect_dtype(infer, 1, infer->inputs[0].dtype));
+  if (!begin(infer)) return MPG_OK;
+  const mpg_shape *lhs = &infer->inputs[0].shape;
+  if (lhs->ndim != 2) return mpg_infer_fail(infer, "lhs is a matrix");
+  if (lhs->dims[1] == 0 && lhs->dims[0] > 0) return mpg_infer_fail(infer, "the rows have size 0: there is nothing to fill");
+  mpg_shape rows = {.ndim = 1, .dims = {lhs->dims[0]}};
+  MPG_TRY(mpg_infer_expect_shape(infer, 1, &rows));
+  MPG_TRY(mpg_infer_expect_shape(infer, 2, &rows));
+  infer->outputs[0].shape = *lhs;
+  return MPG_OK;
+}
+
+void mpg_gradient_fill_element(mpg_gradient *g) {
+  if (g->needed[0]) {
+    mpg_value zeros = mpg_emit_full_like(g, g->inputs[1], 0);
+    g->in_grads[0] = mpg_emit3(g, MPG_OP_fill_element_0index, NULL, g->out_grads[0], zeros, g->inputs[2]);
+  }
+  if (g->needed[1]) g->in_grads[1] = mpg_emit2(g, MPG_OP_batch_take, NULL, g->out_grads[0], g->inputs[2]);
+}
+
+mpg_status mpg_infer_one_hot(mpg_infer *infer) {
+  PARAMS(one_hot, params);
+  infer->outputs[0].dtype = params->dtype;
+  if (!mpg_shape_known(&infer->inputs[0].shape)) return MPG_OK;
+  mpg_shape shape = infer->inputs[0].shape;
+  if (shape.ndim >= MPG_MAX_NDIM) return mpg_infer_fail(infer, "the result has more than %d dimensions", MPG_MAX_NDIM);
+  shape.dims[shape.ndim++] = params->depth;
+  infer->outputs[0].shape = shape;
+  return MPG_OK;
+}
+
+/* --- where -------------------------------------------------------------------------------------------------------------- */
+
+mpg_status mpg_infer_where(mpg_infer *infer) {
+  mpg_desc *x = &infer->inputs[1], *y = &infer->inputs[2];
+  const mpg_shape *condition = &infer->inputs[0].shape;
+  if (x->dtype != MPG_DTYPE_NONE) MPG_TRY(mpg_infer_expect_dtype(infer, 2, x->dtype));
+  if (y->dtype != MPG_DTYPE_NONE) MPG_TRY(mpg_infer_expect_dtype(infer, 1, y->dtype));
+  infer->outputs[0].dtype = x->dtype;
+  if (!mpg_shape_merge(&x->shape, &y->shape)) return mpg_infer_fail(infer, "x and y have the same shape");
+  if (!mpg_shape_known(&x->shape)) return MPG_OK;
+  bool rows = condition->ndim == 1 && x->shape.ndim > 0 && (condition->dims[0] == x->shape.dims[0] || condition->dims[0] < 0);
+  if (rows) {
+    mpg_shape shape = {.ndim = 1, .dims = {x->shape.dims[0]}};
+    MPG_TRY(mpg_infer_expect_shape(infer, 0, &shape));
+  } else {
+    MPG_TRY(mpg_infer_expect_shape(infer, 0, &x->shape));
+  }
+  infer->outputs[0].shape = x->shape;
+  return MPG_OK;
+}
+
+void mpg_gradient_where(mpg_gradient *g) {
+  mpg_value zeros = mpg_emit_full_like(g, g->out_grads[0], 0);
+  if (g->needed[1]) g->in_grads[1] = mpg_emit3(g, MPG_OP_where, NULL, g->inputs[0], g->out_grads[0], zeros);
+  if (g->needed[2]) g->in_grads[2] = mpg_emit3(g, MPG_OP_where, NULL, g->inputs[0], zeros, g->out_grads[0]);
+}
+
+/* --- gather_nd and its like ---------------------------------------------------------------------------------------------- */
+
+/* The shape of the elements of an array of `shape` at the columns of `indices`. */
+static mpg_status gathered_shape(mpg_infer *infer, const mpg_shape *shape, const mpg_shape *indices, mpg_shape *result) {
+  if (indices->ndim < 1) return mpg_infer_fail(infer, "indices have at least one dimension");
+  int64_t depth = indices->dims[0];
+  if (depth < 1 || depth > shape->ndim)
+    return mpg_infer_fail(infer, "the first dimension of indices, %lld, is the number of indexed dimensions, 1 to %d", (long long)depth, shape->ndim);
+  if (indices->ndim - 1 + shape->ndim - depth > MPG_MAX_NDIM)
+    return mpg_infer_fail(infer, "the result has more than %d dimensions", MPG_MAX_NDIM);
+  *result = (mpg_shape){0};
+  for (int i = 1; i < indices->ndim; i++) result->dims[result->ndim++] = indices->dims[i];
+  for (int i = (int)depth; i < shape->ndim; i++) result->dims[result->ndim++] = shape->dims[i];
+  if (result->ndim == 0) result->dims[result->ndim++] = 1;
+  return MPG_OK;
+}
+
+mpg_status mpg_infer_gather_nd(mpg_infer *infer) {
+  MPG_TRY(expect_numeric(infer, 1));
+  if (!begin(infer) || !mpg_shape_known(&infer->inputs[1].shape)) return MPG_OK;
+  return gathered_shape(infer, &infer->inputs[0].shape, &infer->inputs[1].shape, &infer->outputs[0].shape);
+}
+
+void mpg_gradient_gather_nd(mpg_gradient *g) {
+  if (!g->needed[0]) return;
+  mpg_shape_of_params params;
+  memset(&params, 0, sizeof params);
+  shape_to_tuple(&mpg_value_desc(g, g->inputs[0])->shape, &params.shape);
+  g->in_grads[0] = mpg_emit2(g, MPG_OP__backward_gather_nd, &params, g->out_grads[0], g->inputs[1]);
+}
+
+mpg_status mpg_infer_scatter_nd(mpg_infer *infer) {
+  PARAMS(shape_of, params);
+  mpg_shape shape, gathered;
+  MPG_TRY(expect_numeric(infer, 1));
+  infer->outputs[0].dtype = infer->inputs[0].dtype;
+  MPG_TRY(mpg_infer_tuple_shape(infer, &params->shape, &shape));
+  if (mpg_shape_known(&infer->inputs[1].shape)) {
+    MPG_TRY(gathered_shape(infer, &shape, &infer->inputs[1].shape, &gathered));
+    MPG_TRY(mpg_infer_expect_shape(infer, 0, &gathered));
+  }
+  infer->outputs[0].shape = shape;
+  return MPG_OK;
+}
+
+/* Of both scatter_nd and _backward_gather_nd. Where scatter_nd drops all but the last of equal indices, this counts each of
+ * them, as MXNet's does. */
+void mpg_gradient_scatter_nd(mpg_gradient *g) {
+  if (g->needed[0]) g->in_grads[0] = mpg_emit2(g, MPG_OP_gather_nd, NULL, g->out_grads[0], g->inputs[1]);
+}
+
+mpg_status mpg_infer_scatter_set_nd(mpg_infer *infer) {
+  MPG_TRY(expect_numeric(infer, 2));
+  if (infer->inputs[0].dtype != MPG_DTYPE_NONE) MPG_TRY(mpg_infer_expect_dtype(infer, 1, infer->inputs[0].dtype));
+  if (!begin(infer)) return MPG_OK;
+  infer->outputs[0].shape = infer->inputs[0].shape;
+  if (!mpg_shape_known(&infer->inputs[2].shape)) return MPG_OK;
+  mpg_shape gathered;
+  MPG_TRY(gathered_shape(infer, &infer->inputs[0].shape, &infer->inputs[2].shape, &gathered));
+  return mpg_infer_expect_shape(infer, 1, &gathered);
+}
+
+void mpg_gradient_scatter_set_nd(mpg_gradient *g) {
+  if (g->needed[0]) {
+    mpg_value zeros = mpg_emit_full_like(g, g->inputs[1], 0);
+    g->in_grads[0] = mpg_emit3(g, MPG_OP__scatter_set_nd, g->params, g->out_grads[0], zeros, g->inputs[2]);
+  }
+  if (g->needed[1]) g->in_grads[1] = mpg_emit2(g, MPG_OP_gather_nd, NULL, g->out_grads[0], g->inputs[2]);
+}
+
+/* The indexed shape; its first dimension may be -1 (not needed). */
+static mpg_status indexed_shape(mpg_infer *infer, const mpg_tuple *tuple) {
+  if (tuple->count < 1 || tuple->count > MPG_MAX_NDIM) return mpg_infer_fail(infer, "shape has 1 to %d dimensions", MPG_MAX_NDIM);
+  int64_t size = 1;
+  for (int i = 0; i < tuple->count; i++) {
+    if (i == 0 && tuple->values[i] == -1) continue;
+    if (tuple->values[i] < 1 || __builtin_mul_overflow(size, tuple->values[i], &size))
+      return mpg_infer_fail(infer, "shape has a dimension below 1, or too many elements");
+  }
+  return MPG_OK;
+}
+
+mpg_status mpg_infer_ravel(mpg_infer *infer) {
+  PARAMS(index_shape, params);
+  MPG_TRY(indexed_shape(infer, &params->shape));
+  if (!begin(infer)) return MPG_OK;
+  const mpg_shape *in = &infer->inputs[0].shape;
+  if (in->ndim < 1 || in->dims[0] != params->shape.count)
+    return mpg_infer_fail(infer, "the first dimension of data is the number of dimensions in shape, %d", params->shape.count);
+  mpg_shape shape = {.ndim = in->ndim - 1};
+  for (int i = 0; i < shape.ndim; i++) shape.dims[i] = in->dims[i + 1];
+  if (shape.ndim == 0) shape = (mpg_shape){.ndim = 1, .dims = {1}};
+  infer->outputs[0].shape = shape;
+  return MPG_OK;
+}
+
+mpg_status mpg_infer_unravel(mpg_infer *infer) {
+  PARAMS(index_shape, params);
+  MPG_TRY(indexed_shape(infer, &params->shape));
+  if (!begin(infer)) return MPG_OK;
+  const mpg_shape *in = &infer->inputs[0].shape;
+  if (in->ndim >= MPG_MAX_NDIM) return mpg_infer_fail(infer, "the result has more than %d dimensions", MPG_MAX_NDIM);
+  mpg_shape shape = {.ndim = in->ndim + 1, .dims = {params->shape.count}};
+  for (int i = 0; i < in->ndim; i++) shape.dims[i + 1] = in->dims[i];
+  infer->outputs[0].shape = shape;
+  return MPG_OK;
+}
+
+/* --- Sequences ------------------------------------------------------------------------------------------------------------ */
+
+int mpg_arity_sequence(const mpg_op *op, const void *params, int given) {
+  (void)op, (void)given;
+  return ((const mpg_sequence_params *)params)->use_sequence_length ? 2 : 1;
+}
+int mpg_arity_sequence_mask(const mpg_op *op, const void *params, int given) {
+  (void)op, (void)given;
+  return ((const mpg_sequence_mask_params *)params)->use_sequence_length ? 2 : 1;
+}
+int mpg_arity_sequence_last_back(const mpg_op *op, const void *params, int given) {
+  (void)op, (void)given;
+  return ((const mpg_sequence_last_back_params *)params)->use_sequence_length ? 2 : 1;
+}
+
+static mpg_status expect_lengths(mpg_infer *infer, const mpg_shape *data, int64_t time_axis) {
+  if (data->ndim < 2) return mpg_infer_fail(infer, "the array has at least 2 dimensions (time and batch)");
+  if (infer->num_inputs < 2) return MPG_OK;
+  MPG_TRY(expect_numeric(infer, 1));
+  mpg_shape batch = {.ndim = 1, .dims = {data->dims[time_axis == 0 ? 1 : 0]}};
+  return mpg_infer_expect_shape(infer, 1, &batch);
+}
+
+mpg_status mpg_infer_sequence_mask(mpg_infer *infer) {
+  PARAMS(sequence_mask, params);
+  if (!begin(infer)) return MPG_OK;
+  MPG_TRY(expect_lengths(infer, &infer->inputs[0].shape, params->axis));
+  infer->outputs[0].shape = infer->inputs[0].shape;
+  return MPG_OK;
+}
+
+void mpg_gradient_sequence_mask(mpg_gradient *g) {
+  mpg_sequence_mask_params params;
+  memcpy(&params, g->params, sizeof params);
+  params.value = 0;
+  if (g->needed[0])
+    g->in_grads[0] = g->num_inputs < 2 ? g->out_grads[0] : mpg_emit2(g, MPG_OP_SequenceMask, &params, g->out_grads[0], g->inputs[1]);
+}
+
+mpg_status mpg_infer_sequence_reverse(mpg_infer *infer) {
+  PARAMS(sequence, params);
+  if (!begin(infer)) return MPG_OK;
+  if (params->axis != 0) return mpg_infer_fail(infer, "the time dimension is 0");
+  MPG_TRY(expect_lengths(infer, &infer->inputs[0].shape, params->axis));
+  infer->outputs[0].shape = infer->inputs[0].shape;
+  return MPG_OK;
+}
+
+void mpg_gradient_sequence_reverse(mpg_gradient *g) {
+  mpg_value inputs[2] = {g->out_grads[0], g->num_inputs > 1 ? g->inputs[1] : MPG_NO_VALUE};
+  if (g->needed[0]) g->in_grads[0] = mpg_emit(g, MPG_OP_SequenceReverse, g->params, g->num_inputs, inputs);
+}
+
+static void last_shape(const mpg_shape *data, int64_t time_axis, mpg_shape *shape) {
+  *shape = (mpg_shape){0};
+  for (int i = 0; i < data->ndim; i++)
+    if (i != time_axis) shape->dims[shape->ndim++] = data->dims[i];
+}
+
+mpg_status mpg_infer_sequence_last(mpg_infer *infer) {
+  PARAMS(sequence, params);
+  if (!begin(infer)) return MPG_OK;
+  const mpg_shape *data = &infer->inputs[0].shape;
+  MPG_TRY(expect_lengths(infer, data, params->axis));
+  last_shape(data, params->axis, &infer->outputs[0].shape);
+  if (data->dims[params->axis] == 0 && mpg_shape_size(&infer->outputs[0].shape) > 0)
+    return mpg_infer_fail(infer, "the sequences are empty: there is no last element");
+  return MPG_OK;
+}
+
+void mpg_gradient_sequence_last(mpg_gradient *g) {
+  GRADIENT_PARAMS(sequence, params);
+  if (!g->needed[0]) return;
+  mpg_sequence_last_back_params back;
+  memset(&back, 0, sizeof back);
+  back.use_sequence_length = params->use_sequence_length;
+  back.axis = params->axis;
+  shape_to_tuple(&mpg_value_desc(g, g->inputs[0])->shape, &back.shape);
+  mpg_value inputs[2] = {g->out_grads[0], g->num_inputs > 1 ? g->inputs[1] : MPG_NO_VALUE};
+  g->in_grads[0] = mpg_emit(g, MPG_OP__backward_SequenceLast, &back, g->num_inputs, inputs);
+}
+
+mpg_status mpg_infer_sequence_last_back(mpg_infer *infer) {
+  PARAMS(sequence_last_back, params);
+  mpg_shape shape, last;
+  infer->outputs[0].dtype = infer->inputs[0].dtype;
+  MPG_TRY(mpg_infer_tuple_shape(infer, &params->shape, &shape));
+  MPG_TRY(expect_lengths(infer, &shape, params->axis));
+  last_shape(&shape, params->axis, &last);
+  MPG_TRY(mpg_infer_expect_shape(infer, 0, &last));
+  infer->outputs[0].shape = shape;
+  return MPG_OK;
+}
+
+void mpg_gradient_sequence_last_back(mpg_gradient *g) {
+  GRADIENT_PARAMS(sequence_last_back, params);
+  if (!g->needed[0]) return;
+  mpg_sequence_params forward;
+  memset(&forward, 0, sizeof forward);
+  forward.use_sequence_length = params->use_sequence_length;
+  forward.axis = params->axis;
+  mpg_value inputs[2] = {g->out_grads[0], g->num_inputs > 1 ? g->inputs[1] : MPG_NO_VALUE};
+  g->in_grads[0] = mpg_emit(g, MPG_OP_SequenceLast, &forward, g->num_inputs, inputs);
+}
+
+/* --- contrib ---------------------------------------------------------------------------------------------------------------- */
+
+mpg_status mpg_infer_index_copy(mpg_infer *infer) {
+  MPG_TRY(expect_numeric(infer, 1));
+  if (infer->inputs[0].dtype != MPG_DTYPE_NONE) MPG_TRY(mpg_infer_expect_dtype(infer, 2, infer->inputs[0].dtype));
+  if (!begin(infer)) return MPG_OK;
+  mpg_shape rows = infer->inputs[0].shape;
+  infer->outputs[0].shape = rows;
+  if (rows.ndim < 1) return mpg_infer_fail(infer, "old_tensor has at least one dimension");
+  if (!mpg_shape_known(&infer->inputs[1].shape)) return MPG_OK;
+  if (infer->inputs[1].shape.ndim != 1) return mpg_infer_fail(infer, "index_vector has one dimension");
+  rows.dims[0] = infer->inputs[1].shape.dims[0];
+  return mpg_infer_expect_shape(infer, 2, &rows);
+}
+
+void mpg_gradient_index_copy(mpg_gradient *g) {
+  mpg_take_params take = {.axis = 0, .mode = 1};
+  if (g->needed[0]) {
+    mpg_value zeros = mpg_emit_full_like(g, g->inputs[2], 0);
+    g->in_grads[0] = mpg_emit3(g, MPG_OP__contrib_index_copy, NULL, g->out_grads[0], g->inputs[1], zeros);
+  }
+  if (g->needed[2]) g->in_grads[2] = mpg_emit2(g, MPG_OP_take, &take, g->out_grads[0], g->inputs[1]);
+}
+
+mpg_status mpg_infer_index_array(mpg_infer *infer) {
+  PARAMS(index_array, params);
+  infer->outputs[0].dtype = MPG_INT64;
+  if (!mpg_shape_known(&infer->inputs[0].shape)) return MPG_OK;
+  mpg_shape shape = infer->inputs[0].shape;
+  int count = params->axes.count < 0 ? shape.ndim : params->axes.count;
+  for (int i = 0; i < params->axes.count; i++) {
+    int axis;
+    MPG_TRY(mpg_axis_normalize(params->axes.values[i], shape.ndim, infer->op->name, &axis));
+  }
+  if (shape.ndim >= MPG_MAX_NDIM) return mpg_infer_fail(infer, "the result has more than %d dimensions", MPG_MAX_NDIM);
+  shape.dims[shape.ndim++] = count;
+  infer->outputs[0].shape = shape;
+  return MPG_OK;
+}
