@@ -1,0 +1,215 @@
+/* Softmax's arithmetic on one contiguous row, for one type. Included by softmax.c with
+ *   T (float or double), NAME(x) (names for that type), EXP, LOG
+ * Sums are taken in 16 lanes, element i in lane i % 16, and the lanes folded pairwise: the order is the same on every instruction set
+ * and does not depend on threads.
+ */
+typedef T NAME(lanes) __attribute__((vector_size(16 * sizeof(T)), aligned(sizeof(T))));
+
+static T NAME(fold_sum)(const T *lane) {
+  T sum[16];
+  for (int i = 0; i < 16; i++) sum[i] = lane[i];
+  for (int half = 8; half >= 1; half /= 2)
+    for (int i = 0; i < half; i++) sum[i] += sum[i + half];
+  return sum[0];
+}
+
+static T NAME(row_max)(const T *x, int64_t n) {
+  T max[16];
+  int64_t i = 0;
+  for (int lane = 0; lane < 16; lane++) max[lane] = -(T)INFINITY;
+  for (; i + 16 <= n; i += 16)
+    for (int lane = 0; lane < 16; lane++) max[lane] = x[i + lane] > max[lane] ? x[i + lane] : max[lane];
+  for (; i < n; i++) max[i % 16] = x[i] > max[i % 16] ? x[i] : max[i % 16];
+  for (int lane = 1; lane < 16; lane++) max[0] = max[lane] > max[0] ? max[lane] : max[0];
+  return max[0];
+}
+
+/* Adds x[0 .. n) to the lanes; n is a multiple of 16, or the row ends here. */
+static void NAME(add_lanes)(const T *x, int64_t n, T *lane) {
+  NAME(lanes) sum;
+  int64_t i = 0;
+  memcpy(&sum, lane, sizeof sum);
+  for (; i + 16 <= n; i += 16) sum += *(const NAME(lanes) *)(x + i);
+  memcpy(lane, &sum, sizeof sum);
+  for (; i < n; i++) lane[i % 16] += x[i];
+}
+
+static T NAME(row_sum)(const T *x, int64_t n) {
+  T lane[16] = {0};
+  NAME(add_lanes)(x, n, lane);
+  return NAME(fold_sum)(lane);
+}
+
+/* The sum of exp(x - max); the exponentials are stored in y where that is not NULL (it may be x). */
+static T NAME(row_exp)(const T *x, T *y, int64_t n, T max) {
+  T lane[16] = {0}, buffer[ROW_BLOCK];
+  for (int64_t at = 0; at < n; at += ROW_BLOCK) {
+    int64_t count = n - at < ROW_BLOCK ? n - at : ROW_BLOCK;
+    const T *from = x + at;
+    T *to = y ? y + at : buffer;
+    for (int64_t i = 0; i < count; i++) to[i] = EXP(from[i] - max);
+    NAME(add_lanes)(to, count, lane);
+  }
+  return NAME(fold_sum)(lane);
+}
+
+static void NAME(softmax_row)(const T *x, T *y, int64_t n) {
+  T inverse = 1 / NAME(row_exp)(x, y, n, NAME(row_max)(x, n));
+  for (int64_t i = 0; i < n; i++) y[i] *= inverse;
+}
+
+static void NAME(log_softmax_row)(const T *x, T *y, int64_t n) {
+  T max = NAME(row_max)(x, n), log_sum = LOG(NAME(row_exp)(x, NULL, n, max));
+  for (int64_t i = 0; i < n; i++) y[i] = (x[i] - max) - log_sum;
+}
+
+static void NAME(softmax_back_row)(const T *grad, const T *y, T *out, int64_t n, T scale) {
+  T lane[16] = {0}, buffer[ROW_BLOCK];
+  for (int64_t at = 0; at < n; at += ROW_BLOCK) {
+    int64_t count = n - at < ROW_BLOCK ? n - at : ROW_BLOCK;
+    for (int64_t i = 0; i < count; i++) buffer[i] = grad[at + i] * y[at + i];
+    NAME(add_lanes)(buffer, count, lane);
+  }
+  T sum = NAME(fold_sum)(lane);
+  for (int64_t i = 0; i < n; i++) out[i] = y[i] * (grad[i] - sum) * scale;
+}
+
+static void NAME(log_softmax_back_row)(const T *grad, const T *y, T *out, int64_t n, T scale) {
+  T sum = NAME(row_sum)(grad, n);
+  for (int64_t i = 0; i < n; i++) out[i] = (grad[i] - EXP(y[i]) * sum) * scale;
+}
+
+/* --- Any dtype and stride to contiguous rows of T, and back -------------------------------------------------------------- */
+
+/* rows[j * n + i] = element (start + i * stride + j), j < columns. */
+static void NAME(gather)(const mpg_view *view, int64_t start, int64_t n, int64_t stride, int64_t columns, T *rows) {
+#define GATHER(type, convert)                                                        \
+  {                                                                                  \
+    const type *from = (const type *)view->data + start;                             \
+    for (int64_t i = 0; i < n; i++)                                                  \
+      for (int64_t j = 0; j < columns; j++) rows[j * n + i] = (T)convert(from[i * stride + j]); \
+  }
+  switch (view->desc.dtype) {
+    case MPG_FLOAT32: GATHER(float, ) return;
+    case MPG_FLOAT64: GATHER(double, ) return;
+    case MPG_FLOAT16: GATHER(uint16_t, mpg_half_to_float) return;
+    default: GATHER(uint16_t, mpg_bfloat16_to_float) return;
+  }
+#undef GATHER
+}
+
+static void NAME(scatter)(const mpg_view *view, int64_t start, int64_t n, int64_t stride, int64_t columns, const T *rows) {
+#define SCATTER(type, convert)                                                       \
+  {                                                                                  \
+    type *to = (type *)view->data + start;                                           \
+    for (int64_t i = 0; i < n; i++)                                                  \
+      for (int64_t j = 0; j < columns; j++) to[i * stride + j] = convert(rows[j * n + i]); \
+  }
+  switch (view->desc.dtype) {
+    case MPG_FLOAT32: SCATTER(float, (float)) return;
+    case MPG_FLOAT64: SCATTER(double, (double)) return;
+    case MPG_FLOAT16: SCATTER(uint16_t, mpg_float_to_half) return;
+    default: SCATTER(uint16_t, mpg_float_to_bfloat16) return;
+  }
+#undef SCATTER
+}
+
+/* --- Rows of an array ------------------------------------------------------------------------------------------------------- */
+
+static void NAME(run_row)(const job *p, const T *const *in, T *out, int64_t length) {
+  int64_t n = p->n;
+  if (p->kind == KIND_SOFTMAX || p->kind == KIND_LOG_SOFTMAX) {
+    const T *x = in[0];
+    if (p->scale != 1) {
+      for (int64_t i = 0; i < length; i++) out[i] = x[i] * (T)p->scale;
+      x = out;
+    }
+    if (p->kind == KIND_LOG_SOFTMAX) {
+      NAME(log_softmax_row)(x, out, n);
+      return;
+    }
+    if (length > 0) NAME(softmax_row)(x, out, length);
+    for (int64_t i = length; i < n; i++) out[i] = 0;
+  } else if (p->kind == KIND_SOFTMAX_BACK) {
+    NAME(softmax_back_row)(in[0], in[1], out, n, (T)p->scale);
+  } else {
+    NAME(log_softmax_back_row)(in[0], in[1], out, n, (T)p->scale);
+  }
+}
+
+/* Units are tiles of up to p->tile columns. */
+static void NAME(run_units)(void *context, int64_t begin, int64_t end) {
+  const job *p = context;
+  int inputs = p->kind >= KIND_SOFTMAX_BACK ? 2 : 1;
+  int64_t tiles = (p->after + p->tile - 1) / p->tile;
+  T *buffer = (T *)(void *)(p->buffers + (size_t)omp_get_thread_num() * p->buffer_bytes);
+  for (int64_t unit = begin; unit < end; unit++) {
+    int64_t outer = unit / tiles, column = unit % tiles * p->tile, start = outer * p->n * p->after + column;
+    int64_t columns = p->after - column < p->tile ? p->after - column : p->tile;
+    const T *source[2] = {NULL, NULL};
+    T *target = p->direct_out ? (T *)p->out->data + start : buffer + inputs * p->tile * p->n;
+    for (int k = 0; k < inputs; k++) {
+      source[k] = p->direct_in[k] ? (const T *)p->in[k]->data + start : buffer + k * p->tile * p->n;
+      if (!p->direct_in[k]) NAME(gather)(p->in[k], start, p->n, p->after, columns, buffer + k * p->tile * p->n);
+    }
+    for (int64_t j = 0; j < columns; j++) {
+      const T *in[2] = {source[0] + j * p->n, inputs > 1 ? source[1] + j * p->n : NULL};
+      int64_t length = p->n;
+      if (p->length) {
+        length = mpg_index_at(p->length, outer * p->after + column + j);
+        length = length < 0 ? 0 : length > p->n ? p->n : length;
+      }
+      NAME(run_row)(p, in, target + j * p->n, length);
+    }
+    if (!p->direct_out) NAME(scatter)(p->out, start, p->n, p->after, columns, target);
+  }
+}
+
+/* --- Cross-entropy ---------------------------------------------------------------------------------------------------------- */
+
+static void NAME(store_one)(const mpg_view *view, int64_t i, T value) { NAME(scatter)(view, i, 1, 1, 1, &value); }
+static T NAME(load_one)(const mpg_view *view, int64_t i) {
+  T value;
+  NAME(gather)(view, i, 1, 1, 1, &value);
+  return value;
+}
+
+static void NAME(ce_rows)(void *context, int64_t begin, int64_t end) {
+  const ce *p = context;
+  T *buffer = (T *)(void *)(p->buffers + (size_t)omp_get_thread_num() * p->buffer_bytes);
+  for (int64_t row = begin; row < end; row++) {
+    const T *x = p->direct ? (const T *)p->data->data + row * p->n : buffer;
+    if (!p->direct) NAME(gather)(p->data, row * p->n, p->n, 1, 1, buffer);
+    T max = NAME(row_max)(x, p->n), log_sum = LOG(NAME(row_exp)(x, NULL, p->n, max));
+    T loss = -((x[mpg_index_clip(mpg_index_at(p->label, row), p->n)] - max) - log_sum);
+    if (p->losses) {
+      ((T *)p->losses)[row] = loss;
+      continue;
+    }
+    NAME(store_one)(p->loss, row, loss);
+    NAME(store_one)(p->max, row, max);
+    NAME(store_one)(p->log_sum, row, log_sum);
+  }
+}
+
+static void NAME(ce_back_rows)(void *context, int64_t begin, int64_t end) {
+  const ce *p = context;
+  T *buffer = (T *)(void *)(p->buffers + (size_t)omp_get_thread_num() * p->buffer_bytes);
+  for (int64_t row = begin; row < end; row++) {
+    const T *x = p->direct ? (const T *)p->data->data + row * p->n : buffer;
+    T *out = p->direct ? (T *)p->out->data + row * p->n : buffer;
+    if (!p->direct) NAME(gather)(p->data, row * p->n, p->n, 1, 1, buffer);
+    T max = NAME(load_one)(p->max, row), log_sum = NAME(load_one)(p->log_sum, row), grad = NAME(load_one)(p->loss, row);
+    int64_t label = mpg_index_clip(mpg_index_at(p->label, row), p->n);
+    if (p->direct) {
+      for (int64_t i = 0; i < p->n; i++) out[i] = EXP((x[i] - max) - log_sum) * grad;
+    } else { /* log_softmax would have been rounded to the dtype */
+      for (int64_t i = 0; i < p->n; i++) out[i] = (x[i] - max) - log_sum;
+      NAME(scatter)(p->out, row * p->n, p->n, 1, 1, out);
+      NAME(gather)(p->out, row * p->n, p->n, 1, 1, out);
+      for (int64_t i = 0; i < p->n; i++) out[i] = EXP(out[i]) * grad;
+    }
+    out[label] = -grad + out[label];
+    if (!p->direct) NAME(scatter)(p->out, row * p->n, p->n, 1, 1, out);
+  }
+}
