@@ -94,6 +94,14 @@ int mpg_py_array_list(PyObject *object, mpg_array **arrays, int capacity, PyObje
 PyObject *mpg_py_call(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs);
 /* Writes the result into `out`. */
 int mpg_py_call_out(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs, mpg_array *out);
+/* Calls an op by name with parameters given as (name, pointer to the value as the struct has it) pairs, ended by NULL:
+ * mpg_tuple for SHAPE, int64_t for INT, ...; names the op does not have are an error. Into `out`, or (NULL) a new NDArray. */
+PyObject *mpg_py_call_named(const char *op, mpg_array *const *inputs, int num_inputs, mpg_array *out, ...);
+static inline mpg_tuple mpg_py_tuple(const mpg_shape *shape) {
+  mpg_tuple tuple = {.count = shape->ndim};
+  for (int i = 0; i < shape->ndim; i++) tuple.values[i] = shape->dims[i];
+  return tuple;
+}
 /* On the tape while recording, or traced: reads must go through ops. */
 static inline bool mpg_py_tracked(const mpg_array *array) {
   return mpg_array_traced(array) || (array->node != NULL && mpg_autograd_recording());

@@ -1,0 +1,299 @@
+/* The NDArray type: life and death, and the calls other files build on. Its operators are in number.c, its methods in
+ * method.c, its indexing in index.c.
+ *
+ * Objects of the exact type come from a list of dead ones: an eager op costs no malloc. They hold no Python objects, so the
+ * cyclic collector need not know them.
+ */
+#include "python/core.h"
+
+enum { FREE_LIMIT = 256 };
+static struct {
+  mpg_py_array *objects[FREE_LIMIT];
+  int count;
+} unused; /* runtime state, under the GIL */
+
+static const mpg_array empty_array;
+
+PyObject *mpg_py_array_new(void) {
+  mpg_py_array *self;
+  PyTypeObject *type = mpg_py->array_type;
+  if (unused.count > 0) {
+    self = unused.objects[--unused.count];
+    PyObject_Init((PyObject *)self, type);
+  } else {
+    self = PyObject_New(mpg_py_array, type);
+    if (self == NULL) return NULL;
+    self->weak_references = NULL;
+    self->array = empty_array;
+  }
+  return (PyObject *)self;
+}
+
+static void array_dealloc(PyObject *object) {
+  mpg_py_array *self = (mpg_py_array *)object;
+  PyTypeObject *type = Py_TYPE(object);
+  if (self->weak_references != NULL) PyObject_ClearWeakRefs(object);
+  mpg_array_clear(&self->array);
+  if (type == mpg_py->array_type && unused.count < FREE_LIMIT) {
+    unused.objects[unused.count++] = self;
+  } else {
+    type->tp_free(object);
+  }
+  Py_DECREF(type);
+}
+
+PyObject *mpg_py_array_take(mpg_array *array) {
+  PyObject *self = mpg_py_array_new();
+  if (self == NULL)
+    mpg_array_clear(array);
+  else
+    *mpg_py_array_of(self) = *array;
+  *array = empty_array;
+  return self;
+}
+
+mpg_array *mpg_py_expect_array(PyObject *object, const char *what) {
+  if (mpg_py_is_array(object)) return mpg_py_array_of(object);
+  PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s: expected an NDArray, got %s", what, Py_TYPE(object)->tp_name);
+  return NULL;
+}
+
+int mpg_py_expect_value(const mpg_array *array, const char *what) {
+  if (!mpg_array_traced(array)) {
+    if (array->tensor.storage != NULL) return 0;
+    PyErr_Format(mpg_py->errors[MPG_ERROR], "%s: the array is empty", what);
+    return -1;
+  }
+  PyObject *line = PyObject_CallMethod(PyImport_AddModule("mpgluon._core"), "_current_line", NULL);
+  char shape[MPG_SHAPE_TEXT_SIZE];
+  PyErr_Format(mpg_py->errors[MPG_ERROR],
+               "%s needs the value of an array of shape %s that hybridize() is tracing: it has a shape, a dtype and a device, but no value yet (%S).\n"
+               "Write the step with ops (F.where, F.sum, ...), compute it outside of the block, or call the block without hybridize().",
+               what, mpg_shape_text(&array->tensor.desc.shape, shape, sizeof shape), line ? line : Py_None);
+  Py_XDECREF(line);
+  return -1;
+}
+
+int mpg_py_array_list(PyObject *object, mpg_array **arrays, int capacity, PyObject **keep, const char *what) {
+  *keep = NULL;
+  if (mpg_py_is_array(object)) {
+    *keep = Py_NewRef(object);
+    arrays[0] = mpg_py_array_of(object);
+    return 1;
+  }
+  PyObject *items = PySequence_Tuple(object);
+  if (items == NULL) {
+    PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s: expected an NDArray or a list of them, got %s", what, Py_TYPE(object)->tp_name);
+    return -1;
+  }
+  Py_ssize_t count = PyTuple_GET_SIZE(items);
+  if (count > capacity) {
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: at most %d arrays, got %zd", what, capacity, count);
+    Py_DECREF(items);
+    return -1;
+  }
+  for (Py_ssize_t i = 0; i < count; i++) {
+    arrays[i] = mpg_py_expect_array(PyTuple_GET_ITEM(items, i), what);
+    if (arrays[i] == NULL) {
+      Py_DECREF(items);
+      return -1;
+    }
+  }
+  *keep = items;
+  return (int)count;
+}
+
+PyObject *mpg_py_call(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs) {
+  PyObject *result = mpg_py_array_new();
+  if (result == NULL) return NULL;
+  mpg_status status = mpg_call(op, params, inputs, num_inputs, mpg_py_array_of(result), 1, NULL);
+  if (status == MPG_OK) return result;
+  Py_DECREF(result);
+  return mpg_py_raise(status);
+}
+
+int mpg_py_call_out(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs, mpg_array *out) {
+  MPG_PY_TRY_INT(mpg_call(op, params, inputs, num_inputs, NULL, 1, &out));
+  return 0;
+}
+
+PyObject *mpg_py_shape_tuple(const mpg_shape *shape) {
+  PyObject *tuple = PyTuple_New(shape->ndim);
+  for (int i = 0; tuple != NULL && i < shape->ndim; i++) {
+    PyObject *dim = PyLong_FromLongLong(shape->dims[i]);
+    if (dim == NULL)
+      Py_CLEAR(tuple);
+    else
+      PyTuple_SET_ITEM(tuple, i, dim);
+  }
+  return tuple;
+}
+
+static size_t value_size(mpg_param_kind kind) {
+  switch (kind) {
+    case MPG_PARAM_BOOL: return sizeof(bool);
+    case MPG_PARAM_INT: return sizeof(int64_t);
+    case MPG_PARAM_OPT_INT: return sizeof(mpg_opt_int);
+    case MPG_PARAM_FLOAT: return sizeof(double);
+    case MPG_PARAM_OPT_FLOAT: return sizeof(mpg_opt_float);
+    case MPG_PARAM_SHAPE: return sizeof(mpg_tuple);
+    case MPG_PARAM_FLOATS: return sizeof(mpg_floats);
+    case MPG_PARAM_DTYPE: case MPG_PARAM_ENUM: return sizeof(int32_t);
+    case MPG_PARAM_STRING: return sizeof(const char *);
+    case MPG_PARAM_DEVICE: return sizeof(mpg_device_id);
+  }
+  return 0;
+}
+
+PyObject *mpg_py_call_named(const char *name, mpg_array *const *inputs, int num_inputs, mpg_array *out, ...) {
+  const mpg_op *op = mpg_op_find(name);
+  if (op == NULL) return PyErr_Format(mpg_py->errors[MPG_NOT_IMPLEMENTED], "this build has no op %s", name);
+  _Alignas(16) char params[MPG_PY_MAX_PARAMS];
+  MPG_ASSERT(op->params->size <= sizeof params);
+  if (op->params->size > 0) mpg_params_defaults(op->params, params);
+  va_list values;
+  va_start(values, out);
+  for (const char *key; (key = va_arg(values, const char *)) != NULL;) {
+    const void *value = va_arg(values, const void *);
+    int index = mpg_params_find(op->params, key);
+    if (index < 0) {
+      va_end(values);
+      return PyErr_Format(mpg_py->errors[MPG_ERROR], "op %s has no parameter %s", name, key);
+    }
+    const mpg_param *param = &op->params->params[index];
+    memcpy(params + param->offset, value, value_size(param->kind));
+  }
+  va_end(values);
+  const void *filled = op->params->size > 0 ? params : NULL;
+  if (out == NULL) return mpg_py_call(op, filled, inputs, num_inputs);
+  if (mpg_py_call_out(op, filled, inputs, num_inputs, out) < 0) return NULL;
+  Py_RETURN_NONE;
+}
+
+PyObject *mpg_py_reshape(PyObject *self, const mpg_shape *shape) {
+  mpg_array *array = mpg_py_array_of(self);
+  if (mpg_py_tracked(array)) {
+    mpg_tuple dims = mpg_py_tuple(shape);
+    return mpg_py_call_named("Reshape", &array, 1, NULL, "shape", &dims, NULL);
+  }
+  if (mpg_py_expect_value(array, "reshape") < 0) return NULL;
+  PyObject *result = mpg_py_array_new();
+  if (result == NULL) return NULL;
+  mpg_status status = mpg_tensor_reshape(&array->tensor, shape, &mpg_py_array_of(result)->tensor);
+  if (status == MPG_OK) return result;
+  Py_DECREF(result);
+  return mpg_py_raise(status);
+}
+
+PyObject *mpg_py_cast(PyObject *self, mpg_dtype dtype) {
+  mpg_array *array = mpg_py_array_of(self);
+  if (array->tensor.desc.dtype == dtype) return Py_NewRef(self);
+  mpg_cast_params params;
+  mpg_params_defaults(&mpg_cast_table, &params);
+  params.dtype = dtype;
+  return mpg_py_call(mpg_op_get(MPG_OP_Cast), &params, &array, 1);
+}
+
+PyObject *mpg_py_to_device(PyObject *self, mpg_device_id id, bool copy) {
+  mpg_array *array = mpg_py_array_of(self);
+  mpg_device_id own = mpg_array_device_id(array);
+  if (!copy && own.type == id.type && own.index == id.index) return Py_NewRef(self);
+  mpg_copyto_params params;
+  mpg_params_defaults(&mpg_copyto_table, &params);
+  params.ctx = id;
+  return mpg_py_call(mpg_op_get(MPG_OP__copyto), &params, &array, 1);
+}
+
+PyObject *mpg_py_broadcast(PyObject *self, const mpg_shape *shape) {
+  mpg_array *array = mpg_py_array_of(self);
+  if (mpg_shape_equal(&array->tensor.desc.shape, shape)) return Py_NewRef(self);
+  const mpg_shape *own = &array->tensor.desc.shape;
+  PyObject *source = Py_NewRef(self);
+  if (own->ndim != shape->ndim) { /* broadcast_to wants as many dimensions: ones go in front, or are dropped there */
+    mpg_shape same = {.ndim = shape->ndim};
+    int extra = own->ndim - shape->ndim;
+    for (int i = 0; i < extra; i++)
+      if (own->dims[i] != 1) {
+        char a[MPG_SHAPE_TEXT_SIZE], b[MPG_SHAPE_TEXT_SIZE];
+        PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "can't broadcast an array of shape %s to %s", mpg_shape_text(own, a, sizeof a),
+                     mpg_shape_text(shape, b, sizeof b));
+        Py_DECREF(source);
+        return NULL;
+      }
+    for (int i = 0; i < shape->ndim; i++) same.dims[i] = i + extra < 0 ? 1 : own->dims[i + extra];
+    Py_SETREF(source, mpg_py_reshape(self, &same));
+    if (source == NULL) return NULL;
+    array = mpg_py_array_of(source);
+    if (mpg_shape_equal(&array->tensor.desc.shape, shape)) return source;
+  }
+  mpg_tuple dims = mpg_py_tuple(shape);
+  PyObject *result = mpg_py_call_named("broadcast_to", &array, 1, NULL, "shape", &dims, NULL);
+  Py_DECREF(source);
+  return result;
+}
+
+static PyObject *array_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+  (void)type, (void)args, (void)kwargs;
+  PyErr_SetString(mpg_py->errors[MPG_TYPE_ERROR], "NDArray is not called; make arrays with nd.array, nd.zeros, nd.empty, ...");
+  return NULL;
+}
+
+static Py_hash_t array_hash(PyObject *self) { return (Py_hash_t)((uintptr_t)self >> 4); }
+
+static Py_ssize_t array_length(PyObject *self) {
+  const mpg_shape *shape = &mpg_py_array_of(self)->tensor.desc.shape;
+  if (shape->ndim > 0) return (Py_ssize_t)shape->dims[0];
+  PyErr_SetString(PyExc_TypeError, "len() of an array without dimensions");
+  return -1;
+}
+
+static PyObject *array_repr(PyObject *self) {
+  mpg_array *array = mpg_py_array_of(self);
+  const mpg_desc *desc = mpg_array_desc(array);
+  char dims[MPG_MAX_NDIM * 21 + 1] = "";
+  size_t used = 0;
+  for (int i = 0; i < desc->shape.ndim; i++)
+    used += (size_t)snprintf(dims + used, sizeof dims - used, "%s%lld", i ? "x" : "", (long long)desc->shape.dims[i]);
+  if (!mpg_array_traced(array) && array->tensor.storage == NULL) return PyUnicode_FromString("<NDArray empty>");
+  PyObject *context = mpg_py_context(mpg_array_device_id(array)), *result = NULL;
+  if (context == NULL) return NULL;
+  if (mpg_array_traced(array)) {
+    result = PyUnicode_FromFormat("<NDArray %s %s @%R, traced by hybridize()>", dims, mpg_dtype_name(desc->dtype), context);
+  } else {
+    PyObject *values = mpg_py_to_numpy(array);
+    if (values != NULL) result = PyUnicode_FromFormat("\n%S\n<NDArray %s @%R>", values, dims, context);
+    Py_XDECREF(values);
+  }
+  Py_DECREF(context);
+  return result;
+}
+
+static PyMemberDef members[] = {{"__weaklistoffset__", T_PYSSIZET, offsetof(mpg_py_array, weak_references), READONLY, NULL}, {0}};
+
+int mpg_py_array_init(PyObject *module) {
+  PyType_Slot slots[64] = {
+      {Py_tp_doc, "An array on a device, with the operators of Python and the methods of MXNet's NDArray.\n\n"
+                  "Ops on it are queued; what reads its values (asnumpy, printing, float(), ...) waits for them. Arrays are contiguous:\n"
+                  "reshape and x[begin:end] share memory, other indexing copies."},
+      {Py_tp_new, array_new},
+      {Py_tp_dealloc, array_dealloc},
+      {Py_tp_repr, array_repr},
+      {Py_tp_hash, array_hash},
+      {Py_tp_members, members},
+      {Py_tp_methods, mpg_py_array_methods},
+      {Py_tp_getset, mpg_py_array_properties},
+      {Py_mp_length, array_length},
+      {Py_mp_subscript, mpg_py_subscript},
+      {Py_mp_ass_subscript, mpg_py_assign_subscript},
+      {Py_sq_length, array_length},
+      {Py_sq_item, mpg_py_item},
+      {Py_bf_getbuffer, mpg_py_getbuffer},
+      {Py_bf_releasebuffer, mpg_py_releasebuffer}};
+  size_t count = 0, limit = sizeof slots / sizeof slots[0];
+  while (slots[count].slot != 0) count++;
+  for (const PyType_Slot *more = mpg_py_number_slots; more->slot != 0 && count + 1 < limit; more++) slots[count++] = *more;
+  PyType_Spec spec = {"mpgluon.ndarray.NDArray", sizeof(mpg_py_array), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, slots};
+  mpg_py->array_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &spec, NULL);
+  if (mpg_py->array_type == NULL) return -1;
+  return PyModule_AddType(module, mpg_py->array_type);
+}

@@ -1,0 +1,437 @@
+/* mpgluon.autograd on csrc/autograd: recording scopes, variables, backward, differentiable Python functions. */
+#include "python/core.h"
+
+/* --- Scopes: record(), pause(), train_mode(), predict_mode() ------------------------------------------------------ */
+typedef struct scope {
+  PyObject_HEAD
+  signed char record, train;         /* 1, 0, or -1: left as it is */
+  signed char old_record, old_train; /* what it was before */
+} scope;
+
+static PyObject *scope_enter(PyObject *object, PyObject *unused) {
+  (void)unused;
+  scope *self = (scope *)object;
+  if (self->record >= 0) self->old_record = mpg_autograd_set_recording(self->record);
+  if (self->train >= 0) self->old_train = mpg_autograd_set_training(self->train);
+  return Py_NewRef(object);
+}
+static PyObject *scope_exit(PyObject *object, PyObject *const *args, Py_ssize_t count) {
+  (void)args, (void)count;
+  scope *self = (scope *)object;
+  if (self->record >= 0) mpg_autograd_set_recording(self->old_record);
+  if (self->train >= 0) mpg_autograd_set_training(self->old_train);
+  Py_RETURN_NONE;
+}
+static void scope_dealloc(PyObject *object) {
+  PyTypeObject *type = Py_TYPE(object);
+  type->tp_free(object);
+  Py_DECREF(type);
+}
+static PyMethodDef scope_methods[] = {
+    {"__enter__", scope_enter, METH_NOARGS, NULL}, {"__exit__", (PyCFunction)(void (*)(void))scope_exit, METH_FASTCALL, NULL}, {0}};
+static PyType_Slot scope_slots[] = {{Py_tp_dealloc, scope_dealloc},
+                                    {Py_tp_methods, scope_methods},
+                                    {Py_tp_doc, "A with-statement's change of autograd's recording and training flags; undone at its end."},
+                                    {0, NULL}};
+static PyType_Spec scope_spec = {"mpgluon.autograd._Scope", sizeof(scope), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, scope_slots};
+
+static PyObject *scope_new(int record, int train) {
+  scope *self = PyObject_New(scope, mpg_py->scope_type);
+  if (self == NULL) return NULL;
+  self->record = (signed char)record;
+  self->train = (signed char)train;
+  self->old_record = self->old_train = 0;
+  return (PyObject *)self;
+}
+
+static PyObject *scope_with_mode(PyObject *const *args, Py_ssize_t count, PyObject *keywords, int record, int train, const char *name) {
+  Py_ssize_t total = count + (keywords ? PyTuple_GET_SIZE(keywords) : 0);
+  if (total > 1) return PyErr_Format(PyExc_TypeError, "%s() takes one argument, train_mode", name);
+  if (total == 1) {
+    if (count == 0 && PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(keywords, 0), "train_mode") != 0)
+      return PyErr_Format(PyExc_TypeError, "%s() has no parameter '%U'; it takes train_mode", name, PyTuple_GET_ITEM(keywords, 0));
+    if (args[0] == Py_None)
+      train = -1;
+    else if ((train = PyObject_IsTrue(args[0])) < 0)
+      return NULL;
+  }
+  return scope_new(record, train);
+}
+static PyObject *record(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *keywords) {
+  (void)module;
+  return scope_with_mode(args, count, keywords, 1, 1, "record");
+}
+static PyObject *pause_(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *keywords) {
+  (void)module;
+  return scope_with_mode(args, count, keywords, 0, 0, "pause");
+}
+static PyObject *train_mode(PyObject *module, PyObject *unused) {
+  (void)module, (void)unused;
+  return scope_new(-1, 1);
+}
+static PyObject *predict_mode(PyObject *module, PyObject *unused) {
+  (void)module, (void)unused;
+  return scope_new(-1, 0);
+}
+
+static PyObject *is_recording(PyObject *module, PyObject *unused) {
+  (void)module, (void)unused;
+  return PyBool_FromLong(mpg_autograd_recording());
+}
+static PyObject *is_training(PyObject *module, PyObject *unused) {
+  (void)module, (void)unused;
+  return PyBool_FromLong(mpg_autograd_training());
+}
+static PyObject *set_recording(PyObject *module, PyObject *value) {
+  (void)module;
+  int on = PyObject_IsTrue(value);
+  return on < 0 ? NULL : PyBool_FromLong(mpg_autograd_set_recording(on));
+}
+static PyObject *set_training(PyObject *module, PyObject *value) {
+  (void)module;
+  int on = PyObject_IsTrue(value);
+  return on < 0 ? NULL : PyBool_FromLong(mpg_autograd_set_training(on));
+}
+
+/* --- Lists of arrays ---------------------------------------------------------------------------------------------- */
+typedef struct arrays {
+  PyObject *keep;
+  mpg_array **items; /* small or owned */
+  int count;
+  mpg_array *small[MPG_PY_SMALL];
+} arrays;
+
+static void arrays_free(arrays *a) {
+  if (a->items != a->small) PyMem_Free(a->items);
+  Py_CLEAR(a->keep);
+}
+/* `nones`: None stands for NULL. */
+static int arrays_from(arrays *a, PyObject *object, bool nones, const char *what) {
+  a->items = a->small;
+  a->keep = NULL;
+  a->count = 0;
+  if (mpg_py_is_array(object)) {
+    a->keep = Py_NewRef(object);
+    a->small[0] = mpg_py_array_of(object);
+    a->count = 1;
+    return 0;
+  }
+  a->keep = PySequence_Tuple(object);
+  if (a->keep == NULL) {
+    if (!PyErr_ExceptionMatches(PyExc_TypeError)) return -1;
+    PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s: expected an NDArray or a list of them, got %s", what, Py_TYPE(object)->tp_name);
+    return -1;
+  }
+  Py_ssize_t count = PyTuple_GET_SIZE(a->keep);
+  if (count > INT32_MAX / 16) {
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: too many arrays", what);
+    goto fail;
+  }
+  if (count > MPG_PY_SMALL && (a->items = PyMem_Malloc(sizeof *a->items * (size_t)count)) == NULL) {
+    a->items = a->small;
+    PyErr_NoMemory();
+    goto fail;
+  }
+  a->count = (int)count;
+  for (Py_ssize_t i = 0; i < count; i++) {
+    PyObject *item = PyTuple_GET_ITEM(a->keep, i);
+    if (nones && item == Py_None)
+      a->items[i] = NULL;
+    else if ((a->items[i] = mpg_py_expect_array(item, what)) == NULL)
+      goto fail;
+  }
+  return 0;
+fail:
+  arrays_free(a);
+  return -1;
+}
+
+static int heads_from(arrays *heads, arrays *gradients, PyObject *head_object, PyObject *gradient_object, const char *what) {
+  if (arrays_from(heads, head_object, false, what) < 0) return -1;
+  *gradients = (arrays){.items = gradients->small};
+  if (gradient_object == Py_None) return 0;
+  if (arrays_from(gradients, gradient_object, true, what) < 0) {
+    arrays_free(heads);
+    return -1;
+  }
+  if (gradients->count == heads->count) return 0;
+  PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: %d heads but %d head gradients", what, heads->count, gradients->count);
+  arrays_free(heads);
+  arrays_free(gradients);
+  return -1;
+}
+
+static PyObject *backward(PyObject *module, PyObject *args, PyObject *kwargs) {
+  (void)module;
+  static char *names[] = {"heads", "head_grads", "retain_graph", "train_mode", NULL};
+  PyObject *head_object, *gradient_object = Py_None;
+  int retain = 0, train = 1;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|Opp:backward", names, &head_object, &gradient_object, &retain, &train)) return NULL;
+  arrays heads, gradients;
+  if (heads_from(&heads, &gradients, head_object, gradient_object, "backward") < 0) return NULL;
+  mpg_status status = MPG_OK;
+  if (heads.count == 0)
+    status = mpg_fail(MPG_VALUE_ERROR, "backward: no heads are given");
+  else
+    status = mpg_autograd_backward(heads.items, gradient_object == Py_None ? NULL : gradients.items, heads.count, retain, train);
+  arrays_free(&heads);
+  arrays_free(&gradients);
+  if (status != MPG_OK) return mpg_py_raise(status);
+  Py_RETURN_NONE;
+}
+
+static PyObject *grad(PyObject *module, PyObject *args, PyObject *kwargs) {
+  (void)module;
+  static char *names[] = {"heads", "variables", "head_grads", "retain_graph", "create_graph", "train_mode", NULL};
+  PyObject *head_object, *variable_object, *gradient_object = Py_None, *retain_object = Py_None;
+  int create = 0, train = 1;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|OOpp:grad", names, &head_object, &variable_object, &gradient_object, &retain_object, &create, &train))
+    return NULL;
+  int retain = retain_object == Py_None ? create : PyObject_IsTrue(retain_object);
+  if (retain < 0) return NULL;
+  arrays heads, gradients, variables;
+  if (heads_from(&heads, &gradients, head_object, gradient_object, "grad") < 0) return NULL;
+  PyObject *result = NULL;
+  mpg_array *found = NULL;
+  if (arrays_from(&variables, variable_object, false, "grad") < 0) {
+    variables = (arrays){.items = variables.small};
+    goto done;
+  }
+  if (variables.count == 0 || heads.count == 0) {
+    PyErr_SetString(mpg_py->errors[MPG_VALUE_ERROR], "grad: heads and variables may not be empty");
+    goto done;
+  }
+  found = PyMem_Calloc((size_t)variables.count, sizeof *found);
+  if (found == NULL) {
+    PyErr_NoMemory();
+    goto done;
+  }
+  mpg_status status = mpg_autograd_grad(heads.items, gradient_object == Py_None ? NULL : gradients.items, heads.count, variables.items, variables.count, retain,
+                                        create, train, found);
+  if (status != MPG_OK) {
+    mpg_py_raise(status);
+    goto done;
+  }
+  if (mpg_py_is_array(variable_object)) {
+    result = mpg_py_array_take(&found[0]);
+    goto done;
+  }
+  result = PyList_New(variables.count);
+  for (int i = 0; i < variables.count; i++) {
+    PyObject *item = result ? mpg_py_array_take(&found[i]) : NULL;
+    if (item == NULL) {
+      mpg_array_clear(&found[i]);
+      Py_CLEAR(result);
+    } else {
+      PyList_SET_ITEM(result, i, item);
+    }
+  }
+done:
+  PyMem_Free(found);
+  arrays_free(&variables);
+  arrays_free(&heads);
+  arrays_free(&gradients);
+  return result;
+}
+
+static int request_of(PyObject *object, mpg_grad_req *request) {
+  static const struct {
+    const char *name;
+    mpg_grad_req request;
+  } known[] = {{"null", MPG_GRAD_NULL}, {"write", MPG_GRAD_WRITE}, {"add", MPG_GRAD_ADD}, {"inplace", MPG_GRAD_WRITE}};
+  for (size_t i = 0; PyUnicode_Check(object) && i < sizeof known / sizeof known[0]; i++)
+    if (PyUnicode_CompareWithASCIIString(object, known[i].name) == 0) {
+      *request = known[i].request;
+      return 0;
+    }
+  PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "grad_req is 'write', 'add' or 'null', got %R", object);
+  return -1;
+}
+
+static PyObject *mark_variables(PyObject *module, PyObject *args, PyObject *kwargs) {
+  (void)module;
+  static char *names[] = {"variables", "gradients", "grad_reqs", NULL};
+  PyObject *variable_object, *gradient_object, *request_object = NULL;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|O:mark_variables", names, &variable_object, &gradient_object, &request_object)) return NULL;
+  arrays variables, gradients;
+  PyObject *requests = NULL, *result = NULL;
+  if (heads_from(&variables, &gradients, variable_object, gradient_object, "mark_variables") < 0) return NULL;
+  if (gradients.count != variables.count) {
+    PyErr_SetString(mpg_py->errors[MPG_VALUE_ERROR], "mark_variables: a gradient array for each variable is needed");
+    goto done;
+  }
+  if (request_object != NULL && !PyUnicode_Check(request_object)) {
+    requests = PySequence_Tuple(request_object);
+    if (requests == NULL) goto done;
+    if (PyTuple_GET_SIZE(requests) != variables.count) {
+      PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "mark_variables: %d variables but %zd grad_reqs", variables.count, PyTuple_GET_SIZE(requests));
+      goto done;
+    }
+  }
+  for (int i = 0; i < variables.count; i++) {
+    mpg_grad_req request = MPG_GRAD_WRITE;
+    PyObject *one = requests ? PyTuple_GET_ITEM(requests, i) : request_object;
+    if (one != NULL && request_of(one, &request) < 0) goto done;
+    mpg_array *variable = variables.items[i], *gradient = gradients.items[i];
+    if (gradient == NULL || mpg_py_expect_value(variable, "mark_variables") < 0 || mpg_py_expect_value(gradient, "mark_variables") < 0) {
+      if (!PyErr_Occurred()) PyErr_SetString(mpg_py->errors[MPG_TYPE_ERROR], "mark_variables: None is no gradient");
+      goto done;
+    }
+    mpg_status status = mpg_autograd_mark_variable(variable, request, &gradient->tensor);
+    if (status != MPG_OK) {
+      mpg_py_raise(status);
+      goto done;
+    }
+  }
+  result = Py_NewRef(Py_None);
+done:
+  Py_XDECREF(requests);
+  arrays_free(&variables);
+  arrays_free(&gradients);
+  return result;
+}
+
+/* --- autograd.Function -------------------------------------------------------------------------------------------- */
+typedef struct function_state {
+  PyObject *function; /* owned: called with the output gradients, returns those of the inputs */
+  int num_outputs;
+  struct {
+    mpg_desc desc;
+    mpg_device_id device;
+  } outputs[]; /* to make zeros of */
+} function_state;
+
+static void function_release(void *pointer) {
+  function_state *state = pointer;
+  if (Py_IsInitialized()) Py_DECREF(state->function);
+  PyMem_RawFree(state);
+}
+
+static PyObject *zeros_for(const function_state *state, int output) {
+  mpg_tuple shape = mpg_py_tuple(&state->outputs[output].desc.shape);
+  int32_t dtype = state->outputs[output].desc.dtype;
+  double value = 0;
+  mpg_device_id device = state->outputs[output].device;
+  return mpg_py_call_named("_full", NULL, 0, NULL, "shape", &shape, "dtype", &dtype, "value", &value, "ctx", &device, NULL);
+}
+
+static mpg_status function_backward(void *pointer, mpg_array *const *out_grads, int num_outputs, mpg_array *in_grads, int num_inputs) {
+  const function_state *state = pointer;
+  PyObject *args = PyTuple_New(num_outputs), *result = NULL, *items = NULL;
+  mpg_status status = MPG_HOST_EXCEPTION;
+  if (args == NULL) goto done;
+  for (int i = 0; i < num_outputs; i++) {
+    const mpg_array *given = out_grads[i];
+    PyObject *item;
+    if (given == NULL || (given->tensor.storage == NULL && !mpg_array_traced(given))) {
+      item = zeros_for(state, i);
+    } else {
+      item = mpg_py_array_new();
+      if (item != NULL) mpg_array_copy(mpg_py_array_of(item), given);
+    }
+    if (item == NULL) goto done;
+    PyTuple_SET_ITEM(args, i, item);
+  }
+  result = PyObject_CallObject(state->function, args);
+  if (result == NULL) goto done;
+  items = mpg_py_is_array(result) || result == Py_None ? PyTuple_Pack(1, result) : PySequence_Tuple(result);
+  if (items == NULL) goto done;
+  if (PyTuple_GET_SIZE(items) != num_inputs) {
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "backward has to return one gradient per input of forward: %d, got %zd", num_inputs, PyTuple_GET_SIZE(items));
+    goto done;
+  }
+  for (int i = 0; i < num_inputs; i++) {
+    PyObject *item = PyTuple_GET_ITEM(items, i);
+    if (item == Py_None) continue;
+    mpg_array *gradient = mpg_py_expect_array(item, "a gradient that backward returns");
+    if (gradient == NULL) {
+      for (int k = 0; k < i; k++) mpg_array_clear(&in_grads[k]);
+      goto done;
+    }
+    mpg_array_copy(&in_grads[i], gradient);
+  }
+  status = MPG_OK;
+done:
+  if (status != MPG_OK) mpg_py_host_exception();
+  Py_XDECREF(args);
+  Py_XDECREF(result);
+  Py_XDECREF(items);
+  return status;
+}
+
+static PyObject *record_function(PyObject *module, PyObject *args) {
+  (void)module;
+  static const mpg_callback callback = {"Function", function_backward, function_release};
+  PyObject *function, *input_object, *output_object;
+  if (!PyArg_ParseTuple(args, "OOO:record_function", &function, &input_object, &output_object)) return NULL;
+  arrays inputs, outputs;
+  if (arrays_from(&inputs, input_object, false, "Function: inputs") < 0) return NULL;
+  if (arrays_from(&outputs, output_object, false, "Function: outputs") < 0) {
+    arrays_free(&inputs);
+    return NULL;
+  }
+  function_state *state = PyMem_RawMalloc(sizeof *state + sizeof state->outputs[0] * (size_t)outputs.count);
+  mpg_status status;
+  if (state == NULL) {
+    status = mpg_fail(MPG_HOST_OUT_OF_MEMORY, "out of memory");
+  } else {
+    state->function = Py_NewRef(function);
+    state->num_outputs = outputs.count;
+    for (int i = 0; i < outputs.count; i++) {
+      state->outputs[i].desc = *mpg_array_desc(outputs.items[i]);
+      state->outputs[i].device = mpg_array_device_id(outputs.items[i]);
+    }
+    status = mpg_autograd_record_callback(&callback, state, inputs.items, inputs.count, outputs.items, outputs.count);
+    if (status != MPG_OK) function_release(state);
+  }
+  arrays_free(&inputs);
+  arrays_free(&outputs);
+  if (status != MPG_OK) return mpg_py_raise(status);
+  Py_RETURN_NONE;
+}
+
+/* --- Block paths -------------------------------------------------------------------------------------------------- */
+static PyObject *intern_scope(PyObject *module, PyObject *path) {
+  (void)module;
+  const char *text = PyUnicode_AsUTF8(path);
+  return text ? PyLong_FromUnsignedLong(mpg_scope_intern(text)) : NULL;
+}
+static PyObject *set_scope(PyObject *module, PyObject *number) {
+  (void)module;
+  unsigned long scope = PyLong_AsUnsignedLong(number);
+  if (scope == (unsigned long)-1 && PyErr_Occurred()) return NULL;
+  return PyLong_FromUnsignedLong(mpg_autograd_set_scope((uint32_t)scope));
+}
+static PyObject *current_scope(PyObject *module, PyObject *unused) {
+  (void)module, (void)unused;
+  return PyUnicode_FromString(mpg_scope_text(mpg_autograd_scope()));
+}
+
+#define KEYWORDS(function) (PyCFunction)(void (*)(void))function
+PyMethodDef mpg_py_autograd_methods[] = {
+    {"record", KEYWORDS(record), METH_FASTCALL | METH_KEYWORDS, "record(train_mode=True)\n--\n\nA scope for a with-statement in which ops are recorded for backward."},
+    {"pause", KEYWORDS(pause_), METH_FASTCALL | METH_KEYWORDS, "pause(train_mode=False)\n--\n\nA scope in which ops are not recorded."},
+    {"train_mode", train_mode, METH_NOARGS, "train_mode()\n--\n\nA scope in which ops behave as in training (dropout drops); recording stays as it is."},
+    {"predict_mode", predict_mode, METH_NOARGS, "predict_mode()\n--\n\nA scope in which ops behave as in inference; recording stays as it is."},
+    {"is_recording", is_recording, METH_NOARGS, "is_recording()\n--\n\nWhether ops are recorded in this thread."},
+    {"is_training", is_training, METH_NOARGS, "is_training()\n--\n\nWhether ops behave as in training in this thread."},
+    {"set_recording", set_recording, METH_O, "set_recording(is_recording)\n--\n\nSets the flag; returns what it was."},
+    {"set_training", set_training, METH_O, "set_training(train_mode)\n--\n\nSets the flag; returns what it was."},
+    {"backward", KEYWORDS(backward), METH_VARARGS | METH_KEYWORDS,
+     "backward(heads, head_grads=None, retain_graph=False, train_mode=True)\n--\n\nComputes the gradients of all variables the heads depend on, into their .grad.\n\n"
+     "head_grads: None, or per head an array of its shape or None (ones). MXNetError when a head was not recorded."},
+    {"grad", KEYWORDS(grad), METH_VARARGS | METH_KEYWORDS,
+     "grad(heads, variables, head_grads=None, retain_graph=None, create_graph=False, train_mode=True)\n--\n\n"
+     "The gradients of the heads with respect to the variables, as new arrays; .grad stays as it is.\n\ncreate_graph: records them, so they can be differentiated again. retain_graph None: as create_graph."},
+    {"mark_variables", KEYWORDS(mark_variables), METH_VARARGS | METH_KEYWORDS,
+     "mark_variables(variables, gradients, grad_reqs='write')\n--\n\nMakes arrays variables whose gradients backward writes into the given arrays."},
+    {"record_function", record_function, METH_VARARGS, "record_function(backward, inputs, outputs)\n--\n\nPuts outputs on the tape as computed from inputs by a function whose gradient is `backward`."},
+    {"intern_scope", intern_scope, METH_O, "intern_scope(path)\n--\n\nThe number of a block path, for set_scope."},
+    {"set_scope", set_scope, METH_O, "set_scope(number)\n--\n\nThe block path that errors and the profiler name for ops called from now on; returns the former number."},
+    {"current_scope", current_scope, METH_NOARGS, "current_scope()\n--\n\nThe present block path."},
+    {0}};
+
+int mpg_py_autograd_init(PyObject *module) {
+  mpg_py->scope_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &scope_spec, NULL);
+  return mpg_py->scope_type ? 0 : -1;
+}

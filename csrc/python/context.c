@@ -1,0 +1,314 @@
+/* Context: the name of a device, and the stack of current contexts of each thread. */
+#include "python/core.h"
+
+typedef struct context {
+  PyObject_HEAD
+  mpg_device_id id;
+} context;
+
+enum { CACHED = 32, MAX_DEPTH = 256 };
+static PyObject *cached[2][CACHED]; /* cpu(i) and gpu(i); owned; filled on first use */
+
+/* Per thread: the with-statements that are open. */
+static _Thread_local struct {
+  mpg_device_id stack[MAX_DEPTH];
+  int depth;
+} current;
+
+static const struct {
+  const char *name;
+  int32_t type;
+} types[] = {{"cpu", MPG_CPU}, {"gpu", MPG_GPU}, {"cpu_pinned", MPG_CPU_PINNED}, {"cpu_shared", MPG_CPU_SHARED}};
+
+static const char *type_name(int32_t type) {
+  for (size_t i = 0; i < sizeof types / sizeof types[0]; i++)
+    if (types[i].type == type) return types[i].name;
+  return "unknown";
+}
+
+mpg_device_id mpg_py_current_device(void) {
+  return current.depth ? current.stack[current.depth - 1] : (mpg_device_id){MPG_CPU, 0};
+}
+
+PyObject *mpg_py_context(mpg_device_id id) {
+  PyObject **place = NULL;
+  if ((id.type == MPG_CPU || id.type == MPG_GPU) && id.index >= 0 && id.index < CACHED) {
+    place = &cached[id.type - 1][id.index];
+    if (*place != NULL) return Py_NewRef(*place);
+  }
+  context *self = PyObject_New(context, mpg_py->context_type);
+  if (self == NULL) return NULL;
+  self->id = id;
+  if (place != NULL) *place = Py_NewRef((PyObject *)self);
+  return (PyObject *)self;
+}
+
+static int parse_text(const char *text, mpg_device_id *id) {
+  for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
+    size_t length = strlen(types[i].name);
+    if (strncmp(text, types[i].name, length) != 0) continue;
+    if (text[length] == 0) {
+      *id = (mpg_device_id){types[i].type, 0};
+      return 0;
+    }
+    int end = 0, index = 0;
+    if (sscanf(text + length, "(%9d)%n", &index, &end) == 1 && end > 0 && text[length + (size_t)end] == 0 && index >= 0) {
+      *id = (mpg_device_id){types[i].type, index};
+      return 0;
+    }
+  }
+  PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "no context is called '%s'; write cpu(0) or gpu(0)", text);
+  return -1;
+}
+
+int mpg_py_device_id(PyObject *object, mpg_device_id *id) {
+  if (object == NULL || object == Py_None) {
+    *id = mpg_py_current_device();
+    return 0;
+  }
+  if (PyObject_TypeCheck(object, mpg_py->context_type)) {
+    *id = ((context *)object)->id;
+    return 0;
+  }
+  if (PyUnicode_Check(object)) {
+    const char *text = PyUnicode_AsUTF8(object);
+    return text ? parse_text(text, id) : -1;
+  }
+  PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "expected a Context such as mx.cpu(0), got %s", Py_TYPE(object)->tp_name);
+  return -1;
+}
+
+static PyObject *context_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+  static char *names[] = {"device_type", "device_id", NULL};
+  PyObject *device_type;
+  int index = 0;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|i:Context", names, &device_type, &index)) return NULL;
+  mpg_device_id id;
+  if (PyLong_Check(device_type)) {
+    long number = PyLong_AsLong(device_type);
+    if (number == -1 && PyErr_Occurred()) return NULL;
+    if (strcmp(type_name((int32_t)number), "unknown") == 0) {
+      PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "device type %ld: 1 (cpu), 2 (gpu), 3 (cpu_pinned) and 5 (cpu_shared) are known", number);
+      return NULL;
+    }
+    id = (mpg_device_id){(int32_t)number, index};
+  } else {
+    if (mpg_py_device_id(device_type, &id) < 0) return NULL;
+    if (!PyObject_TypeCheck(device_type, mpg_py->context_type)) id.index = index;
+  }
+  if (id.index < 0) {
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "a device number is 0 or more, got %d", id.index);
+    return NULL;
+  }
+  context *self = (context *)type->tp_alloc(type, 0);
+  if (self != NULL) self->id = id;
+  return (PyObject *)self;
+}
+
+static void context_dealloc(PyObject *self) {
+  PyTypeObject *type = Py_TYPE(self);
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+static PyObject *context_repr(PyObject *self) {
+  mpg_device_id id = ((context *)self)->id;
+  return PyUnicode_FromFormat("%s(%d)", type_name(id.type), id.index);
+}
+static Py_hash_t context_hash(PyObject *self) {
+  mpg_device_id id = ((context *)self)->id;
+  return (Py_hash_t)id.type * 1000003 + id.index + 7;
+}
+static PyObject *context_compare(PyObject *a, PyObject *b, int operation) {
+  if ((operation != Py_EQ && operation != Py_NE) || !PyObject_TypeCheck(b, mpg_py->context_type)) Py_RETURN_NOTIMPLEMENTED;
+  mpg_device_id x = ((context *)a)->id, y = ((context *)b)->id;
+  return PyBool_FromLong((x.type == y.type && x.index == y.index) == (operation == Py_EQ));
+}
+static PyObject *context_enter(PyObject *self, PyObject *unused) {
+  (void)unused;
+  if (current.depth == MAX_DEPTH) {
+    PyErr_SetString(PyExc_RecursionError, "more than 256 contexts are entered");
+    return NULL;
+  }
+  current.stack[current.depth++] = ((context *)self)->id;
+  return Py_NewRef(self);
+}
+static PyObject *context_exit(PyObject *self, PyObject *args) {
+  (void)self, (void)args;
+  if (current.depth > 0) current.depth--;
+  Py_RETURN_NONE;
+}
+static PyObject *context_reduce(PyObject *self, PyObject *unused) {
+  (void)unused;
+  mpg_device_id id = ((context *)self)->id;
+  return Py_BuildValue("O(si)", mpg_py->context_type, type_name(id.type), id.index);
+}
+
+static mpg_device *context_device(PyObject *self) {
+  mpg_device *device;
+  mpg_status status = mpg_device_get(((context *)self)->id, &device);
+  if (status == MPG_OK) return device;
+  mpg_py_raise(status);
+  return NULL;
+}
+static PyObject *context_empty_cache(PyObject *self, PyObject *unused) {
+  (void)unused;
+  mpg_device *device = context_device(self);
+  if (device == NULL) return NULL;
+  MPG_PY_TRY(mpg_pool_trim(device->pool, true));
+  Py_RETURN_NONE;
+}
+static PyObject *get_device_type(PyObject *self, void *unused) {
+  (void)unused;
+  return PyUnicode_FromString(type_name(((context *)self)->id.type));
+}
+static PyObject *get_device_typeid(PyObject *self, void *unused) {
+  (void)unused;
+  return PyLong_FromLong(((context *)self)->id.type);
+}
+static PyObject *get_device_id(PyObject *self, void *unused) {
+  (void)unused;
+  return PyLong_FromLong(((context *)self)->id.index);
+}
+
+static PyMethodDef context_methods[] = {
+    {"__enter__", context_enter, METH_NOARGS, NULL},
+    {"__exit__", context_exit, METH_VARARGS, NULL},
+    {"__reduce__", context_reduce, METH_NOARGS, NULL},
+    {"empty_cache", context_empty_cache, METH_NOARGS, "Gives the device's cached memory back to the system; waits for work that still uses it."},
+    {0}};
+static PyGetSetDef context_properties[] = {
+    {"device_type", get_device_type, NULL, "'cpu', 'gpu', 'cpu_pinned' or 'cpu_shared'.", NULL},
+    {"device_typeid", get_device_typeid, NULL, "The number of the device type: 1 is cpu, 2 is gpu.", NULL},
+    {"device_id", get_device_id, NULL, "The number of the device among those of its type.", NULL},
+    {0}};
+static PyType_Slot context_slots[] = {
+    {Py_tp_doc, "Context(device_type, device_id=0)\n--\n\nA device: where arrays live and ops run. In a with-statement it is the current one of the\n"
+                "thread: where arrays are made that name no other."},
+    {Py_tp_new, context_new},
+    {Py_tp_dealloc, context_dealloc},
+    {Py_tp_repr, context_repr},
+    {Py_tp_hash, context_hash},
+    {Py_tp_richcompare, context_compare},
+    {Py_tp_methods, context_methods},
+    {Py_tp_getset, context_properties},
+    {0, NULL}};
+static PyType_Spec context_spec = {"mpgluon.context.Context", sizeof(context), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, context_slots};
+
+static PyObject *make(int32_t type, PyObject *const *args, Py_ssize_t count, const char *name) {
+  long index = 0;
+  if (count > 1) return PyErr_Format(PyExc_TypeError, "%s() takes one device number", name);
+  if (count == 1) {
+    index = PyLong_AsLong(args[0]);
+    if (index == -1 && PyErr_Occurred()) return NULL;
+  }
+  if (index < 0 || index > INT32_MAX) return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: a device number is 0 or more, got %ld", name, index);
+  return mpg_py_context((mpg_device_id){type, (int32_t)index});
+}
+static PyObject *make_named(int32_t type, PyObject *const *args, Py_ssize_t count, PyObject *names, const char *name) {
+  PyObject *values[1];
+  if (names != NULL && PyTuple_GET_SIZE(names) == 1 && count == 0 &&
+      PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), "device_id") == 0) {
+    values[0] = args[0];
+    return make(type, values, 1, name);
+  }
+  if (names != NULL && PyTuple_GET_SIZE(names) > 0) return PyErr_Format(PyExc_TypeError, "%s() takes only device_id", name);
+  return make(type, args, count, name);
+}
+#define MAKER(function, type)                                                                                         \
+  static PyObject *function(PyObject *module, PyObject *const *args, Py_ssize_t count, PyObject *names) {            \
+    (void)module;                                                                                                     \
+    return make_named(type, args, count, names, #function);                                                           \
+  }
+MAKER(cpu, MPG_CPU)
+MAKER(gpu, MPG_GPU)
+MAKER(cpu_pinned, MPG_CPU_PINNED)
+
+static PyObject *current_context(PyObject *module, PyObject *unused) {
+  (void)module, (void)unused;
+  return mpg_py_context(mpg_py_current_device());
+}
+static PyObject *num_gpus(PyObject *module, PyObject *unused) {
+  (void)module, (void)unused;
+  return PyLong_FromLong(mpg_gpu_count());
+}
+
+static mpg_device *device_of(PyObject *object) {
+  mpg_device_id id;
+  mpg_device *device;
+  if (mpg_py_device_id(object, &id) < 0) return NULL;
+  mpg_status status = mpg_device_get(id, &device);
+  if (status == MPG_OK) return device;
+  mpg_py_raise(status);
+  return NULL;
+}
+static PyObject *memory_stats(PyObject *module, PyObject *object) {
+  (void)module;
+  mpg_device *device = device_of(object);
+  if (device == NULL) return NULL;
+  mpg_memory_stats stats;
+  mpg_pool_stats(device->pool, &stats);
+  return Py_BuildValue("{s:n,s:n,s:n,s:n,s:n,s:K,s:K}", "in_use", (Py_ssize_t)stats.in_use, "peak_in_use", (Py_ssize_t)stats.peak_in_use,
+                       "held", (Py_ssize_t)stats.held, "peak_held", (Py_ssize_t)stats.peak_held, "limit", (Py_ssize_t)stats.limit,
+                       "allocations", (unsigned long long)stats.allocations, "system_allocations", (unsigned long long)stats.system_allocations);
+}
+static PyObject *set_memory_limit(PyObject *module, PyObject *args) {
+  (void)module;
+  PyObject *object, *limit;
+  if (!PyArg_ParseTuple(args, "OO:set_memory_limit", &object, &limit)) return NULL;
+  mpg_device *device = device_of(object);
+  if (device == NULL) return NULL;
+  size_t bytes = 0;
+  if (limit != Py_None) {
+    bytes = PyLong_AsSize_t(limit);
+    if (bytes == (size_t)-1 && PyErr_Occurred()) return NULL;
+  }
+  MPG_PY_TRY(mpg_pool_set_limit(device->pool, bytes));
+  Py_RETURN_NONE;
+}
+static PyObject *reset_peak_memory(PyObject *module, PyObject *object) {
+  (void)module;
+  mpg_device *device = device_of(object);
+  if (device == NULL) return NULL;
+  mpg_pool_reset_peak(device->pool);
+  Py_RETURN_NONE;
+}
+static PyObject *opened_devices(PyObject *module, PyObject *unused) {
+  (void)module, (void)unused;
+  PyObject *list = PyList_New(0);
+  for (int i = 0; list != NULL && i < mpg_device_count(); i++) {
+    mpg_device *device = mpg_device_at(i);
+    PyObject *item = Py_BuildValue("(Ni)", mpg_py_context(device->id), atomic_load(&device->num_threads));
+    if (item == NULL || PyList_Append(list, item) < 0) Py_CLEAR(list);
+    Py_XDECREF(item);
+  }
+  return list;
+}
+static PyObject *set_threads(PyObject *module, PyObject *object) {
+  (void)module;
+  long threads = object == Py_None ? 0 : PyLong_AsLong(object);
+  if (threads == -1 && PyErr_Occurred()) return NULL;
+  if (threads < 0 || threads > 4096)
+    return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "threads per device: 1 or more, or 0 to share the machine's cores out; got %ld", threads);
+  MPG_PY_TRY(mpg_device_set_threads((int)threads));
+  Py_RETURN_NONE;
+}
+
+PyMethodDef mpg_py_context_methods[] = {
+    {"cpu", (PyCFunction)(void (*)(void))cpu, METH_FASTCALL | METH_KEYWORDS, "cpu(device_id=0)\n--\n\nThe CPU device of that number: a worker thread with its own memory pool."},
+    {"gpu", (PyCFunction)(void (*)(void))gpu, METH_FASTCALL | METH_KEYWORDS, "gpu(device_id=0)\n--\n\nThe GPU of that number."},
+    {"cpu_pinned", (PyCFunction)(void (*)(void))cpu_pinned, METH_FASTCALL | METH_KEYWORDS, "cpu_pinned(device_id=0)\n--\n\nHost memory that GPUs copy from directly."},
+    {"current_context", current_context, METH_NOARGS, "current_context()\n--\n\nThe context that arrays are made on when none is named."},
+    {"num_gpus", num_gpus, METH_NOARGS, "num_gpus()\n--\n\nGPUs that can be used; 0 without a driver."},
+    {"memory_stats", memory_stats, METH_O, "memory_stats(ctx)\n--\n\nBytes of the device's memory: in_use, peak_in_use, held, peak_held, limit (0: none); and counts of allocations."},
+    {"set_memory_limit", set_memory_limit, METH_VARARGS, "set_memory_limit(ctx, bytes)\n--\n\nThe most memory the device may hold; 0 or None: no limit."},
+    {"reset_peak_memory", reset_peak_memory, METH_O, "reset_peak_memory(ctx)\n--\n\nStarts the peaks of memory_stats anew."},
+    {"set_threads", set_threads, METH_O, "set_threads(n)\n--\n\nThreads each CPU device computes with; 0 shares the machine's cores out."},
+    {"opened_devices", opened_devices, METH_NOARGS, "opened_devices()\n--\n\nThe devices used so far: (Context, threads) each."},
+    {0}};
+
+int mpg_py_context_init(PyObject *module) {
+  mpg_py->context_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &context_spec, NULL);
+  if (mpg_py->context_type == NULL) return -1;
+  return PyModule_AddType(module, mpg_py->context_type);
+}

@@ -1,0 +1,237 @@
+/* DLPack: arrays shared with other libraries without copying. The structs are those of the DLPack specification 1.0. */
+#include "python/core.h"
+
+typedef struct dl_device { int32_t type, id; } dl_device;
+typedef struct dl_dtype { uint8_t code, bits; uint16_t lanes; } dl_dtype;
+typedef struct dl_tensor {
+  void *data;
+  dl_device device;
+  int32_t ndim;
+  dl_dtype dtype;
+  int64_t *shape, *strides;
+  uint64_t byte_offset;
+} dl_tensor;
+typedef struct dl_managed {
+  dl_tensor tensor;
+  void *context;
+  void (*deleter)(struct dl_managed *self);
+} dl_managed;
+typedef struct dl_versioned {
+  uint32_t major, minor;
+  void *context;
+  void (*deleter)(struct dl_versioned *self);
+  uint64_t flags; /* bit 0: read-only */
+  dl_tensor tensor;
+} dl_versioned;
+
+enum { DL_CPU = 1, DL_CUDA = 2, DL_CUDA_HOST = 3, DL_INT = 0, DL_UINT = 1, DL_FLOAT = 2, DL_BFLOAT = 4, DL_BOOL = 6 };
+static const char plain_name[] = "dltensor", versioned_name[] = "dltensor_versioned";
+
+static const struct {
+  mpg_dtype dtype;
+  uint8_t code, bits;
+} dtypes[] = {{MPG_FLOAT32, DL_FLOAT, 32}, {MPG_FLOAT64, DL_FLOAT, 64}, {MPG_FLOAT16, DL_FLOAT, 16}, {MPG_BFLOAT16, DL_BFLOAT, 16}, {MPG_UINT8, DL_UINT, 8},
+              {MPG_INT8, DL_INT, 8},       {MPG_INT32, DL_INT, 32},     {MPG_INT64, DL_INT, 64},     {MPG_BOOL, DL_BOOL, 8}};
+
+/* --- Out ---------------------------------------------------------------------------------------------------------- */
+typedef struct exported {
+  union {
+    dl_managed plain;
+    dl_versioned versioned;
+  };
+  mpg_tensor tensor; /* owned reference */
+  int64_t shape[MPG_MAX_NDIM], strides[MPG_MAX_NDIM];
+} exported;
+
+static void release(exported *self) {
+  PyGILState_STATE state = PyGILState_Ensure(); /* consumers may let go in any thread */
+  mpg_tensor_release(&self->tensor);
+  PyGILState_Release(state);
+  PyMem_RawFree(self);
+}
+static void delete_plain(dl_managed *managed) { release(managed->context); }
+static void delete_versioned(dl_versioned *managed) { release(managed->context); }
+static void capsule_plain(PyObject *capsule) {
+  if (!PyCapsule_IsValid(capsule, plain_name)) return; /* consumed: renamed */
+  dl_managed *managed = PyCapsule_GetPointer(capsule, plain_name);
+  if (managed != NULL && managed->deleter != NULL) managed->deleter(managed);
+}
+static void capsule_versioned(PyObject *capsule) {
+  if (!PyCapsule_IsValid(capsule, versioned_name)) return;
+  dl_versioned *managed = PyCapsule_GetPointer(capsule, versioned_name);
+  if (managed != NULL && managed->deleter != NULL) managed->deleter(managed);
+}
+
+static dl_device device_of(const mpg_array *array) {
+  mpg_device_id id = mpg_array_device_id(array);
+  return id.type == MPG_GPU ? (dl_device){DL_CUDA, id.index} : (dl_device){DL_CPU, 0};
+}
+
+static PyObject *export(PyObject *self, bool write, bool versioned) {
+  mpg_array *array = mpg_py_array_of(self);
+  if (mpg_py_expect_value(array, "DLPack") < 0) return NULL;
+  mpg_status status = write ? mpg_tensor_wait_write(&array->tensor) : mpg_tensor_wait_read(&array->tensor);
+  if (status != MPG_OK) return mpg_py_raise(status);
+  exported *out = PyMem_RawCalloc(1, sizeof *out);
+  if (out == NULL) return PyErr_NoMemory();
+  const mpg_desc *desc = mpg_array_desc(array);
+  dl_tensor tensor = {.data = mpg_tensor_data(&array->tensor), .device = device_of(array), .ndim = desc->shape.ndim, .shape = out->shape, .strides = out->strides};
+  for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++)
+    if (dtypes[i].dtype == desc->dtype) tensor.dtype = (dl_dtype){dtypes[i].code, dtypes[i].bits, 1};
+  int64_t stride = 1;
+  for (int i = desc->shape.ndim - 1; i >= 0; i--) {
+    out->shape[i] = desc->shape.dims[i];
+    out->strides[i] = stride;
+    stride *= desc->shape.dims[i] ? desc->shape.dims[i] : 1;
+  }
+  PyObject *capsule;
+  if (versioned) {
+    out->versioned = (dl_versioned){.major = 1, .minor = 0, .context = out, .deleter = delete_versioned, .tensor = tensor};
+    capsule = PyCapsule_New(&out->versioned, versioned_name, capsule_versioned);
+  } else {
+    out->plain = (dl_managed){.tensor = tensor, .context = out, .deleter = delete_plain};
+    capsule = PyCapsule_New(&out->plain, plain_name, capsule_plain);
+  }
+  if (capsule == NULL) {
+    PyMem_RawFree(out);
+    return NULL;
+  }
+  out->tensor = array->tensor;
+  mpg_tensor_retain(&out->tensor);
+  return capsule;
+}
+
+PyObject *mpg_py_dlpack(PyObject *self, PyObject *args, PyObject *kwargs) {
+  static char *names[] = {"stream", "max_version", "dl_device", "copy", NULL};
+  PyObject *stream = Py_None, *version = Py_None, *device = Py_None, *copy = Py_None;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOO:__dlpack__", names, &stream, &version, &device, &copy)) return NULL;
+  long major = 0;
+  if (version != Py_None) {
+    if (!PyTuple_Check(version) || PyTuple_GET_SIZE(version) != 2) return PyErr_Format(PyExc_TypeError, "max_version is a tuple (major, minor)");
+    major = PyLong_AsLong(PyTuple_GET_ITEM(version, 0));
+    if (major == -1 && PyErr_Occurred()) return NULL;
+  }
+  if (device != Py_None) {
+    dl_device own = device_of(mpg_py_array_of(self));
+    int type, id;
+    if (!PyArg_ParseTuple(device, "ii", &type, &id)) return NULL;
+    if (type != own.type || id != own.id) {
+      PyErr_SetString(PyExc_BufferError, "DLPack: the array is on another device; move it with as_in_context first");
+      return NULL;
+    }
+  }
+  PyObject *source = copy == Py_True ? mpg_py_to_device(self, mpg_array_device_id(mpg_py_array_of(self)), true) : Py_NewRef(self);
+  if (source == NULL) return NULL;
+  PyObject *capsule = export(source, false, major >= 1);
+  Py_DECREF(source);
+  return capsule;
+}
+PyObject *mpg_py_dlpack_device(PyObject *self, PyObject *unused) {
+  (void)unused;
+  dl_device device = device_of(mpg_py_array_of(self));
+  return Py_BuildValue("(ii)", device.type, device.id);
+}
+static PyObject *for_read(PyObject *module, PyObject *object) {
+  (void)module;
+  return mpg_py_expect_array(object, "to_dlpack_for_read") ? export(object, false, false) : NULL;
+}
+static PyObject *for_write(PyObject *module, PyObject *object) {
+  (void)module;
+  return mpg_py_expect_array(object, "to_dlpack_for_write") ? export(object, true, false) : NULL;
+}
+
+/* --- In ----------------------------------------------------------------------------------------------------------- */
+static void release_plain(void *owner) {
+  dl_managed *managed = owner;
+  if (managed->deleter != NULL) managed->deleter(managed);
+}
+static void release_versioned(void *owner) {
+  dl_versioned *managed = owner;
+  if (managed->deleter != NULL) managed->deleter(managed);
+}
+
+static PyObject *refuse(const char *why) { return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "from_dlpack: %s", why); }
+
+/* A new NDArray over the memory; on success the storage calls release(owner) at its end. */
+static PyObject *import(const dl_tensor *source, void (*release_owner)(void *), void *owner) {
+  mpg_device_id id = {MPG_CPU, 0};
+  if (source->device.type == DL_CUDA)
+    id = (mpg_device_id){MPG_GPU, source->device.id};
+  else if (source->device.type != DL_CPU && source->device.type != DL_CUDA_HOST)
+    return refuse("the tensor is on a device of an unknown kind");
+  if (source->ndim < 0 || source->ndim > MPG_MAX_NDIM) return refuse("the tensor has too many dimensions");
+  mpg_desc desc = {.shape.ndim = source->ndim, .dtype = MPG_DTYPE_NONE};
+  for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++)
+    if (dtypes[i].code == source->dtype.code && dtypes[i].bits == source->dtype.bits && source->dtype.lanes == 1) desc.dtype = dtypes[i].dtype;
+  if (desc.dtype == MPG_DTYPE_NONE) return refuse("arrays of the tensor's dtype do not exist here");
+  for (int i = 0; i < source->ndim; i++) desc.shape.dims[i] = source->shape[i];
+  size_t bytes;
+  MPG_PY_TRY(mpg_shape_check(&desc.shape, desc.dtype, &bytes));
+  int64_t stride = 1;
+  for (int i = source->ndim - 1; i >= 0 && source->strides != NULL; i--) {
+    if (source->shape[i] != 1 && source->strides[i] != stride && bytes > 0) return refuse("the tensor is not contiguous; make it so first");
+    stride *= source->shape[i];
+  }
+  char *data = (char *)source->data + source->byte_offset;
+  if (bytes > 0 && (uintptr_t)data % mpg_dtype_size(desc.dtype) != 0) return refuse("the tensor's memory is not aligned to its elements");
+  mpg_device *device;
+  MPG_PY_TRY(mpg_device_get(id, &device));
+  PyObject *result = mpg_py_array_new();
+  if (result == NULL) return NULL;
+  mpg_tensor *tensor = &mpg_py_array_of(result)->tensor;
+  mpg_status status = mpg_storage_wrap(device, data, bytes, release_owner, owner, &tensor->storage);
+  if (status == MPG_OK) {
+    tensor->desc = desc;
+    return result;
+  }
+  tensor->storage = NULL;
+  Py_DECREF(result);
+  return mpg_py_raise(status);
+}
+
+static PyObject *from_capsule(PyObject *capsule) {
+  PyObject *result = NULL;
+  if (PyCapsule_IsValid(capsule, versioned_name)) {
+    dl_versioned *managed = PyCapsule_GetPointer(capsule, versioned_name);
+    if (managed->major > 1) return refuse("the capsule is of a later DLPack version");
+    result = import(&managed->tensor, release_versioned, managed);
+    if (result != NULL && PyCapsule_SetName(capsule, "used_dltensor_versioned") < 0) Py_CLEAR(result);
+  } else if (PyCapsule_IsValid(capsule, plain_name)) {
+    dl_managed *managed = PyCapsule_GetPointer(capsule, plain_name);
+    result = import(&managed->tensor, release_plain, managed);
+    if (result != NULL && PyCapsule_SetName(capsule, "used_dltensor") < 0) Py_CLEAR(result);
+  } else {
+    return refuse("the capsule holds no tensor, or was used before");
+  }
+  return result;
+}
+
+static PyObject *from_dlpack(PyObject *module, PyObject *object) {
+  (void)module;
+  if (PyCapsule_CheckExact(object)) return from_capsule(object);
+  PyObject *method = PyObject_GetAttrString(object, "__dlpack__");
+  if (method == NULL) {
+    PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "from_dlpack: %s has no __dlpack__", Py_TYPE(object)->tp_name);
+    return NULL;
+  }
+  PyObject *version = Py_BuildValue("{s:(ii)}", "max_version", 1, 0), *none = PyTuple_New(0);
+  PyObject *capsule = version && none ? PyObject_Call(method, none, version) : NULL;
+  if (capsule == NULL && PyErr_ExceptionMatches(PyExc_TypeError)) { /* a producer from before versions */
+    PyErr_Clear();
+    capsule = PyObject_CallNoArgs(method);
+  }
+  Py_XDECREF(version);
+  Py_XDECREF(none);
+  Py_DECREF(method);
+  if (capsule == NULL) return NULL;
+  PyObject *result = PyCapsule_CheckExact(capsule) ? from_capsule(capsule) : refuse("__dlpack__ returned no capsule");
+  Py_DECREF(capsule);
+  return result;
+}
+
+PyMethodDef mpg_py_dlpack_methods[] = {
+    {"to_dlpack_for_read", for_read, METH_O, "to_dlpack_for_read(data)\n--\n\nA DLPack capsule sharing the array's memory, after its writes are done."},
+    {"to_dlpack_for_write", for_write, METH_O, "to_dlpack_for_write(data)\n--\n\nA DLPack capsule sharing the array's memory, after its reads and writes are done."},
+    {"from_dlpack", from_dlpack, METH_O,
+     "from_dlpack(dlpack)\n--\n\nAn NDArray sharing the memory of a DLPack capsule, or of an object with __dlpack__. ValueError when it is not contiguous or of another dtype."},
+    {0}};

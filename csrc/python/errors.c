@@ -1,0 +1,78 @@
+/* Statuses as Python exceptions. All derive from MXNetError; those with a fitting built-in derive from that too. */
+#include "python/core.h"
+
+static const struct {
+  mpg_status status;
+  const char *name, *doc;
+  PyObject **builtin;
+} classes[] = {
+    {MPG_VALUE_ERROR, "MXNetValueError", "A value out of its range.", &PyExc_ValueError},
+    {MPG_TYPE_ERROR, "MXNetTypeError", "An argument of the wrong type.", &PyExc_TypeError},
+    {MPG_INDEX_ERROR, "MXNetIndexError", "An index out of bounds.", &PyExc_IndexError},
+    {MPG_NOT_IMPLEMENTED, "NotSupportedError", "A part of a feature that does not exist.", &PyExc_NotImplementedError},
+    {MPG_DEVICE_OUT_OF_MEMORY, "DeviceMemoryError", "A device's memory is at its limit, or the machine refused more.",
+     &PyExc_MemoryError},
+    {MPG_HOST_OUT_OF_MEMORY, "HostMemoryError", "The machine has no memory left.", &PyExc_MemoryError},
+    {MPG_IO_ERROR, "MXNetIOError", "A file could not be read or written, or is damaged.", &PyExc_OSError},
+};
+
+static PyObject *new_class(PyObject *module, const char *name, const char *doc, PyObject *bases) {
+  char full[64];
+  snprintf(full, sizeof full, "mpgluon.base.%s", name);
+  PyObject *error = PyErr_NewExceptionWithDoc(full, doc, bases, NULL);
+  if (error == NULL || PyModule_AddObjectRef(module, name, error) < 0) {
+    Py_XDECREF(error);
+    return NULL;
+  }
+  return error;
+}
+
+int mpg_py_errors_init(PyObject *module) {
+  PyObject *base = new_class(module, "MXNetError", "A mistake in how something is used; the base of all errors of mpgluon.", PyExc_RuntimeError);
+  if (base == NULL) return -1;
+  for (int i = 0; i < MPG_STATUS_COUNT; i++) mpg_py->errors[i] = Py_NewRef(base);
+  Py_DECREF(base);
+  for (size_t i = 0; i < sizeof classes / sizeof classes[0]; i++) {
+    PyObject *bases = PyTuple_Pack(2, base, *classes[i].builtin);
+    if (bases == NULL) return -1;
+    PyObject *error = new_class(module, classes[i].name, classes[i].doc, bases);
+    Py_DECREF(bases);
+    if (error == NULL) return -1;
+    Py_SETREF(mpg_py->errors[classes[i].status], error);
+  }
+  return 0;
+}
+
+PyObject *mpg_py_raise(mpg_status status) {
+  MPG_ASSERT(status > MPG_OK && status < MPG_STATUS_COUNT);
+  if (status == MPG_INTERRUPTED || status == MPG_HOST_EXCEPTION) {
+    /* Whoever stopped the core left the exception here; without one, it was the user's Ctrl-C. */
+    if (!PyErr_Occurred()) {
+      if (status == MPG_INTERRUPTED)
+        PyErr_SetNone(PyExc_KeyboardInterrupt);
+      else
+        PyErr_SetString(mpg_py->errors[MPG_ERROR], mpg_error_text());
+    }
+    return NULL;
+  }
+  PyObject *text = PyUnicode_DecodeUTF8(mpg_error_text(), (Py_ssize_t)strlen(mpg_error_text()), "replace");
+  if (text != NULL) {
+    PyErr_SetObject(mpg_py->errors[status], text);
+    Py_DECREF(text);
+  }
+  return NULL;
+}
+
+mpg_status mpg_py_host_exception(void) {
+  PyObject *type, *value, *traceback;
+  PyErr_Fetch(&type, &value, &traceback);
+  PyErr_NormalizeException(&type, &value, &traceback);
+  PyObject *text = value ? PyObject_Str(value) : NULL;
+  if (text == NULL) PyErr_Clear();
+  const char *words = text ? PyUnicode_AsUTF8(text) : NULL;
+  if (words == NULL) PyErr_Clear();
+  mpg_fail(MPG_HOST_EXCEPTION, "%s: %s", type ? ((PyTypeObject *)type)->tp_name : "exception", words ? words : "");
+  Py_XDECREF(text);
+  PyErr_Restore(type, value, traceback);
+  return MPG_HOST_EXCEPTION;
+}

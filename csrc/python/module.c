@@ -1,0 +1,48 @@
+/* mpgluon._core: the module itself. See core.h. */
+#include "kernels/cpu/dispatch.h"
+#include "python/core.h"
+
+static mpg_py_state state; /* runtime state: one module a process */
+mpg_py_state *mpg_py;
+
+static int add_functions(PyObject *module) {
+  PyMethodDef *const tables[] = {mpg_py_host_methods,   mpg_py_context_methods,  mpg_py_exchange_methods, mpg_py_dlpack_methods, mpg_py_number_methods,
+                                 mpg_py_op_methods,     mpg_py_autograd_methods, mpg_py_runtime_methods};
+  for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++)
+    if (PyModule_AddFunctions(module, tables[i]) < 0) return -1;
+  return 0;
+}
+
+static int exec_module(PyObject *module) {
+  if (mpg_py != NULL) {
+    PyErr_SetString(PyExc_ImportError, "mpgluon._core is loaded already; there is one per process, and none for subinterpreters");
+    return -1;
+  }
+  mpg_py = &state;
+  if (mpg_py_errors_init(module) < 0) return -1;
+  if (mpg_py_host_init(module) < 0) return -1;
+  mpg_kernels_set(MPG_CPU, mpg_cpu_kernel_table());
+  mpg_status status = mpg_registry_init();
+  if (status == MPG_OK) status = mpg_device_init();
+  if (status != MPG_OK) {
+    mpg_py_raise(status);
+    return -1;
+  }
+  if (mpg_py_exchange_init(module) < 0 || mpg_py_context_init(module) < 0 || mpg_py_array_init(module) < 0 || mpg_py_op_init(module) < 0 ||
+      mpg_py_number_init() < 0 || mpg_py_autograd_init(module) < 0 || add_functions(module) < 0)
+    return -1;
+  if (mpg_py_cached_op_init != NULL && mpg_py_cached_op_init(module) < 0) return -1;
+  if (mpg_py_io_init != NULL && mpg_py_io_init(module) < 0) return -1;
+  return 0;
+}
+
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, exec_module},
+#if PY_VERSION_HEX >= 0x030c0000
+    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
+#endif
+    {0, NULL}};
+static PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "mpgluon._core", "The C core of mpgluon as Python sees it.", 0, NULL, slots, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__core(void) { return PyModuleDef_Init(&definition); }

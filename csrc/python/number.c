@@ -1,0 +1,243 @@
+/* Operators of NDArray: each is an op of two arrays, of array and scalar, or of scalar and array, as in MXNet.
+ *
+ * This is the path that an eager program spends its time on: no tuples, no dictionaries, parameters on the stack.
+ */
+#include "python/core.h"
+
+static const struct {
+  const char *array, *scalar, *reflected;
+} names[MPG_PY_BINARY_COUNT] = {
+    [MPG_PY_ADD] = {"broadcast_add", "_plus_scalar", "_plus_scalar"},
+    [MPG_PY_SUB] = {"broadcast_sub", "_minus_scalar", "_rminus_scalar"},
+    [MPG_PY_MUL] = {"broadcast_mul", "_mul_scalar", "_mul_scalar"},
+    [MPG_PY_DIV] = {"broadcast_div", "_div_scalar", "_rdiv_scalar"},
+    [MPG_PY_MOD] = {"broadcast_mod", "_mod_scalar", "_rmod_scalar"},
+    [MPG_PY_POW] = {"broadcast_power", "_power_scalar", "_rpower_scalar"},
+    [MPG_PY_EQ] = {"broadcast_equal", "_equal_scalar", "_equal_scalar"},
+    [MPG_PY_NE] = {"broadcast_not_equal", "_not_equal_scalar", "_not_equal_scalar"},
+    [MPG_PY_GT] = {"broadcast_greater", "_greater_scalar", "_lesser_scalar"},
+    [MPG_PY_GE] = {"broadcast_greater_equal", "_greater_equal_scalar", "_lesser_equal_scalar"},
+    [MPG_PY_LT] = {"broadcast_lesser", "_lesser_scalar", "_greater_scalar"},
+    [MPG_PY_LE] = {"broadcast_lesser_equal", "_lesser_equal_scalar", "_greater_equal_scalar"},
+    [MPG_PY_MAXIMUM] = {"broadcast_maximum", "_maximum_scalar", "_maximum_scalar"},
+    [MPG_PY_MINIMUM] = {"broadcast_minimum", "_minimum_scalar", "_minimum_scalar"},
+    [MPG_PY_AND] = {"broadcast_logical_and", "_logical_and_scalar", "_logical_and_scalar"},
+    [MPG_PY_OR] = {"broadcast_logical_or", "_logical_or_scalar", "_logical_or_scalar"},
+    [MPG_PY_XOR] = {"broadcast_logical_xor", "_logical_xor_scalar", "_logical_xor_scalar"},
+    [MPG_PY_HYPOT] = {"broadcast_hypot", "_hypot_scalar", "_hypot_scalar"},
+};
+
+static const mpg_op *find(const char *name) { return mpg_op_find(name); }
+
+enum { MAX_SCALAR_PARAMS = 64 };
+
+/* The parameters of a scalar op, and where its scalar is. All scalar ops share one struct. */
+static struct {
+  const mpg_param_table *table;
+  size_t scalar;
+  _Alignas(16) char defaults[MAX_SCALAR_PARAMS];
+} scalar_params; /* constant after init */
+
+int mpg_py_number_init(void) {
+  const mpg_param_table *table = NULL;
+  for (int i = 0; i < MPG_PY_BINARY_COUNT; i++) {
+    mpg_py->binary[i] = (mpg_py_operator){find(names[i].array), find(names[i].scalar), find(names[i].reflected)};
+    const mpg_py_operator *operator = &mpg_py->binary[i];
+    if (table == NULL && operator->scalar != NULL) table = operator->scalar->params;
+    if ((operator->scalar && operator->scalar->params != table) || (operator->reflected && operator->reflected->params != table)) {
+      PyErr_Format(PyExc_ImportError, "op %s has other parameters than the scalar ops before it", names[i].scalar);
+      return -1;
+    }
+  }
+  if (table == NULL) return 0;
+  int index = mpg_params_find(table, "scalar");
+  if (index < 0 || table->params[index].kind != MPG_PARAM_FLOAT || table->size > MAX_SCALAR_PARAMS) {
+    PyErr_SetString(PyExc_ImportError, "the scalar ops have no parameter 'scalar' of kind FLOAT");
+    return -1;
+  }
+  scalar_params.table = table;
+  scalar_params.scalar = table->params[index].offset;
+  mpg_params_defaults(table, scalar_params.defaults);
+  return 0;
+}
+
+static PyObject *missing(const char *name) {
+  return PyErr_Format(mpg_py->errors[MPG_NOT_IMPLEMENTED], "this build has no op %s", name);
+}
+
+static inline PyObject *with_scalar(const mpg_op *op, PyObject *self, double scalar, mpg_array *out) {
+  _Alignas(16) char params[MAX_SCALAR_PARAMS];
+  memcpy(params, scalar_params.defaults, sizeof params);
+  memcpy(params + scalar_params.scalar, &scalar, sizeof scalar);
+  mpg_array *array = mpg_py_array_of(self);
+  if (out == NULL) return mpg_py_call(op, params, &array, 1);
+  return mpg_py_call_out(op, params, &array, 1, out) < 0 ? NULL : Py_NewRef(self);
+}
+
+/* An operand that is no NDArray: Python and NumPy numbers, NumPy arrays. `reflected`: it stands on the left. */
+static PyObject *with_other(mpg_py_binary kind, PyObject *self, PyObject *other, bool reflected, mpg_array *out) {
+  const mpg_py_operator *operator = &mpg_py->binary[kind];
+  if (mpg_py_is_scalar(other)) {
+    const mpg_op *op = reflected ? operator->reflected : operator->scalar;
+    if (op == NULL) return missing(reflected ? names[kind].reflected : names[kind].scalar);
+    double scalar;
+    if (mpg_py_scalar(other, &scalar) < 0) return NULL;
+    return with_scalar(op, self, scalar, out);
+  }
+  if (!mpg_py_is_numpy(other)) Py_RETURN_NOTIMPLEMENTED;
+  if (operator->array == NULL) return missing(names[kind].array);
+  PyObject *converted = mpg_py_operand(other, mpg_py_array_of(self), names[kind].array);
+  if (converted == NULL) return NULL;
+  mpg_array *a = mpg_py_array_of(self), *b = mpg_py_array_of(converted);
+  mpg_array *inputs[2] = {reflected ? b : a, reflected ? a : b};
+  PyObject *result;
+  if (out == NULL)
+    result = mpg_py_call(operator->array, NULL, inputs, 2);
+  else
+    result = mpg_py_call_out(operator->array, NULL, inputs, 2, out) < 0 ? NULL : Py_NewRef(self);
+  Py_DECREF(converted);
+  return result;
+}
+
+static inline PyObject *binary(mpg_py_binary kind, PyObject *a, PyObject *b) {
+  bool first = mpg_py_is_array(a);
+  if (first && mpg_py_is_array(b)) {
+    const mpg_op *op = mpg_py->binary[kind].array;
+    if (op == NULL) return missing(names[kind].array);
+    mpg_array *inputs[2] = {mpg_py_array_of(a), mpg_py_array_of(b)};
+    return mpg_py_call(op, NULL, inputs, 2);
+  }
+  if (first && PyFloat_CheckExact(b) && mpg_py->binary[kind].scalar != NULL)
+    return with_scalar(mpg_py->binary[kind].scalar, a, PyFloat_AS_DOUBLE(b), NULL);
+  return first ? with_other(kind, a, b, false, NULL) : with_other(kind, b, a, true, NULL);
+}
+
+static PyObject *in_place(mpg_py_binary kind, PyObject *self, PyObject *other) {
+  mpg_array *out = mpg_py_array_of(self);
+  if (!mpg_py_is_array(other)) return with_other(kind, self, other, false, out);
+  const mpg_op *op = mpg_py->binary[kind].array;
+  if (op == NULL) return missing(names[kind].array);
+  mpg_array *inputs[2] = {out, mpg_py_array_of(other)};
+  return mpg_py_call_out(op, NULL, inputs, 2, out) < 0 ? NULL : Py_NewRef(self);
+}
+
+#define OPERATOR(function, kind)                                                                 \
+  static PyObject *number_##function(PyObject *a, PyObject *b) { return binary(kind, a, b); }    \
+  static PyObject *number_in_place_##function(PyObject *a, PyObject *b) { return in_place(kind, a, b); }
+OPERATOR(add, MPG_PY_ADD)
+OPERATOR(subtract, MPG_PY_SUB)
+OPERATOR(multiply, MPG_PY_MUL)
+OPERATOR(divide, MPG_PY_DIV)
+OPERATOR(remainder, MPG_PY_MOD)
+
+static PyObject *number_power(PyObject *a, PyObject *b, PyObject *modulus) {
+  if (modulus != Py_None) Py_RETURN_NOTIMPLEMENTED;
+  return binary(MPG_PY_POW, a, b);
+}
+static PyObject *number_in_place_power(PyObject *a, PyObject *b, PyObject *modulus) {
+  if (modulus != Py_None) Py_RETURN_NOTIMPLEMENTED;
+  return in_place(MPG_PY_POW, a, b);
+}
+static PyObject *number_negative(PyObject *self) {
+  const mpg_op *op = mpg_py->binary[MPG_PY_MUL].scalar;
+  return op ? with_scalar(op, self, -1.0, NULL) : missing("_mul_scalar");
+}
+static PyObject *number_positive(PyObject *self) { return Py_NewRef(self); }
+static PyObject *number_absolute(PyObject *self) {
+  const mpg_op *op = mpg_op_find("abs");
+  mpg_array *array = mpg_py_array_of(self);
+  return op ? mpg_py_call(op, NULL, &array, 1) : missing("abs");
+}
+static PyObject *number_matmul(PyObject *a, PyObject *b) {
+  if (!mpg_py_is_array(a) || !mpg_py_is_array(b)) Py_RETURN_NOTIMPLEMENTED;
+  PyObject *dot = PyDict_GetItemString(mpg_py->ops_by_name, "dot");
+  return dot ? PyObject_CallFunctionObjArgs(dot, a, b, NULL) : missing("dot");
+}
+
+/* The one element of an array as a Python number. */
+static PyObject *scalar_of(PyObject *self, const char *what) {
+  mpg_array *array = mpg_py_array_of(self);
+  if (mpg_py_expect_value(array, what) < 0) return NULL;
+  if (mpg_shape_size(&array->tensor.desc.shape) != 1) {
+    char text[MPG_SHAPE_TEXT_SIZE];
+    return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: the array has shape %s, not one element", what,
+                        mpg_shape_text(&array->tensor.desc.shape, text, sizeof text));
+  }
+  PyObject *values = mpg_py_to_numpy(array);
+  if (values == NULL) return NULL;
+  PyObject *item = PyObject_CallMethod(values, "item", NULL);
+  Py_DECREF(values);
+  return item;
+}
+static int number_bool(PyObject *self) {
+  const mpg_shape *shape = &mpg_py_array_of(self)->tensor.desc.shape;
+  int64_t size = mpg_shape_size(shape);
+  if (size == 0 && !mpg_array_traced(mpg_py_array_of(self))) return 0;
+  if (size > 1) {
+    PyErr_SetString(mpg_py->errors[MPG_VALUE_ERROR], "the truth value of an array with several elements is ambiguous");
+    return -1;
+  }
+  PyObject *item = scalar_of(self, "bool()");
+  if (item == NULL) return -1;
+  int truth = PyObject_IsTrue(item);
+  Py_DECREF(item);
+  return truth;
+}
+static PyObject *number_float(PyObject *self) {
+  PyObject *item = scalar_of(self, "float()");
+  if (item == NULL) return NULL;
+  PyObject *result = PyNumber_Float(item);
+  Py_DECREF(item);
+  return result;
+}
+static PyObject *number_int(PyObject *self) {
+  PyObject *item = scalar_of(self, "int()");
+  if (item == NULL) return NULL;
+  PyObject *result = PyNumber_Long(item);
+  Py_DECREF(item);
+  return result;
+}
+static PyObject *number_index(PyObject *self) {
+  mpg_dtype dtype = mpg_py_array_of(self)->tensor.desc.dtype;
+  if (!mpg_dtype_is_integer(dtype)) return PyErr_Format(PyExc_TypeError, "an array of %s can't be an index", mpg_dtype_name(dtype));
+  return scalar_of(self, "an index");
+}
+
+static PyObject *compare(PyObject *a, PyObject *b, int operation) {
+  static const mpg_py_binary kinds[] = {[Py_LT] = MPG_PY_LT, [Py_LE] = MPG_PY_LE, [Py_EQ] = MPG_PY_EQ,
+                                        [Py_NE] = MPG_PY_NE, [Py_GT] = MPG_PY_GT, [Py_GE] = MPG_PY_GE};
+  return binary(kinds[operation], a, b);
+}
+
+PyType_Slot mpg_py_number_slots[] = {
+    {Py_nb_add, number_add}, {Py_nb_inplace_add, number_in_place_add},
+    {Py_nb_subtract, number_subtract}, {Py_nb_inplace_subtract, number_in_place_subtract},
+    {Py_nb_multiply, number_multiply}, {Py_nb_inplace_multiply, number_in_place_multiply},
+    {Py_nb_true_divide, number_divide}, {Py_nb_inplace_true_divide, number_in_place_divide},
+    {Py_nb_remainder, number_remainder}, {Py_nb_inplace_remainder, number_in_place_remainder},
+    {Py_nb_power, number_power}, {Py_nb_inplace_power, number_in_place_power},
+    {Py_nb_matrix_multiply, number_matmul},
+    {Py_nb_negative, number_negative}, {Py_nb_positive, number_positive}, {Py_nb_absolute, number_absolute},
+    {Py_nb_bool, number_bool}, {Py_nb_float, number_float}, {Py_nb_int, number_int}, {Py_nb_index, number_index},
+    {Py_tp_richcompare, compare},
+    {0, NULL}};
+
+/* _binary(kind, a, b): nd.add, nd.maximum, ...: operands may be arrays or numbers on either side. */
+static PyObject *py_binary(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+  (void)module;
+  if (count != 3) return PyErr_Format(PyExc_TypeError, "expected two operands");
+  long kind = PyLong_AsLong(args[0]);
+  if (kind == -1 && PyErr_Occurred()) return NULL;
+  if (kind < 0 || kind >= MPG_PY_BINARY_COUNT) return PyErr_Format(PyExc_ValueError, "no such operator");
+  if (!mpg_py_is_array(args[1]) && !mpg_py_is_array(args[2]))
+    return PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s: one operand has to be an NDArray, got %s and %s", names[kind].array,
+                        Py_TYPE(args[1])->tp_name, Py_TYPE(args[2])->tp_name);
+  PyObject *result = binary((mpg_py_binary)kind, args[1], args[2]);
+  if (result != Py_NotImplemented) return result;
+  Py_DECREF(result);
+  PyObject *odd = mpg_py_is_array(args[1]) ? args[2] : args[1];
+  return PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s: an operand of type %s is not supported; NDArrays, NumPy arrays and numbers are",
+                      names[kind].array, Py_TYPE(odd)->tp_name);
+}
+
+PyMethodDef mpg_py_number_methods[] = {{"_binary", (PyCFunction)(void (*)(void))py_binary, METH_FASTCALL, "_binary(kind, a, b)\n--\n\nThe operator of that number."}, {0}};

@@ -1,0 +1,586 @@
+/* _core.Op: an op as a Python function. Arrays come first, then parameters in the order they are declared, as in MXNet's
+ * generated functions; `out` writes into given arrays; `name` is for symbols and has no effect here.
+ *
+ * Names are interned, so a keyword is found by comparing pointers, and its spelling is looked at only where that fails.
+ */
+#include "python/core.h"
+
+typedef struct op_object {
+  PyObject_HEAD
+  vectorcallfunc call;
+  const mpg_op *op;
+  PyObject *name;     /* the name it was made under */
+  PyObject *names;    /* tuple of interned names: inputs, then parameters */
+  int num_inputs;     /* names among inputs; a variadic one counts */
+  bool variadic;
+  bool creates;       /* `ctx` None means the current context */
+  int ctx;            /* index of that parameter, or -1 */
+  int count_param;    /* "num_args" of variadic ops: filled from the number of arrays; -1: none */
+  void *defaults;     /* the parameter struct filled with defaults; owned */
+  uint64_t required;  /* bits: parameters that have to be given */
+} op_object;
+
+enum { MAX_PARAMS = 64 };
+
+/* --- Calls -------------------------------------------------------------------------------------------------------- */
+typedef struct call {
+  op_object *self;
+  PyObject **arrays; /* owned references: converted inputs, NULL where not given */
+  int num_arrays;    /* one past the last place used */
+  int capacity;
+  PyObject *small[MPG_PY_SMALL];
+  PyObject *out;     /* borrowed */
+  uint64_t given;    /* parameters given */
+  const void *values; /* params; NULL for ops without */
+  _Alignas(16) char params[MPG_PY_MAX_PARAMS];
+} call;
+
+static int call_grow(call *c, int needed) {
+  if (needed <= c->capacity) return 0;
+  if (needed > MPG_MAX_INPUTS) {
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: at most %d arrays, got %d", c->self->op->name, MPG_MAX_INPUTS, needed);
+    return -1;
+  }
+  PyObject **arrays = PyMem_Calloc((size_t)needed, sizeof *arrays);
+  if (arrays == NULL) {
+    PyErr_NoMemory();
+    return -1;
+  }
+  memcpy(arrays, c->arrays, sizeof *arrays * (size_t)c->num_arrays);
+  if (c->arrays != c->small) PyMem_Free(c->arrays);
+  c->arrays = arrays;
+  c->capacity = needed;
+  return 0;
+}
+
+static int add_array(call *c, int place, PyObject *object) {
+  if (call_grow(c, place + 1) < 0) return -1;
+  if (c->arrays[place] != NULL) {
+    char name[64];
+    PyErr_Format(PyExc_TypeError, "%s: %s is given twice", c->self->op->name, mpg_op_input_name(c->self->op, place, name, sizeof name));
+    return -1;
+  }
+  while (c->num_arrays <= place) c->arrays[c->num_arrays++] = NULL;
+  if (object == Py_None) return 0; /* an optional input that is left out */
+  c->arrays[place] = Py_NewRef(object);
+  return 0;
+}
+
+static int add_arrays_of(call *c, PyObject *sequence) {
+  PyObject *items = PySequence_Fast(sequence, "expected a list of arrays");
+  if (items == NULL) return -1;
+  int result = 0;
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(items) && result == 0; i++)
+    result = add_array(c, c->num_arrays, PySequence_Fast_GET_ITEM(items, i));
+  Py_DECREF(items);
+  return result;
+}
+
+static int add_param(call *c, int index, PyObject *value) {
+  if (c->given >> index & 1) {
+    PyErr_Format(PyExc_TypeError, "%s: %s is given twice", c->self->op->name, c->self->op->params->params[index].name);
+    return -1;
+  }
+  c->given |= (uint64_t)1 << index;
+  return mpg_py_param_set(c->self->op->params, c->self->op->name, c->params, index, value);
+}
+
+static int unknown_keyword(const op_object *self, PyObject *keyword) {
+  PyObject *comma = PyUnicode_FromString(", "), *list = comma ? PyUnicode_Join(comma, self->names) : NULL;
+  if (list != NULL)
+    PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s has no parameter '%U'; it takes: %U%sout, name", self->op->name, keyword, list,
+                 PyTuple_GET_SIZE(self->names) ? ", " : "");
+  Py_XDECREF(comma);
+  Py_XDECREF(list);
+  return -1;
+}
+
+static Py_ssize_t find_name(PyObject *names, PyObject *keyword) {
+  Py_ssize_t count = PyTuple_GET_SIZE(names);
+  for (Py_ssize_t i = 0; i < count; i++)
+    if (PyTuple_GET_ITEM(names, i) == keyword) return i;
+  for (Py_ssize_t i = 0; i < count; i++)
+    if (PyUnicode_Compare(PyTuple_GET_ITEM(names, i), keyword) == 0) return i;
+  return -1;
+}
+
+/* "arg3", "data3": one array of a variadic op by name; -1 when it is none. */
+static int variadic_place(const op_object *self, PyObject *keyword) {
+  const char *text = PyUnicode_AsUTF8(keyword);
+  if (text == NULL) return -1;
+  const char *prefixes[] = {"arg", PyUnicode_AsUTF8(PyTuple_GET_ITEM(self->names, self->num_inputs - 1))};
+  for (int i = 0; i < 2; i++) {
+    size_t length = prefixes[i] ? strlen(prefixes[i]) : 0;
+    int place, end = 0;
+    if (length && strncmp(text, prefixes[i], length) == 0 && text[length] >= '0' && text[length] <= '9' &&
+        sscanf(text + length, "%6d%n", &place, &end) == 1 && text[length + (size_t)end] == 0)
+      return self->num_inputs - 1 + place;
+  }
+  return -1;
+}
+
+static int add_keyword(call *c, PyObject *keyword, PyObject *value) {
+  op_object *self = c->self;
+  if (keyword == mpg_py->name_out) {
+    c->out = value == Py_None ? NULL : value;
+    return 0;
+  }
+  Py_ssize_t place = find_name(self->names, keyword);
+  if (place < 0) {
+    if (keyword == mpg_py->name_name || PyUnicode_CompareWithASCIIString(keyword, "name") == 0) return 0;
+    if (PyUnicode_CompareWithASCIIString(keyword, "out") == 0) {
+      c->out = value == Py_None ? NULL : value;
+      return 0;
+    }
+    int numbered = self->variadic ? variadic_place(self, keyword) : -1;
+    if (numbered >= 0) return add_array(c, numbered, value);
+    return unknown_keyword(self, keyword);
+  }
+  if (place >= self->num_inputs) return add_param(c, (int)place - self->num_inputs, value);
+  if (self->variadic && place == self->num_inputs - 1 && (PyList_Check(value) || PyTuple_Check(value))) return add_arrays_of(c, value);
+  return add_array(c, (int)place, value);
+}
+
+/* Numbers and NumPy arrays become arrays on the device of the first NDArray; left-out inputs at the end are cut off. */
+static int convert_arrays(call *c) {
+  const mpg_op *op = c->self->op;
+  while (c->num_arrays > 0 && c->arrays[c->num_arrays - 1] == NULL) c->num_arrays--;
+  const mpg_array *like = NULL;
+  bool all = true;
+  for (int i = 0; i < c->num_arrays; i++) {
+    if (c->arrays[i] == NULL) {
+      char name[64];
+      PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s: the array %s is missing", op->name, mpg_op_input_name(op, i, name, sizeof name));
+      return -1;
+    }
+    if (!mpg_py_is_array(c->arrays[i]))
+      all = false;
+    else if (like == NULL)
+      like = mpg_py_array_of(c->arrays[i]);
+  }
+  for (int i = 0; !all && i < c->num_arrays; i++) {
+    if (mpg_py_is_array(c->arrays[i])) continue;
+    char name[64], what[160];
+    snprintf(what, sizeof what, "%s: %s", op->name, mpg_op_input_name(op, i, name, sizeof name));
+    PyObject *converted = mpg_py_operand(c->arrays[i], like, what);
+    if (converted == NULL) return -1;
+    Py_SETREF(c->arrays[i], converted);
+  }
+  return 0;
+}
+
+static int check_required(const call *c) {
+  const mpg_param_table *table = c->self->op->params;
+  uint64_t missing = c->self->required & ~c->given;
+  if (missing == 0) return 0;
+  for (int i = 0; i < table->count; i++)
+    if (missing >> i & 1) {
+      PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s: the parameter %s is missing", c->self->op->name, table->params[i].name);
+      break;
+    }
+  return -1;
+}
+
+static PyObject *run_out(call *c, mpg_array *const *inputs, int visible) {
+  mpg_array *out[MPG_PY_SMALL], **outputs = out;
+  PyObject *keep = NULL, *result = NULL;
+  if (visible > MPG_PY_SMALL && (outputs = PyMem_Malloc(sizeof *outputs * (size_t)visible)) == NULL) return PyErr_NoMemory();
+  int count = mpg_py_array_list(c->out, outputs, visible, &keep, "out");
+  if (count < 0) goto done;
+  if (count != visible) {
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s has %d outputs, out has %d arrays", c->self->op->name, visible, count);
+    goto done;
+  }
+  mpg_status status = mpg_call(c->self->op, c->values, inputs, c->num_arrays, NULL, visible, outputs);
+  if (status == MPG_OK)
+    result = Py_NewRef(c->out);
+  else
+    mpg_py_raise(status);
+done:
+  Py_XDECREF(keep);
+  if (outputs != out) PyMem_Free(outputs);
+  return result;
+}
+
+static PyObject *run_several(call *c, mpg_array *const *inputs, int visible) {
+  mpg_array *outputs = PyMem_Calloc((size_t)visible + 1, sizeof *outputs);
+  if (outputs == NULL) return PyErr_NoMemory();
+  PyObject *list = NULL;
+  mpg_status status = mpg_call(c->self->op, c->values, inputs, c->num_arrays, outputs, visible, NULL);
+  if (status != MPG_OK) {
+    mpg_py_raise(status);
+  } else {
+    list = PyList_New(visible);
+    for (int i = 0; i < visible; i++) {
+      PyObject *item = list ? mpg_py_array_take(&outputs[i]) : NULL;
+      if (item != NULL) {
+        PyList_SET_ITEM(list, i, item);
+        continue;
+      }
+      mpg_array_clear(&outputs[i]);
+      Py_CLEAR(list);
+    }
+  }
+  PyMem_Free(outputs);
+  return list;
+}
+
+static PyObject *run(call *c) {
+  const mpg_op *op = c->self->op;
+  if (c->self->creates && c->self->ctx >= 0) {
+    mpg_device_id *id = (mpg_device_id *)(c->params + op->params->params[c->self->ctx].offset);
+    if (id->type == 0) *id = mpg_py_current_device();
+  }
+  mpg_array *small[MPG_PY_SMALL], **inputs = small;
+  if (c->num_arrays > MPG_PY_SMALL && (inputs = PyMem_Malloc(sizeof *inputs * (size_t)c->num_arrays)) == NULL) return PyErr_NoMemory();
+  for (int i = 0; i < c->num_arrays; i++) inputs[i] = mpg_py_array_of(c->arrays[i]);
+  int visible = mpg_call_outputs(op, c->values, c->num_arrays);
+  PyObject *result;
+  if (c->out != NULL)
+    result = run_out(c, inputs, visible);
+  else if (visible == 1)
+    result = mpg_py_call(op, c->values, inputs, c->num_arrays);
+  else
+    result = run_several(c, inputs, visible);
+  if (inputs != small) PyMem_Free(inputs);
+  return result;
+}
+
+static PyObject *op_call(PyObject *callable, PyObject *const *args, size_t flags, PyObject *keywords) {
+  op_object *self = (op_object *)callable;
+  Py_ssize_t count = PyVectorcall_NARGS(flags);
+  const mpg_param_table *table = self->op->params;
+  call c;
+  c.self = self;
+  c.arrays = c.small;
+  c.num_arrays = 0;
+  c.capacity = MPG_PY_SMALL;
+  c.out = NULL;
+  c.given = 0;
+  c.values = table->size > 0 ? c.params : NULL;
+  memset(c.small, 0, sizeof c.small);
+  memcpy(c.params, self->defaults, table->size);
+  PyObject *result = NULL;
+
+  for (Py_ssize_t i = 0; i < count; i++) {
+    if (self->variadic && i >= self->num_inputs - 1) {
+      bool list = PyList_Check(args[i]) || PyTuple_Check(args[i]);
+      if ((list ? add_arrays_of(&c, args[i]) : add_array(&c, c.num_arrays, args[i])) < 0) goto done;
+    } else if (i < self->num_inputs) {
+      if (add_array(&c, (int)i, args[i]) < 0) goto done;
+    } else if (i - self->num_inputs < table->count && table->size > 0) {
+      if (add_param(&c, (int)i - self->num_inputs, args[i]) < 0) goto done;
+    } else {
+      PyErr_Format(PyExc_TypeError, "%s takes at most %d arguments, got %zd", self->op->name,
+                   self->num_inputs + (table->size > 0 ? table->count : 0), count);
+      goto done;
+    }
+  }
+  Py_ssize_t num_keywords = keywords ? PyTuple_GET_SIZE(keywords) : 0;
+  for (Py_ssize_t i = 0; i < num_keywords; i++)
+    if (add_keyword(&c, PyTuple_GET_ITEM(keywords, i), args[count + i]) < 0) goto done;
+  if (convert_arrays(&c) < 0 || check_required(&c) < 0) goto done;
+  if (self->count_param >= 0 && !(c.given >> self->count_param & 1))
+    *(int64_t *)(c.params + table->params[self->count_param].offset) = c.num_arrays;
+  result = run(&c);
+done:
+  for (int i = 0; i < c.num_arrays; i++) Py_XDECREF(c.arrays[i]);
+  if (c.arrays != c.small) PyMem_Free(c.arrays);
+  return result;
+}
+
+/* --- The type ----------------------------------------------------------------------------------------------------- */
+static PyObject *op_get(PyObject *self, PyObject *object, PyObject *type) {
+  (void)type;
+  return object == NULL || object == Py_None ? Py_NewRef(self) : PyMethod_New(self, object);
+}
+static PyObject *op_repr(PyObject *self) { return PyUnicode_FromFormat("<mxnet operator %U>", ((op_object *)self)->name); }
+static void op_dealloc(PyObject *object) {
+  op_object *self = (op_object *)object;
+  PyTypeObject *type = Py_TYPE(object);
+  Py_XDECREF(self->name);
+  Py_XDECREF(self->names);
+  PyMem_Free(self->defaults);
+  type->tp_free(object);
+  Py_DECREF(type);
+}
+static PyObject *op_reduce(PyObject *self, PyObject *unused) {
+  (void)unused;
+  PyObject *module = PyImport_ImportModule("mpgluon._core"), *get = module ? PyObject_GetAttrString(module, "get_op") : NULL;
+  Py_XDECREF(module);
+  return get ? Py_BuildValue("N(O)", get, ((op_object *)self)->name) : NULL;
+}
+
+static void append_default(mpg_text *text, const mpg_param *param) {
+  if (mpg_param_required(param))
+    mpg_text_append(text, "=...");
+  else if (param->kind == MPG_PARAM_STRING || param->kind == MPG_PARAM_ENUM || param->kind == MPG_PARAM_DTYPE)
+    mpg_text_append(text, strcmp(param->default_text, "None") == 0 ? "=None" : "='%s'", param->default_text);
+  else if (param->kind == MPG_PARAM_BOOL)
+    mpg_text_append(text, param->default_text[0] == 'T' || param->default_text[0] == '1' || param->default_text[0] == 't' ? "=True" : "=False");
+  else
+    mpg_text_append(text, "=%s", param->default_text);
+}
+
+static void append_signature(mpg_text *text, const op_object *self) {
+  const mpg_op *op = self->op;
+  mpg_text_append(text, "(");
+  for (int i = 0; i < self->num_inputs; i++) {
+    const char *name = PyUnicode_AsUTF8(PyTuple_GET_ITEM(self->names, i));
+    bool star = self->variadic && i == self->num_inputs - 1;
+    mpg_text_append(text, "%s%s%s%s", i ? ", " : "", star ? "*" : "", name ? name : "?", !star && mpg_op_input_optional(op, i) ? "=None" : "");
+  }
+  for (int i = 0; op->params->size > 0 && i < op->params->count; i++) {
+    const mpg_param *param = &op->params->params[i];
+    mpg_text_append(text, "%s%s", i || self->num_inputs ? ", " : "", param->name);
+    append_default(text, param);
+  }
+  mpg_text_append(text, "%sout=None, name=None)", self->num_inputs || op->params->size > 0 ? ", " : "");
+}
+
+static PyObject *take_text(mpg_text *text) {
+  PyObject *result = NULL;
+  mpg_status status = mpg_text_status(text);
+  if (status == MPG_OK)
+    result = PyUnicode_FromString(mpg_text_string(text));
+  else
+    mpg_py_raise(status);
+  mpg_text_free(text);
+  return result;
+}
+static PyObject *get_signature(PyObject *self, void *unused) {
+  (void)unused;
+  mpg_text text = {0};
+  append_signature(&text, (op_object *)self);
+  return take_text(&text);
+}
+
+static const char *const kind_names[] = {"boolean", "integer", "integer or None", "number", "number or None", "tuple of integers", "tuple of numbers",
+                                         "dtype", "one of", "string", "Context"};
+
+static PyObject *get_doc(PyObject *object, void *unused) {
+  (void)unused;
+  op_object *self = (op_object *)object;
+  const mpg_op *op = self->op;
+  mpg_text text = {0};
+  mpg_text_append(&text, "%s\n\nParameters\n----------\n", op->doc);
+  for (int i = 0; i < self->num_inputs; i++) {
+    const char *name = PyUnicode_AsUTF8(PyTuple_GET_ITEM(self->names, i));
+    bool star = self->variadic && i == self->num_inputs - 1;
+    mpg_text_append(&text, "%s%s : NDArray%s%s\n", star ? "*" : "", name ? name : "?", mpg_op_input_optional(op, i) ? ", optional" : "",
+                    mpg_op_input_mutable(op, i) ? ", also written" : "");
+  }
+  for (int i = 0; op->params->size > 0 && i < op->params->count; i++) {
+    const mpg_param *param = &op->params->params[i];
+    mpg_text_append(&text, "%s : %s", param->name, kind_names[param->kind]);
+    if (param->constraint[0]) mpg_text_append(&text, " %s", param->constraint);
+    if (mpg_param_required(param))
+      mpg_text_append(&text, ", required\n    %s\n", param->doc);
+    else
+      mpg_text_append(&text, ", default %s\n    %s\n", param->default_text, param->doc);
+  }
+  mpg_text_append(&text, "out : NDArray or list of them, optional\n    Arrays the results are written into.\n\nReturns\n-------\n%s\n\nDtypes: ", op->outputs);
+  bool first = true;
+  for (int i = 0; i < MPG_DTYPE_LIMIT; i++)
+    if (op->dtypes >> i & 1) {
+      mpg_text_append(&text, "%s%s", first ? "" : ", ", mpg_dtype_name((mpg_dtype)i));
+      first = false;
+    }
+  mpg_text_append(&text, ". MXNetError when shapes, dtypes or devices do not fit.");
+  return take_text(&text);
+}
+static PyObject *get_name(PyObject *self, void *unused) {
+  (void)unused;
+  return Py_NewRef(((op_object *)self)->name);
+}
+static PyObject *get_module(PyObject *self, void *unused) {
+  (void)self, (void)unused;
+  return PyUnicode_FromString("mpgluon.ndarray.op");
+}
+
+static PyObject *describe_params(const op_object *self) {
+  const mpg_param_table *table = self->op->params;
+  int count = table->size > 0 ? table->count : 0;
+  PyObject *list = PyList_New(count);
+  for (int i = 0; list != NULL && i < count; i++) {
+    const mpg_param *param = &table->params[i];
+    PyObject *item = Py_BuildValue("{s:s,s:s,s:s,s:s,s:s,s:O}", "name", param->name, "kind", kind_names[param->kind], "default", param->default_text,
+                                   "constraint", param->constraint, "doc", param->doc, "required", mpg_param_required(param) ? Py_True : Py_False);
+    if (item == NULL)
+      Py_CLEAR(list);
+    else
+      PyList_SET_ITEM(list, i, item);
+  }
+  return list;
+}
+
+static PyObject *op_describe(PyObject *object, PyObject *unused) {
+  (void)unused;
+  op_object *self = (op_object *)object;
+  const mpg_op *op = self->op;
+  static const struct {
+    uint32_t flag;
+    const char *name;
+  } flags[] = {{MPG_OP_INPLACE, "inplace"}, {MPG_OP_HEAVY, "heavy"},   {MPG_OP_RANDOM, "random"}, {MPG_OP_COPY, "copy"},       {MPG_OP_CREATES, "creates"},
+               {MPG_OP_TRAIN, "train"},     {MPG_OP_VIEW, "view"},     {MPG_OP_HIDDEN, "hidden"}, {MPG_OP_DYNAMIC, "dynamic"}, {MPG_OP_SHAPE_ONLY, "shape_only"}};
+  PyObject *inputs = PyList_New(0), *dtypes = PyList_New(0), *set = PyList_New(0), *params = describe_params(self), *result = NULL;
+  if (inputs == NULL || dtypes == NULL || set == NULL || params == NULL) goto done;
+  for (int i = 0; i < self->num_inputs; i++) {
+    bool star = self->variadic && i == self->num_inputs - 1;
+    PyObject *item = Py_BuildValue("{s:O,s:O,s:O,s:O}", "name", PyTuple_GET_ITEM(self->names, i), "optional", mpg_op_input_optional(op, i) ? Py_True : Py_False,
+                                   "mutable", mpg_op_input_mutable(op, i) ? Py_True : Py_False, "variadic", star ? Py_True : Py_False);
+    if (item == NULL || PyList_Append(inputs, item) < 0) {
+      Py_XDECREF(item);
+      goto done;
+    }
+    Py_DECREF(item);
+  }
+  for (int i = 0; i < MPG_DTYPE_LIMIT; i++) {
+    if (!(op->dtypes >> i & 1)) continue;
+    PyObject *item = PyUnicode_FromString(mpg_dtype_name((mpg_dtype)i));
+    if (item == NULL || PyList_Append(dtypes, item) < 0) {
+      Py_XDECREF(item);
+      goto done;
+    }
+    Py_DECREF(item);
+  }
+  for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++) {
+    if (!(op->flags & flags[i].flag)) continue;
+    PyObject *item = PyUnicode_FromString(flags[i].name);
+    if (item == NULL || PyList_Append(set, item) < 0) {
+      Py_XDECREF(item);
+      goto done;
+    }
+    Py_DECREF(item);
+  }
+  result = Py_BuildValue("{s:s,s:s,s:s,s:O,s:s,s:O,s:O,s:O,s:s,s:O}", "name", op->name, "aliases", op->aliases, "doc", op->doc, "inputs", inputs, "outputs",
+                         op->outputs, "params", params, "dtypes", dtypes, "flags", set, "params_struct", op->params->name, "differentiable",
+                         op->gradient && op->gradient != mpg_gradient_none ? Py_True : Py_False);
+done:
+  Py_XDECREF(inputs);
+  Py_XDECREF(dtypes);
+  Py_XDECREF(set);
+  Py_XDECREF(params);
+  return result;
+}
+
+static PyMemberDef op_members[] = {{"__vectorcalloffset__", T_PYSSIZET, offsetof(op_object, call), READONLY, NULL}, {0}};
+static PyMethodDef op_methods[] = {
+    {"__reduce__", op_reduce, METH_NOARGS, NULL},
+    {"describe", op_describe, METH_NOARGS, "describe()\n--\n\nAll that is known of the op, as a dict: inputs, parameters with defaults and constraints, outputs, dtypes, flags."},
+    {0}};
+static PyGetSetDef op_properties[] = {{"__doc__", get_doc, NULL, NULL, NULL},
+                                      {"__text_signature__", get_signature, NULL, NULL, NULL},
+                                      {"__name__", get_name, NULL, NULL, NULL},
+                                      {"__qualname__", get_name, NULL, NULL, NULL},
+                                      {"__module__", get_module, NULL, NULL, NULL},
+                                      {0}};
+static PyType_Slot op_slots[] = {{Py_tp_dealloc, op_dealloc}, {Py_tp_repr, op_repr},       {Py_tp_call, PyVectorcall_Call}, {Py_tp_descr_get, op_get},
+                                 {Py_tp_members, op_members}, {Py_tp_methods, op_methods}, {Py_tp_getset, op_properties},   {0, NULL}};
+static PyType_Spec op_spec = {"mpgluon._core.Op", sizeof(op_object), 0,
+                              Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR | Py_TPFLAGS_DISALLOW_INSTANTIATION, op_slots};
+
+static PyObject *intern_name(const char *text) { return PyUnicode_InternFromString(text); }
+
+static PyObject *op_new(const mpg_op *op, const char *name) {
+  op_object *self = PyObject_New(op_object, mpg_py->op_type);
+  if (self == NULL) return NULL;
+  self->call = op_call;
+  self->op = op;
+  self->name = intern_name(name);
+  self->num_inputs = mpg_op_num_input_names(op);
+  self->variadic = mpg_op_variadic(op);
+  self->creates = (op->flags & MPG_OP_CREATES) != 0;
+  self->ctx = mpg_params_find(op->params, "ctx");
+  self->count_param = self->variadic ? mpg_params_find(op->params, "num_args") : -1;
+  self->required = 0;
+  int num_params = op->params->size > 0 ? op->params->count : 0;
+  self->names = PyTuple_New(self->num_inputs + num_params);
+  self->defaults = PyMem_Calloc(1, op->params->size + 1);
+  if (self->name == NULL || self->names == NULL || self->defaults == NULL) goto fail;
+  if (op->params->size > MPG_PY_MAX_PARAMS || num_params > MAX_PARAMS) {
+    PyErr_Format(PyExc_ImportError, "op %s has more parameters than the binding takes", op->name);
+    goto fail;
+  }
+  if (op->params->size > 0) mpg_params_defaults(op->params, self->defaults);
+  for (int i = 0; i < self->num_inputs; i++) {
+    char buffer[64];
+    const char *text = mpg_op_input_name(op, i, buffer, sizeof buffer);
+    char clean[64];
+    snprintf(clean, sizeof clean, "%s", text);
+    if (self->variadic && i == self->num_inputs - 1) { /* named "data0" there: the name without the number */
+      size_t length = strlen(clean);
+      while (length > 1 && clean[length - 1] >= '0' && clean[length - 1] <= '9') clean[--length] = 0;
+    }
+    PyObject *word = intern_name(clean);
+    if (word == NULL) goto fail;
+    PyTuple_SET_ITEM(self->names, i, word);
+  }
+  for (int i = 0; i < num_params; i++) {
+    PyObject *word = intern_name(op->params->params[i].name);
+    if (word == NULL) goto fail;
+    PyTuple_SET_ITEM(self->names, self->num_inputs + i, word);
+    if (mpg_param_required(&op->params->params[i])) self->required |= (uint64_t)1 << i;
+  }
+  if (self->count_param >= 0) self->required &= ~((uint64_t)1 << self->count_param);
+  return (PyObject *)self;
+fail:
+  Py_DECREF(self);
+  return NULL;
+}
+
+static PyObject *list_ops(PyObject *module, PyObject *unused) {
+  (void)module, (void)unused;
+  PyObject *list = PyList_New(MPG_OP_COUNT);
+  for (int i = 0; list != NULL && i < MPG_OP_COUNT; i++) {
+    PyObject *name = PyUnicode_FromString(mpg_op_get((mpg_op_id)i)->name);
+    if (name == NULL)
+      Py_CLEAR(list);
+    else
+      PyList_SET_ITEM(list, i, name);
+  }
+  return list;
+}
+static PyObject *get_op(PyObject *module, PyObject *name) {
+  (void)module;
+  PyObject *op = PyDict_GetItemWithError(mpg_py->ops_by_name, name);
+  if (op != NULL) return Py_NewRef(op);
+  if (!PyErr_Occurred()) PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "there is no op %R", name);
+  return NULL;
+}
+static PyObject *ops(PyObject *module, PyObject *unused) {
+  (void)module, (void)unused;
+  return PyDict_Copy(mpg_py->ops_by_name);
+}
+
+PyMethodDef mpg_py_op_methods[] = {
+    {"list_ops", list_ops, METH_NOARGS, "list_ops()\n--\n\nThe names of all ops, hidden ones too, in the order of the registry."},
+    {"get_op", get_op, METH_O, "get_op(name)\n--\n\nThe op of that name or alias; MXNetError (a ValueError) when there is none."},
+    {"ops", ops, METH_NOARGS, "ops()\n--\n\nA dict of all names and aliases with their ops."},
+    {0}};
+
+int mpg_py_op_init(PyObject *module) {
+  mpg_py->name_out = intern_name("out");
+  mpg_py->name_name = intern_name("name");
+  mpg_py->op_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &op_spec, NULL);
+  mpg_py->ops_by_name = PyDict_New();
+  if (mpg_py->op_type == NULL || mpg_py->ops_by_name == NULL || PyModule_AddType(module, mpg_py->op_type) < 0) return -1;
+  for (int i = 0; i < MPG_OP_COUNT; i++) {
+    const mpg_op *op = mpg_op_get((mpg_op_id)i);
+    mpg_py->ops[i] = op_new(op, op->name);
+    if (mpg_py->ops[i] == NULL || PyDict_SetItemString(mpg_py->ops_by_name, op->name, mpg_py->ops[i]) < 0) return -1;
+    for (const char *alias = op->aliases; *alias;) {
+      size_t length = strcspn(alias, " ");
+      char name[128];
+      snprintf(name, sizeof name, "%.*s", (int)length, alias);
+      PyObject *object = length ? op_new(op, name) : NULL;
+      if (length && (object == NULL || PyDict_SetItemString(mpg_py->ops_by_name, name, object) < 0)) {
+        Py_XDECREF(object);
+        return -1;
+      }
+      Py_XDECREF(object);
+      alias += length + (alias[length] == ' ');
+    }
+  }
+  return 0;
+}

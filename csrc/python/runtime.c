@@ -1,0 +1,87 @@
+/* Settings and facts of the process: execution mode, random seed, waiting for all, build features. */
+#include "kernels/cpu/dispatch.h"
+#include "python/core.h"
+
+static PyObject *waitall(PyObject *module, PyObject *unused) {
+  (void)module, (void)unused;
+  MPG_PY_TRY(mpg_wait_all());
+  Py_RETURN_NONE;
+}
+
+static PyObject *random_seed(PyObject *module, PyObject *seed) {
+  (void)module;
+  PyObject *index = PyNumber_Index(seed);
+  if (index == NULL) return NULL;
+  unsigned long long number = PyLong_AsUnsignedLongLongMask(index);
+  Py_DECREF(index);
+  if (number == (unsigned long long)-1 && PyErr_Occurred()) return NULL;
+  mpg_random_seed(number);
+  Py_RETURN_NONE;
+}
+static PyObject *random_state(PyObject *module, PyObject *unused) {
+  (void)module, (void)unused;
+  mpg_random_key key = mpg_random_state();
+  return Py_BuildValue("(KK)", (unsigned long long)key.seed, (unsigned long long)key.call);
+}
+static PyObject *random_restore(PyObject *module, PyObject *args) {
+  (void)module;
+  unsigned long long seed, call;
+  if (!PyArg_ParseTuple(args, "KK:random_restore", &seed, &call)) return NULL;
+  mpg_random_restore((mpg_random_key){.seed = seed, .call = call});
+  Py_RETURN_NONE;
+}
+
+static const char *const modes[] = {[MPG_ENGINE_ASYNC] = "async", [MPG_ENGINE_SYNC] = "sync", [MPG_ENGINE_SHUFFLE] = "shuffle"};
+
+static PyObject *set_engine_mode(PyObject *module, PyObject *args, PyObject *kwargs) {
+  (void)module;
+  static char *names[] = {"mode", "seed", NULL};
+  const char *mode;
+  unsigned long long seed = 0;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s|K:set_mode", names, &mode, &seed)) return NULL;
+  for (int i = 0; i < 3; i++)
+    if (strcmp(mode, modes[i]) == 0) {
+      MPG_PY_TRY(mpg_engine_set_mode((mpg_engine_mode)i, seed));
+      Py_RETURN_NONE;
+    }
+  return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "the engine's mode is 'async', 'sync' or 'shuffle', got '%s'", mode);
+}
+static PyObject *engine_mode(PyObject *module, PyObject *unused) {
+  (void)module, (void)unused;
+  return PyUnicode_FromString(modes[mpg_engine_get_mode()]);
+}
+
+static PyObject *build_info(PyObject *module, PyObject *unused) {
+  (void)module, (void)unused;
+#ifdef MPG_WITH_ONEDNN
+  int onednn = 1;
+#else
+  int onednn = 0;
+#endif
+#ifdef MPG_DEBUG
+  int debug = 1;
+#else
+  int debug = 0;
+#endif
+  return Py_BuildValue("{s:O,s:O,s:s,s:i,s:i}", "onednn_headers", onednn ? Py_True : Py_False, "debug", debug ? Py_True : Py_False, "isa", mpg_cpu_isa_name(),
+                       "cores", mpg_machine_cores(), "ops", (int)MPG_OP_COUNT);
+}
+
+static PyObject *memory_fail_after(PyObject *module, PyObject *number) {
+  (void)module;
+  long long n = PyLong_AsLongLong(number);
+  if (n == -1 && PyErr_Occurred()) return NULL;
+  return PyBool_FromLong(mpg_memory_fail_after(n));
+}
+
+PyMethodDef mpg_py_runtime_methods[] = {
+    {"waitall", waitall, METH_NOARGS, "waitall()\n--\n\nWaits for everything queued on all devices; raises the first failure not raised before."},
+    {"random_seed", random_seed, METH_O, "random_seed(seed)\n--\n\nSets the seed of all random ops and starts their count anew."},
+    {"random_state", random_state, METH_NOARGS, "random_state()\n--\n\n(seed, number of random calls so far)."},
+    {"random_restore", random_restore, METH_VARARGS, "random_restore(seed, call)\n--\n\nGoes back to a state that random_state gave."},
+    {"set_engine_mode", (PyCFunction)(void (*)(void))set_engine_mode, METH_VARARGS | METH_KEYWORDS,
+     "set_engine_mode(mode, seed=0)\n--\n\n'async'; 'sync': each op has run, or failed, when its call returns; 'shuffle': late and in random legal order, for tests."},
+    {"engine_mode", engine_mode, METH_NOARGS, "engine_mode()\n--\n\nThe present mode."},
+    {"build_info", build_info, METH_NOARGS, "build_info()\n--\n\nWhat was built in: a dict."},
+    {"_memory_fail_after", memory_fail_after, METH_O, "Makes the n-th allocation of bookkeeping from now fail, once; for tests. 0 disarms. Returns whether one has failed."},
+    {0}};
