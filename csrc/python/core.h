@@ -165,6 +165,7 @@ extern PyMethodDef mpg_py_op_methods[];
 int mpg_py_autograd_init(PyObject *module);
 extern PyMethodDef mpg_py_autograd_methods[];
 extern PyMethodDef mpg_py_runtime_methods[];
+extern PyMethodDef mpg_py_profiler_methods[]; /* profiler.c */
 
 /* --- Others' files: CachedOp (cached_op.c), files (io.c), gluon.c; each adds its types and functions to the module -- */
 __attribute__((weak)) int mpg_py_cached_op_init(PyObject *module);

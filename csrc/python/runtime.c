@@ -1,4 +1,5 @@
 /* Settings and facts of the process: execution mode, random seed, waiting for all, build features. */
+#include "base/memory.h"
 #include "kernels/cpu/dispatch.h"
 #include "python/core.h"
 
