@@ -279,6 +279,23 @@ static PyObject *py_array(PyObject *module, PyObject *args, PyObject *kwargs) {
   return mpg_py_from_object(source, dtype == MPG_DTYPE_NONE ? MPG_FLOAT32 : dtype, id);
 }
 
+static PyObject *py_empty(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+  (void)module;
+  if (count != 3) return PyErr_Format(PyExc_TypeError, "empty takes a shape, a context and a dtype");
+  mpg_desc desc = {0};
+  mpg_device_id id;
+  mpg_device *device;
+  if (mpg_py_shape_from(args[0], &desc.shape, "empty") < 0 || mpg_py_device_id(args[1], &id) < 0) return NULL;
+  if ((desc.dtype = mpg_py_dtype(args[2])) == MPG_DTYPE_NONE) return NULL;
+  MPG_PY_TRY(mpg_device_get(id, &device));
+  PyObject *result = mpg_py_array_new();
+  if (result == NULL) return NULL;
+  mpg_status status = mpg_tensor_create(device, &desc, &mpg_py_array_of(result)->tensor);
+  if (status == MPG_OK) return result;
+  Py_DECREF(result);
+  return mpg_py_raise(status);
+}
+
 /* --- Buffer protocol ---------------------------------------------------------------------------------------------- */
 static const char *const formats[MPG_DTYPE_LIMIT] = {[MPG_FLOAT32] = "f", [MPG_FLOAT64] = "d", [MPG_FLOAT16] = "e", [MPG_UINT8] = "B", [MPG_INT32] = "i",
                                                      [MPG_INT8] = "b",    [MPG_INT64] = "q",   [MPG_BOOL] = "?",    [MPG_BFLOAT16] = "H"};
@@ -344,6 +361,7 @@ PyMethodDef mpg_py_exchange_methods[] = {
      "array(source_array, ctx=None, dtype=None)\n--\n\nA new NDArray with the values of an NDArray, a NumPy array, a number or nested sequences.\n\n"
      "dtype: None means the source's for an NDArray and float32 for all else. ctx: None means the current context.\n"
      "TypeError when the source is not array-like."},
+    {"empty", (PyCFunction)(void (*)(void))py_empty, METH_FASTCALL, "empty(shape, ctx, dtype)\n--\n\nA new NDArray whose contents are not defined."},
     {0}};
 
 static int import_numpy(void) {

@@ -1,4 +1,5 @@
 /* Settings and facts of the process: execution mode, random seed, waiting for all, build features. */
+#include "base/library.h"
 #include "base/memory.h"
 #include "kernels/cpu/dispatch.h"
 #include "python/core.h"
@@ -68,6 +69,38 @@ static PyObject *build_info(PyObject *module, PyObject *unused) {
                        "cores", mpg_machine_cores(), "ops", (int)MPG_OP_COUNT);
 }
 
+static PyObject *set_library_folders(PyObject *module, PyObject *folders) {
+  (void)module;
+  PyObject *items = PySequence_Fast(folders, "expected a list of folders");
+  if (items == NULL) return NULL;
+  const char *texts[32];
+  int count = 0;
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(items) && count < 32; i++)
+    if ((texts[count++] = PyUnicode_AsUTF8(PySequence_Fast_GET_ITEM(items, i))) == NULL) {
+      Py_DECREF(items);
+      return NULL;
+    }
+  mpg_status status = mpg_library_set_folders(texts, count);
+  Py_DECREF(items);
+  if (status != MPG_OK) return mpg_py_raise(status);
+  Py_RETURN_NONE;
+}
+
+static PyObject *libraries(PyObject *module, PyObject *unused) {
+  (void)module, (void)unused;
+  PyObject *list = PyList_New(MPG_LIBRARY_COUNT);
+  for (int i = 0; list != NULL && i < MPG_LIBRARY_COUNT; i++) {
+    const mpg_library *library = mpg_library_get((mpg_library_id)i);
+    PyObject *item = Py_BuildValue("{s:s,s:O,s:s,s:s,s:s,s:s}", "name", library->name, "found", library->handle ? Py_True : Py_False, "version",
+                                   library->version, "path", library->path, "reason", library->reason, "setting", library->setting);
+    if (item == NULL)
+      Py_CLEAR(list);
+    else
+      PyList_SET_ITEM(list, i, item);
+  }
+  return list;
+}
+
 static PyObject *memory_fail_after(PyObject *module, PyObject *number) {
   (void)module;
   long long n = PyLong_AsLongLong(number);
@@ -84,5 +117,7 @@ PyMethodDef mpg_py_runtime_methods[] = {
      "set_engine_mode(mode, seed=0)\n--\n\n'async'; 'sync': each op has run, or failed, when its call returns; 'shuffle': late and in random legal order, for tests."},
     {"engine_mode", engine_mode, METH_NOARGS, "engine_mode()\n--\n\nThe present mode."},
     {"build_info", build_info, METH_NOARGS, "build_info()\n--\n\nWhat was built in: a dict."},
+    {"set_library_folders", set_library_folders, METH_O, "set_library_folders(folders)\n--\n\nWhere oneDNN and OpenBLAS are looked for; before the first op that uses them."},
+    {"libraries", libraries, METH_NOARGS, "libraries()\n--\n\nThe optional libraries: a dict each with name, found, version, path, reason."},
     {"_memory_fail_after", memory_fail_after, METH_O, "Makes the n-th allocation of bookkeeping from now fail, once; for tests. 0 disarms. Returns whether one has failed."},
     {0}};

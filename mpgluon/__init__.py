@@ -1,0 +1,62 @@
+"""mpgluon: MXNet Gluon's API, in which one hybridized block may span many devices.
+
+    import mpgluon as mx
+"""
+
+import importlib as _importlib
+import os as _os
+import sys as _sys
+
+from . import _core
+from .libinfo import __version__
+
+_core._set_package_folder(_os.path.dirname(_os.path.abspath(__file__)))
+
+
+def _library_folders():
+    """Where oneDNN's and OpenBLAS's wheels put their libraries, seen from the interpreter and from where NumPy was found."""
+    site = _os.path.dirname(_os.path.dirname(_sys.modules["numpy"].__file__))
+    folders = [_os.path.join(_sys.prefix, "lib"), _os.path.join(site, "..", "..", ""), _os.path.join(site, "scipy_openblas32", "lib")]
+    return [_os.path.normpath(folder) for folder in folders if _os.path.isdir(folder)]
+
+
+_core.set_library_folders(_library_folders())
+
+from . import base, context, engine, runtime, util  # noqa: E402
+from .base import MXNetError, bfloat16  # noqa: E402
+from .context import Context, cpu, cpu_pinned, current_context, gpu, num_gpus  # noqa: E402
+from . import ndarray  # noqa: E402
+from . import ndarray as nd  # noqa: E402
+from . import autograd, random  # noqa: E402
+from .ndarray import NDArray, waitall  # noqa: E402
+from .random import seed as _seed  # noqa: E402
+
+# Loaded when first used, so that `import mpgluon` stays quick.
+_LAZY = {
+    "attribute": "attribute", "callback": "callback", "comm": "comm", "contrib": "contrib", "gluon": "gluon", "image": "image", "info": "info",
+    "init": "initializer", "initializer": "initializer", "io": "io", "kv": "kvstore", "kvstore": "kvstore", "log": "log", "lr_scheduler": "lr_scheduler",
+    "metric": "metric", "model": "model", "mon": "monitor", "monitor": "monitor", "name": "name", "opt": "optimizer", "optimizer": "optimizer",
+    "parallel": "parallel", "profiler": "profiler", "recordio": "recordio", "registry": "registry", "rnn": "rnn", "sym": "symbol", "symbol": "symbol",
+    "test_utils": "test_utils", "viz": "visualization", "visualization": "visualization",
+}  # fmt: skip
+_LAZY_NAMES = {"AttrScope": "attribute", "Symbol": "symbol"}
+
+
+def __getattr__(name):
+    if name in _LAZY_NAMES:
+        return getattr(_importlib.import_module(f"{__name__}.{_LAZY_NAMES[name]}"), name)
+    if name in _LAZY:
+        full = f"{__name__}.{_LAZY[name]}"
+        try:
+            module = _importlib.import_module(full)
+        except ModuleNotFoundError as error:
+            if error.name != full:
+                raise
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+        globals()[name] = module
+        return module
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__():
+    return sorted(set(globals()) | set(_LAZY) | set(_LAZY_NAMES))

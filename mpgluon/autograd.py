@@ -1,0 +1,86 @@
+"""Automatic differentiation: what is computed under `record` can be differentiated with `backward` or `grad`.
+
+    x.attach_grad()
+    with autograd.record():
+        loss = (x * x).sum()
+    loss.backward()        # x.grad is 2 * x
+"""
+
+from . import _core
+from ._core import (
+    backward,
+    grad,
+    is_recording,
+    is_training,
+    mark_variables,
+    pause,
+    predict_mode,
+    record,
+    set_recording,
+    set_training,
+    train_mode,
+)
+
+__all__ = [
+    "Function", "backward", "get_symbol", "grad", "is_recording", "is_training", "mark_variables", "pause", "predict_mode", "record", "set_recording",
+    "set_training", "train_mode",
+]  # fmt: skip
+
+
+def get_symbol(x):
+    """NotSupportedError: the tape is not kept as a Symbol. Trace a HybridBlock instead and look at what was compiled."""
+    if not isinstance(x, _core.NDArray):
+        raise TypeError(f"get_symbol: expected an NDArray, got {type(x).__name__}")
+    raise _core.NotSupportedError("get_symbol: recorded computations are not turned into Symbols; write the computation as a HybridBlock and export it")
+
+
+class Function:
+    """A function with a gradient of your own.
+
+    ``forward(*inputs)`` computes the outputs, ``backward(*output_grads)`` gives one gradient for each input (None for zero).
+    Values to keep in between go through `save_for_backward` into ``saved_tensors``. An instance is called once.
+
+        class Sigmoid(autograd.Function):
+            def forward(self, x):
+                y = 1 / (1 + nd.exp(-x))
+                self.save_for_backward(y)
+                return y
+
+            def backward(self, dy):
+                (y,) = self.saved_tensors
+                return dy * y * (1 - y)
+    """
+
+    def __init__(self):
+        self._used = False
+        self.saved_tensors = ()
+
+    def save_for_backward(self, *args):
+        """Keeps arrays for `backward`, as ``self.saved_tensors``."""
+        self.saved_tensors = args
+
+    def __call__(self, *inputs):
+        if getattr(self, "_used", False):
+            raise _core.MXNetError(f"{type(self).__name__}: an instance of autograd.Function is called only once; make another")
+        self._used = True
+        with pause(train_mode=is_training()):
+            outputs = self.forward(*inputs)
+        if not is_recording():
+            return outputs
+        single = isinstance(outputs, _core.NDArray)
+        # An output that is an input itself would be taken off its own place on the tape.
+        listed = [array.detach() if any(array is other for other in inputs) else array for array in ([outputs] if single else outputs)]
+        _core.record_function(self._backward, [array for array in inputs if isinstance(array, _core.NDArray)], listed)
+        return listed[0] if single else type(outputs)(listed)
+
+    def _backward(self, *output_grads):
+        with pause():
+            return self.backward(*output_grads)
+
+    def forward(self, *inputs):
+        """Computes the outputs; to be defined."""
+        raise NotImplementedError(f"{type(self).__name__}.forward is not defined")
+
+    def backward(self, *output_grads):
+        """Computes the gradients of the inputs; to be defined."""
+        raise NotImplementedError(f"{type(self).__name__}.backward is not defined")

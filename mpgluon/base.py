@@ -1,0 +1,35 @@
+"""Errors, and small names that ported programs import from ``mxnet.base``.
+
+All errors are ``MXNetError`` (a ``RuntimeError``). Those with a fitting built-in are of that class too, so ``except ValueError``
+works as well.
+"""
+
+import numpy as _np
+
+from ._core import (
+    DeviceMemoryError,
+    HostMemoryError,
+    MXNetError,
+    MXNetIndexError,
+    MXNetIOError,
+    MXNetTypeError,
+    MXNetValueError,
+    NotSupportedError,
+    bfloat16,
+)
+from .libinfo import __version__
+
+__all__ = [
+    "DeviceMemoryError", "HostMemoryError", "MXNetError", "MXNetIOError", "MXNetIndexError", "MXNetTypeError", "MXNetValueError", "NotSupportedError",
+    "bfloat16", "integer_types", "mx_real_t", "numeric_types", "string_types",
+]  # fmt: skip
+
+integer_types = (int, _np.int32, _np.int64)
+numeric_types = (float, int, _np.generic)
+string_types = (str,)
+mx_real_t = _np.float32
+
+
+def _as_list(value):
+    """A list or tuple as it is; anything else as a list with it."""
+    return value if isinstance(value, (list, tuple)) else [value]

@@ -1,0 +1,25 @@
+"""Devices by name, and what they hold.
+
+``cpu(i)``, for any i, is a device of its own: a worker with its own threads and its own memory pool. ``gpu(i)`` is a GPU.
+"""
+
+from . import _core
+from ._core import Context, cpu, cpu_pinned, current_context, gpu, memory_stats, num_gpus, reset_peak_memory, set_memory_limit, set_threads
+
+__all__ = [
+    "Context", "cpu", "cpu_pinned", "current_context", "gpu", "gpu_memory_info", "memory_stats", "num_gpus", "opened_devices", "reset_peak_memory",
+    "set_memory_limit", "set_threads",
+]  # fmt: skip
+
+
+def gpu_memory_info(device_id=0):
+    """``(free, total)`` bytes of a GPU: what its limit leaves, and the limit. ValueError when it has no limit."""
+    stats = memory_stats(gpu(device_id))
+    if not stats["limit"]:
+        raise _core.MXNetValueError(f"gpu_memory_info: gpu({device_id}) has no memory limit set; see context.memory_stats for what it holds")
+    return stats["limit"] - stats["held"], stats["limit"]
+
+
+def opened_devices():
+    """The devices used so far: a list of ``(Context, threads)``."""
+    return _core.opened_devices()

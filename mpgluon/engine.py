@@ -1,0 +1,41 @@
+"""How queued work runs."""
+
+from contextlib import contextmanager
+
+from . import _core
+
+__all__ = ["bulk", "mode", "set_bulk_size", "set_mode"]
+
+_bulk_size = 0
+
+
+def set_mode(mode, seed=0):
+    """Sets how work runs; waits for all work first.
+
+    ``'async'``: queued, the default. ``'sync'``: each op has run, or failed, when its call returns (for debugging).
+    ``'shuffle'``: late, and in an order drawn from ``seed`` among those that dependencies allow (for tests).
+    ValueError for other words.
+    """
+    _core.set_engine_mode(mode, seed)
+
+
+def mode():
+    """The present mode: 'async', 'sync' or 'shuffle'."""
+    return _core.engine_mode()
+
+
+def set_bulk_size(size):
+    """Kept for MXNet's programs: work is batched by itself here. Returns the former size."""
+    global _bulk_size
+    former, _bulk_size = _bulk_size, int(size)
+    return former
+
+
+@contextmanager
+def bulk(size):
+    """Kept for MXNet's programs: a scope with another bulk size, which changes nothing."""
+    former = set_bulk_size(size)
+    try:
+        yield
+    finally:
+        set_bulk_size(former)

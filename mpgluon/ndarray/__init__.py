@@ -1,0 +1,19 @@
+"""``mx.nd``: arrays and their functions.
+
+Every op of the registry is here under its name and aliases, and in the sub-namespaces that MXNet derives from prefixes:
+``nd.random``, ``nd.linalg``, ``nd.contrib``, ``nd.image``; ``nd._internal`` has the names that begin with an underscore.
+"""
+
+from .. import _core
+from .._core import NDArray
+from . import _internal, contrib, image, linalg, op, random, sparse  # noqa: F401
+from ._methods import add_methods as _add_methods
+from .files import load, load_frombuffer, save, save_tobuffer  # noqa: F401
+from .functions import *  # noqa: F401,F403
+from .functions import __all__ as _functions
+
+_ops = {name: function for name, function in vars(op).items() if isinstance(function, _core.Op)}
+globals().update({name: function for name, function in _ops.items() if name not in _functions})
+_add_methods(_core.ops())
+
+__all__ = sorted({"NDArray", "contrib", "image", "linalg", "load", "load_frombuffer", "op", "random", "save", *_functions, *_ops})

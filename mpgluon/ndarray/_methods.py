@@ -1,0 +1,92 @@
+"""Methods of NDArray that are ops, and a few that are not worth C."""
+
+from .. import _core
+from .._core import NDArray
+
+# As in MXNet: x.op(...) is nd.op(x, ...).
+OPS = (
+    "abs arccos arccosh arcsin arcsinh arctan arctanh argmax argmax_channel argmin argsort broadcast_axes broadcast_like broadcast_to cbrt ceil clip cos cosh "
+    "degrees depth_to_space diag erf erfinv exp expand_dims expm1 fix flatten flip floor gamma gammaln log log10 log1p log2 log_softmax max mean min nanprod "
+    "nansum norm one_hot ones_like pad pick prod radians rcbrt reciprocal relu repeat reshape_like rint round rsqrt shape_array sigmoid sign sin sinh "
+    "size_array slice slice_axis slice_like softmax softmin softsign sort space_to_depth split sqrt square squeeze stack sum swapaxes take tan tanh tile topk "
+    "transpose trunc zeros_like"
+).split()
+
+
+def _transpose(self, *axes, **kwargs):
+    """The array with its axes in another order: ``x.transpose((1, 0))`` or ``x.transpose(1, 0)``; reversed without any."""
+    if len(axes) > 1:
+        axes = (axes,)
+    return _core.get_op("transpose")(self, *axes, **kwargs)
+
+
+def _squeeze(self, axis=None, inplace=False):
+    """The array without its axes of length 1, or those of them in ``axis``."""
+    return _core.get_op("squeeze")(self, axis=axis)
+
+
+def _expand_dims(self, axis, inplace=False):
+    """The array with a new axis of length 1 at ``axis``."""
+    return _core.get_op("expand_dims")(self, axis=axis)
+
+
+def _flatten(self, inplace=False):
+    """The array as a matrix: all axes but the first as one."""
+    return _core.get_op("Flatten")(self)
+
+
+def _split_v2(self, indices_or_sections, axis=0, squeeze_axis=False):
+    """See ``nd.split_v2``."""
+    from .functions import split_v2
+
+    return split_v2(self, indices_or_sections, axis, squeeze_axis)
+
+
+def _tostype(self, stype):
+    """The array itself for 'default'; other storage types do not exist here."""
+    if stype != "default":
+        raise _core.NotSupportedError(f"tostype: arrays are dense; stype {stype!r} is not supported")
+    return self
+
+
+def _as_nd_ndarray(self):
+    """The array itself."""
+    return self
+
+
+def _as_np_ndarray(self):
+    """NotSupportedError: there is no ``mx.np`` here."""
+    raise _core.NotSupportedError("as_np_ndarray: there is no mx.np in mpgluon; asnumpy() gives a NumPy array")
+
+
+def _slice_assign(self, rhs, begin, end, step=()):
+    """Writes ``rhs`` into the slice of this array; returns the array."""
+    return _core.get_op("_slice_assign")(self, rhs, begin=begin, end=end, step=step, out=self)
+
+
+def _slice_assign_scalar(self, value, begin, end, step=()):
+    """Writes a number into the slice of this array; returns the array."""
+    return _core.get_op("_slice_assign_scalar")(self, scalar=value, begin=begin, end=end, step=step, out=self)
+
+
+def _to_dlpack_for_read(self):
+    """See ``nd.to_dlpack_for_read``."""
+    return _core.to_dlpack_for_read(self)
+
+
+def _to_dlpack_for_write(self):
+    """See ``nd.to_dlpack_for_write``."""
+    return _core.to_dlpack_for_write(self)
+
+
+def add_methods(ops):
+    """Gives NDArray its methods; called once."""
+    for name in OPS:
+        if name in ops and not hasattr(NDArray, name):
+            setattr(NDArray, name, ops[name])
+    for function in (_transpose, _squeeze, _expand_dims, _flatten, _split_v2, _tostype, _as_nd_ndarray, _as_np_ndarray, _slice_assign, _slice_assign_scalar,
+                     _to_dlpack_for_read, _to_dlpack_for_write):  # fmt: skip
+        name = function.__name__[1:]
+        function.__name__ = name
+        function.__qualname__ = f"NDArray.{name}"
+        setattr(NDArray, name, function)

@@ -1,0 +1,180 @@
+"""Functions of ``mx.nd`` that are more than one op: making arrays, and operators that take arrays or numbers on either side."""
+
+import builtins
+
+import numpy as np
+
+from .. import _core
+from .._core import NDArray, array, from_dlpack, to_dlpack_for_read, to_dlpack_for_write, waitall
+
+__all__ = [
+    "add", "arange", "array", "concatenate", "divide", "empty", "equal", "eye", "from_dlpack", "from_numpy", "full", "greater", "greater_equal", "histogram",
+    "hypot", "lesser", "lesser_equal", "linspace", "logical_and", "logical_or", "logical_xor", "maximum", "minimum", "modulo", "moveaxis", "multiply",
+    "not_equal", "onehot_encode", "ones", "power", "split_v2", "subtract", "to_dlpack_for_read", "to_dlpack_for_write", "true_divide", "waitall", "zeros",
+]  # fmt: skip
+
+_OPS = _core.ops()
+
+
+def _op(name):
+    op = _OPS.get(name)
+    if op is None:
+        raise _core.NotSupportedError(f"this build has no op {name}")
+    return op
+
+
+def _filled(shape, value, ctx, dtype, out):
+    return _op("_full")(shape=shape, value=value, ctx=ctx, dtype="float32" if dtype is None else dtype, **({} if out is None else {"out": out}))
+
+
+def zeros(shape, ctx=None, dtype=None, stype=None, out=None, **kwargs):
+    """An array of zeros: ``shape`` an integer or tuple, float32 by default, on the current context by default."""
+    if stype not in (None, "default"):
+        raise _core.NotSupportedError(f"zeros: arrays are dense; stype {stype!r} is not supported")
+    return _filled(shape, 0, ctx, dtype, out)
+
+
+def ones(shape, ctx=None, dtype=None, out=None, **kwargs):
+    """An array of ones."""
+    return _filled(shape, 1, ctx, dtype, out)
+
+
+def full(shape, val, ctx=None, dtype="float32", out=None):
+    """An array filled with the number ``val``."""
+    return _filled(shape, val, ctx, dtype, out)
+
+
+def empty(shape, ctx=None, dtype=None):
+    """A new array whose contents are not defined."""
+    return _core.empty(shape, ctx, "float32" if dtype is None else dtype)
+
+
+def arange(start, stop=None, step=1.0, repeat=1, infer_range=None, ctx=None, dtype="float32"):
+    """start, start + step, ... below stop, each ``repeat`` times; arange(n) begins at 0."""
+    if stop is None and not infer_range:
+        start, stop = 0, start
+    return _op("_arange")(start=start, stop=stop, step=step, repeat=repeat, infer_range=bool(infer_range), ctx=ctx, dtype=dtype)
+
+
+def linspace(start, stop, num, endpoint=True, ctx=None, dtype="float32"):
+    """``num`` numbers at equal distances from start to stop, which is left out with ``endpoint=False``."""
+    return _op("_linspace")(start=start, stop=stop, num=num, endpoint=endpoint, ctx=ctx, dtype=dtype)
+
+
+def eye(N, M=0, k=0, ctx=None, dtype=None, **kwargs):
+    """N x M (M 0: N x N) zeros with ones on the k-th diagonal."""
+    return _op("_eye")(N=N, M=M, k=k, ctx=ctx, dtype="float32" if dtype is None else dtype)
+
+
+def from_numpy(ndarray, zero_copy=True, array_cls=NDArray):
+    """An NDArray of a NumPy array, of its dtype; with ``zero_copy`` sharing its memory, which has to be C-contiguous then.
+
+    The NumPy array is made read-only while memory is shared. ValueError when it is not contiguous.
+    """
+    if not zero_copy:
+        return array(ndarray, dtype=ndarray.dtype)
+    if not ndarray.flags["C_CONTIGUOUS"]:
+        raise ValueError("from_numpy: only C-contiguous arrays can be shared; pass zero_copy=False or numpy.ascontiguousarray(a)")
+    if not ndarray.flags["WRITEABLE"]:
+        raise ValueError("from_numpy: the array is read-only and can't be shared; pass zero_copy=False")
+    result = from_dlpack(ndarray)
+    ndarray.flags["WRITEABLE"] = False
+    return result
+
+
+_KINDS = ("add", "subtract", "multiply", "divide", "modulo", "power", "equal", "not_equal", "greater", "greater_equal", "lesser", "lesser_equal", "maximum",
+          "minimum", "logical_and", "logical_or", "logical_xor", "hypot")  # fmt: skip
+_WORDS = ("lhs + rhs", "lhs - rhs", "lhs * rhs", "lhs / rhs", "lhs % rhs", "base ** exp", "lhs == rhs", "lhs != rhs", "lhs > rhs", "lhs >= rhs", "lhs < rhs",
+          "lhs <= rhs", "The larger of both", "The smaller of both", "1 where both are not 0", "1 where one is not 0", "1 where exactly one is not 0",
+          "sqrt(lhs**2 + rhs**2)")  # fmt: skip
+_NUMBERS = {
+    "add": lambda a, b: a + b, "subtract": lambda a, b: a - b, "multiply": lambda a, b: a * b, "divide": lambda a, b: a / b, "modulo": lambda a, b: a % b,
+    "power": pow, "equal": lambda a, b: 1 if a == b else 0, "not_equal": lambda a, b: 1 if a != b else 0, "greater": lambda a, b: 1 if a > b else 0,
+    "greater_equal": lambda a, b: 1 if a >= b else 0, "lesser": lambda a, b: 1 if a < b else 0, "lesser_equal": lambda a, b: 1 if a <= b else 0,
+    "maximum": lambda a, b: a if a > b else b, "minimum": lambda a, b: a if a < b else b, "logical_and": lambda a, b: 1 if a and b else 0,
+    "logical_or": lambda a, b: 1 if a or b else 0, "logical_xor": lambda a, b: 1 if bool(a) ^ bool(b) else 0, "hypot": np.hypot,
+}  # fmt: skip
+
+
+def _make_binary(number, name, words):
+    binary = _core._binary
+    numbers = _NUMBERS[name]
+
+    def function(lhs, rhs):
+        if isinstance(lhs, NDArray) or isinstance(rhs, NDArray):
+            return binary(number, lhs, rhs)
+        if isinstance(lhs, (int, float, np.generic)) and isinstance(rhs, (int, float, np.generic)):
+            return numbers(lhs, rhs)
+        return binary(number, lhs, rhs)
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"{words}, element by element with broadcasting: NDArrays, NumPy arrays or numbers. Of two numbers: a number."
+    return function
+
+
+for _number, (_name, _text) in enumerate(zip(_KINDS, _WORDS)):
+    globals()[_name] = _make_binary(_number, _name, _text)
+true_divide = divide  # noqa: F821
+
+
+def concatenate(arrays, axis=0, always_copy=True):
+    """The arrays one after the other along ``axis``. One array alone is given back itself unless ``always_copy``."""
+    arrays = list(arrays)
+    if not arrays:
+        raise ValueError("concatenate: no arrays are given")
+    if not always_copy and len(arrays) == 1:
+        return arrays[0]
+    return _op("Concat")(*arrays, dim=axis)
+
+
+def moveaxis(tensor, source, destination):
+    """The array with the axes ``source`` at the places ``destination``; integers or sequences of them."""
+    sources = [source] if np.isscalar(source) else list(source)
+    destinations = [destination] if np.isscalar(destination) else list(destination)
+    if len(sources) != len(destinations):
+        raise ValueError(f"moveaxis: as many sources as destinations are needed, got {len(sources)} and {len(destinations)}")
+    ndim = tensor.ndim
+    normal = []
+    for axes in (sources, destinations):
+        for axis in axes:
+            if not -ndim <= axis < ndim:
+                raise ValueError(f"moveaxis: there is no axis {axis} in an array with {ndim} dimensions")
+        normal.append([axis % ndim for axis in axes])
+        if len(set(normal[-1])) != len(normal[-1]):
+            raise ValueError("moveaxis: an axis is given twice")
+    order = [axis for axis in builtins.range(ndim) if axis not in normal[0]]
+    for place, axis in sorted(zip(normal[1], normal[0])):
+        order.insert(place, axis)
+    return _op("transpose")(tensor, axes=tuple(order))
+
+
+def split_v2(ary, indices_or_sections, axis=0, squeeze_axis=False):
+    """The array in pieces along ``axis``: so many equal ones, or cut before each of the given indices. A list, or one array."""
+    size = ary.shape[axis]
+    if isinstance(indices_or_sections, (int, np.integer)):
+        if indices_or_sections < 1 or size % indices_or_sections:
+            raise ValueError(f"split_v2: axis {axis} of length {size} can't be split into {indices_or_sections} equal pieces")
+        bounds = [size // indices_or_sections * i for i in builtins.range(indices_or_sections + 1)]
+    else:
+        bounds = [0, *[int(i) for i in indices_or_sections], size]
+    pieces = [_op("slice_axis")(ary, axis=axis, begin=begin, end=end) for begin, end in zip(bounds, bounds[1:])]
+    if squeeze_axis:
+        pieces = [_op("squeeze")(piece, axis=axis) for piece in pieces]
+    return pieces[0] if len(pieces) == 1 else pieces
+
+
+def onehot_encode(indices, out):
+    """Writes one-hot rows of the indices into ``out``, of shape (n, depth); returns it."""
+    return _op("one_hot")(indices, depth=out.shape[1], dtype=out.dtype, out=out)
+
+
+def histogram(a, bins=10, range=None):
+    """Counts (int64) and edges: ``bins`` a number of equal bins over ``range`` (default: of the values), or an NDArray of edges."""
+    if isinstance(bins, NDArray):
+        edges = bins.asnumpy()
+    elif isinstance(bins, (int, np.integer)):
+        edges = int(bins)
+    else:
+        raise ValueError(f"histogram: bins is an integer or an NDArray of edges, got {type(bins).__name__}")
+    counts, edges = np.histogram(a.asnumpy(), bins=edges, range=range)
+    return array(counts, ctx=a.context, dtype="int64"), array(edges, ctx=a.context, dtype=a.dtype)

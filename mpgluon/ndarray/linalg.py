@@ -1,0 +1,6 @@
+"""Linear algebra."""
+
+from . import _namespaces
+from .. import _core
+
+_namespaces.fill(_core.ops(), {"linalg": globals()})

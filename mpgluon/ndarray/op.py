@@ -1,0 +1,6 @@
+"""The ops of the registry under their names and aliases."""
+
+from . import _namespaces
+from .. import _core
+
+_namespaces.fill({name: op for name, op in _core.ops().items() if "hidden" not in op.describe()["flags"]}, {"op": globals()})

@@ -1,0 +1,95 @@
+"""Samplers. Parameters are numbers, or NDArrays, of which each element is the parameter of a draw of ``shape``."""
+
+from .. import _core
+
+__all__ = [
+    "exponential", "gamma", "generalized_negative_binomial", "multinomial", "negative_binomial", "normal", "poisson", "randint", "randn", "shuffle", "uniform",
+]  # fmt: skip
+
+_OPS = _core.ops()
+
+
+def _draw(name, params, shape, dtype, ctx, out):
+    arrays = [isinstance(param, _core.NDArray) for param in params]
+    options = {"out": out} if out is not None else {}
+    if dtype is not None:
+        options["dtype"] = dtype
+    if any(arrays):
+        if not all(arrays):
+            raise TypeError(f"random.{name}: the parameters have to be all NDArrays or all numbers")
+        op = _OPS.get("_sample_" + name)
+        if op is None:
+            raise _core.NotSupportedError(f"random.{name}: parameters have to be numbers")
+        if shape is not None:
+            options["shape"] = shape
+        return op(*params, **options)
+    for param in params:
+        if not hasattr(param, "__float__"):
+            raise ValueError(f"random.{name}: parameters are numbers or NDArrays, got {type(param).__name__}")
+    if out is not None and shape is None:
+        shape = out.shape
+        options.setdefault("dtype", out.dtype)
+    if ctx is None:
+        ctx = out.context if out is not None else _core.current_context()
+    op = _OPS.get("_random_" + name)
+    if op is None:
+        raise _core.NotSupportedError(f"random.{name}: this build has no op _random_{name}")
+    return op(*params, shape=1 if shape is None else shape, ctx=ctx, **options)
+
+
+def uniform(low=0, high=1, shape=None, dtype=None, ctx=None, out=None, **kwargs):
+    """Uniform on [low, high): ``shape`` draws (default 1), float32 by default."""
+    return _draw("uniform", (low, high), shape, dtype, ctx, out)
+
+
+def normal(loc=0, scale=1, shape=None, dtype=None, ctx=None, out=None, **kwargs):
+    """Normal with mean ``loc`` and standard deviation ``scale``."""
+    return _draw("normal", (loc, scale), shape, dtype, ctx, out)
+
+
+def randn(*shape, loc=0, scale=1, dtype=None, ctx=None, out=None, **kwargs):
+    """Normal, the shape given as arguments: ``randn(2, 3)``."""
+    return _draw("normal", (loc, scale), shape or None, dtype, ctx, out)
+
+
+def poisson(lam=1, shape=None, dtype=None, ctx=None, out=None, **kwargs):
+    """Poisson with rate ``lam``."""
+    return _draw("poisson", (lam,), shape, dtype, ctx, out)
+
+
+def exponential(scale=1, shape=None, dtype=None, ctx=None, out=None, **kwargs):
+    """Exponential with mean ``scale``."""
+    return _draw("exponential", (1.0 / scale,), shape, dtype, ctx, out)
+
+
+def gamma(alpha=1, beta=1, shape=None, dtype=None, ctx=None, out=None, **kwargs):
+    """Gamma with shape ``alpha`` and scale ``beta``."""
+    return _draw("gamma", (alpha, beta), shape, dtype, ctx, out)
+
+
+def negative_binomial(k=1, p=1, shape=None, dtype=None, ctx=None, out=None, **kwargs):
+    """Negative binomial: failures before the ``k``-th success of probability ``p``."""
+    return _draw("negative_binomial", (k, p), shape, dtype, ctx, out)
+
+
+def generalized_negative_binomial(mu=1, alpha=1, shape=None, dtype=None, ctx=None, out=None, **kwargs):
+    """Negative binomial by mean ``mu`` and dispersion ``alpha``."""
+    return _draw("generalized_negative_binomial", (mu, alpha), shape, dtype, ctx, out)
+
+
+def randint(low, high, shape=None, dtype=None, ctx=None, out=None, **kwargs):
+    """Integers of [low, high), int32 by default."""
+    return _draw("randint", (low, high), shape, dtype, ctx, out)
+
+
+def multinomial(data, shape=None, get_prob=False, out=None, dtype="int32", **kwargs):
+    """Indices drawn with the probabilities in the last axis of ``data``; with ``get_prob`` also their log-likelihoods."""
+    options = {} if out is None else {"out": out}
+    if shape is not None:
+        options["shape"] = shape
+    return _OPS["_sample_multinomial"](data, get_prob=get_prob, dtype=dtype, **options)
+
+
+def shuffle(data, **kwargs):
+    """The array with its first axis in random order."""
+    return _OPS["_shuffle"](data, **kwargs)

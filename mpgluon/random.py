@@ -1,0 +1,31 @@
+"""Random numbers: the seed, and the samplers of ``mx.nd.random``.
+
+Numbers are a function of the seed, the count of random calls since it was set, and the place in the array: never of the device.
+"""
+
+from . import _core
+from .ndarray.random import *  # noqa: F401,F403
+from .ndarray.random import __all__ as _samplers
+
+__all__ = ["seed", "get_state", "set_state", *_samplers]
+
+
+def seed(seed_state, ctx="all"):
+    """Sets the seed and starts the count of random calls anew.
+
+    ``ctx`` is taken for MXNet's programs: devices share one sequence, so it has no effect. TypeError when the seed is no integer.
+    """
+    try:
+        _core.random_seed(seed_state)
+    except TypeError:
+        raise TypeError(f"random.seed: the seed has to be an integer, got {seed_state!r}") from None
+
+
+def get_state():
+    """The seed and the count of random calls, for `set_state`."""
+    return _core.random_state()
+
+
+def set_state(state):
+    """Goes back to a state that `get_state` gave."""
+    _core.random_restore(*state)

@@ -1,0 +1,50 @@
+"""What the library was built with, and what it found."""
+
+from . import _core
+
+__all__ = ["Feature", "Features", "feature_list"]
+
+
+class Feature:
+    """A part that may be there: ``name`` and ``enabled``."""
+
+    def __init__(self, name, enabled):
+        self.name = name
+        self.enabled = bool(enabled)
+
+    def __repr__(self):
+        return f"{'✔' if self.enabled else '✖'} {self.name}"
+
+
+def _features():
+    info = _core.build_info()
+    libraries = {library["name"]: library["found"] for library in _core.libraries()}
+    gpus = _core.num_gpus() > 0
+    return {
+        "CUDA": gpus, "CUDNN": gpus, "NCCL": gpus, "TENSORRT": False, "OPENMP": True, "F16C": info["isa"] != "base", "SSE": True,
+        "BLAS_OPEN": libraries.get("OpenBLAS", False), "LAPACK": libraries.get("OpenBLAS", False), "MKLDNN": libraries.get("oneDNN", False),
+        "ONEDNN": libraries.get("oneDNN", False), "OPENCV": False, "DIST_KVSTORE": False, "INT64_TENSOR_SIZE": True, "SIGNAL_HANDLER": False,
+        "DEBUG": info["debug"], "TVM_OP": False,
+    }  # fmt: skip
+
+
+def feature_list():
+    """A list of all `Feature`."""
+    return [Feature(name, enabled) for name, enabled in _features().items()]
+
+
+class Features(dict):
+    """The features by name, as a dict."""
+
+    def __init__(self):
+        super().__init__((feature.name, feature) for feature in feature_list())
+
+    def __repr__(self):
+        return str(list(self.values()))
+
+    def is_enabled(self, feature_name):
+        """Whether the feature is there, whatever the case of the name. RuntimeError when there is none of that name."""
+        name = feature_name.upper()
+        if name not in self:
+            raise RuntimeError(f"there is no feature {feature_name!r}; known are {', '.join(self)}")
+        return self[name].enabled

@@ -1,0 +1,111 @@
+"""Small helpers under MXNet's names. The NumPy-like interface (``mx.np``) is not part of this package: its switches are off."""
+
+import contextlib
+import os
+
+from . import _core
+
+__all__ = [
+    "get_cuda_compute_capability", "get_gpu_count", "get_gpu_memory", "getenv", "is_np_array", "is_np_shape", "makedirs", "np_array", "np_shape", "reset_np",
+    "set_module", "set_np", "set_np_shape", "setenv", "use_np", "use_np_array", "use_np_shape",
+]  # fmt: skip
+
+
+def getenv(name):
+    """The value of an environment variable, None when it is not set."""
+    return os.environ.get(name)
+
+
+def setenv(name, value):
+    """Sets an environment variable; None removes it."""
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = str(value)
+
+
+def makedirs(d):
+    """Makes a folder and those above it; it may be there already."""
+    os.makedirs(os.path.expanduser(d), exist_ok=True)
+
+
+def get_gpu_count():
+    """GPUs that can be used."""
+    return _core.num_gpus()
+
+
+def get_gpu_memory(gpu_dev_id):
+    """``(free, total)`` bytes of a GPU."""
+    from .context import gpu_memory_info
+
+    return gpu_memory_info(gpu_dev_id)
+
+
+def get_cuda_compute_capability(ctx):
+    """The compute capability of a GPU as a number such as 90."""
+    raise _core.NotSupportedError(f"get_cuda_compute_capability: not available for {ctx}")
+
+
+def is_np_array():
+    """False: operators and Gluon work with NDArray."""
+    return False
+
+
+def is_np_shape():
+    """False: MXNet's NumPy-shape switch; arrays without dimensions and of zero size always exist here."""
+    return False
+
+
+def set_np_shape(active):
+    """Taken for MXNet's programs and without effect; returns the former value, False."""
+    return False
+
+
+def set_np(shape=True, array=True):
+    """NotSupportedError: there is no ``mx.np`` here."""
+    if array:
+        raise _core.NotSupportedError("set_np: there is no mx.np in mpgluon; use mx.nd")
+
+
+def reset_np():
+    """Nothing to reset."""
+
+
+@contextlib.contextmanager
+def np_shape(active=True):
+    """A scope without effect: arrays without dimensions and of zero size always exist here."""
+    yield
+
+
+@contextlib.contextmanager
+def np_array(active=True):
+    """A scope that may only switch NumPy arrays off."""
+    if active:
+        set_np()
+    yield
+
+
+def use_np_shape(func):
+    """The function or class itself."""
+    return func
+
+
+def use_np_array(func):
+    """The function or class itself."""
+    return func
+
+
+def use_np(func):
+    """The function or class itself."""
+    return func
+
+
+def set_module(module):
+    """A decorator that sets where a function or class says it comes from."""
+
+    def decorate(func):
+        if module is not None:
+            func.__module__ = module
+        return func
+
+    return decorate
