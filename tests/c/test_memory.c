@@ -1,0 +1,334 @@
+/* Pools, storages and tensors. */
+#include "harness.h"
+
+static mpg_device *cpu(int index) {
+  mpg_device *device;
+  CHECK_OK(mpg_device_get((mpg_device_id){MPG_CPU, index}, &device));
+  return device;
+}
+
+static mpg_memory_stats stats_of(const mpg_device *device) {
+  mpg_memory_stats stats;
+  mpg_pool_stats(device->pool, &stats);
+  return stats;
+}
+
+static mpg_status wait_for_flag(mpg_run *run, void *payload) {
+  (void)run;
+  _Atomic bool *flag = *(_Atomic bool **)payload;
+  while (!atomic_load(flag)) sleep_ms(1);
+  return MPG_OK;
+}
+
+static mpg_status fail(mpg_run *run, void *payload) {
+  (void)run, (void)payload;
+  return mpg_fail(MPG_ERROR, "work failed");
+}
+
+static mpg_tick submit(mpg_device *device, mpg_work_fn work, const void *payload, size_t size) {
+  mpg_tick tick;
+  CHECK_OK(mpg_device_submit(device, &(mpg_submission){.name = "work", .work = work, .payload = payload, .payload_size = size}, &tick));
+  return tick;
+}
+
+static mpg_tick hold(mpg_device *device, _Atomic bool *flag) { return submit(device, wait_for_flag, &flag, sizeof flag); }
+
+static const mpg_desc floats = {{1, {1000}}, MPG_FLOAT32};
+
+/* --- Pool --------------------------------------------------------------------------------------------------------------- */
+
+static void test_sizes(void) {
+  mpg_pool *pool = cpu(0)->pool;
+  uint64_t random = 1;
+  for (int i = 0; i < 2000; i++) {
+    random = random * 6364136223846793005u + 1442695040888963407u;
+    size_t size = (random >> 33) % ((size_t)1 << (1 + random % 22)) + 1;
+    if (i < 1100) size = (size_t)i + 1;
+    if (i >= 1100 && i < 1150) size = ((size_t)1 << (i - 1100) / 2) + (i % 2); /* borders of classes */
+    mpg_block block;
+    CHECK_OK(mpg_pool_alloc(pool, size, false, &block));
+    CHECK((uintptr_t)block.memory % 64 == 0 && block.size >= size);
+    CHECK(block.size <= size + size / 8 + 64 && block.size % 64 == 0);
+    memset(block.memory, i, size);
+    mpg_pool_free(pool, &block);
+    if (i % 100 == 99) CHECK_OK(mpg_pool_trim(pool, false));
+  }
+  mpg_block none;
+  CHECK_OK(mpg_pool_alloc(pool, 0, false, &none));
+  CHECK(none.memory == NULL);
+  mpg_pool_free(pool, &none);
+  CHECK(mpg_pool_alloc(pool, SIZE_MAX - 5, false, &none) == MPG_DEVICE_OUT_OF_MEMORY);
+  CHECK(mpg_pool_alloc(pool, (size_t)1 << 46, false, &none) == MPG_DEVICE_OUT_OF_MEMORY);
+  CHECK_TEXT("cpu(0) is out of memory: asked for 70368744177664 bytes (64.0 TiB)");
+  CHECK(stats_of(cpu(0)).in_use == 0 && stats_of(cpu(0)).held == 0);
+}
+
+static void test_stats(void) {
+  mpg_pool *pool = cpu(0)->pool;
+  mpg_block a, b;
+  CHECK_OK(mpg_pool_alloc(pool, 640, false, &a));
+  CHECK_OK(mpg_pool_alloc(pool, 64, false, &b));
+  mpg_memory_stats stats = stats_of(cpu(0));
+  CHECK(stats.in_use == 704 && stats.held == 704 && stats.peak_in_use == 704 && stats.allocations == 2 && stats.system_allocations == 2);
+  void *memory = a.memory;
+  mpg_pool_free(pool, &a);
+  stats = stats_of(cpu(0));
+  CHECK(stats.in_use == 64 && stats.held == 704 && stats.peak_in_use == 704);
+  CHECK_OK(mpg_pool_alloc(pool, 600, false, &a));
+  CHECK(a.memory == memory && stats_of(cpu(0)).system_allocations == 2);
+  mpg_pool_free(pool, &a);
+  mpg_pool_reset_peak(pool);
+  CHECK(stats_of(cpu(0)).peak_in_use == 64 && stats_of(cpu(0)).peak_held == 704);
+  CHECK_OK(mpg_pool_trim(pool, false));
+  CHECK(stats_of(cpu(0)).held == 64);
+  CHECK(stats_of(cpu(1)).held == 0); /* each its own */
+  CHECK(mpg_device_scratch(cpu(0), 10000) != NULL);
+  CHECK(stats_of(cpu(0)).in_use == 64 + 12288 && stats_of(cpu(0)).held == 64 + 12288);
+  CHECK_OK(mpg_pool_trim(pool, false));
+  CHECK(stats_of(cpu(0)).held == 64);
+  mpg_pool_free(pool, &b);
+}
+
+static void test_uses_travel(void) {
+  mpg_device *device = cpu(0), *reader = cpu(1);
+  _Atomic bool go = false;
+  mpg_block first, second, idle;
+  CHECK_OK(mpg_pool_alloc(device->pool, 1000, false, &idle));
+  CHECK_OK(mpg_pool_alloc(device->pool, 1000, false, &first));
+  mpg_tick tick = hold(reader, &go);
+  CHECK_OK(mpg_uses_add_read(&first.uses, device, reader, tick));
+  CHECK(!mpg_uses_finished(&first.uses, device));
+  mpg_pool_free(device->pool, &first);
+  CHECK_OK(mpg_pool_alloc(device->pool, 1000, false, &second)); /* program order: handed out with its reader */
+  CHECK(second.memory == first.memory && second.uses.num_foreign == 1 && second.uses.foreign[0].tick == tick);
+  mpg_pool_free(device->pool, &second);
+  CHECK_OK(mpg_pool_alloc(device->pool, 1000, true, &second)); /* the host gets another one */
+  CHECK(second.memory != first.memory && mpg_uses_finished(&second.uses, device));
+  mpg_pool_free(device->pool, &second);
+  mpg_pool_free(device->pool, &idle);
+  CHECK_OK(mpg_pool_trim(device->pool, false));
+  CHECK(stats_of(device).held == first.size); /* what is being read is not given back */
+  atomic_store(&go, true);
+  CHECK_OK(mpg_pool_trim(device->pool, true));
+  CHECK(stats_of(device).held == 0);
+}
+
+static void test_many_readers(void) {
+  mpg_device *device = cpu(0);
+  _Atomic bool go[6] = {false};
+  mpg_block block;
+  CHECK_OK(mpg_pool_alloc(device->pool, 1000, false, &block));
+  mpg_tick ticks[6];
+  for (int i = 0; i < MPG_FOREIGN_READS; i++) {
+    ticks[i] = hold(cpu(i + 1), &go[i]);
+    CHECK_OK(mpg_uses_add_read(&block.uses, device, cpu(i + 1), ticks[i]));
+  }
+  CHECK_OK(mpg_uses_add_read(&block.uses, device, cpu(1), ticks[0])); /* known already */
+  CHECK(block.uses.num_foreign == MPG_FOREIGN_READS);
+  atomic_store(&go[1], true);
+  CHECK_OK(mpg_point_wait((mpg_point){cpu(2), ticks[1], true}));
+  CHECK_OK(mpg_uses_add_read(&block.uses, device, cpu(5), 1)); /* takes the finished one's place */
+  CHECK(block.uses.num_foreign == MPG_FOREIGN_READS && !mpg_uses_finished(&block.uses, device));
+  atomic_store(&go[0], true);
+  atomic_store(&go[2], true);
+  mpg_tick last = submit(cpu(5), wait_for_flag, &(_Atomic bool *){&go[0]}, sizeof(void *));
+  CHECK_OK(mpg_uses_add_read(&block.uses, device, cpu(6), 0)); /* may have to wait for one */
+  CHECK_OK(mpg_uses_add_read(&block.uses, device, cpu(5), last));
+  CHECK_OK(mpg_uses_wait(&block.uses, device));
+  CHECK(mpg_uses_finished(&block.uses, device));
+  mpg_pool_free(device->pool, &block);
+}
+
+static void test_limit(void) {
+  mpg_device *device = cpu(1);
+  mpg_pool *pool = device->pool;
+  mpg_block a, b, c;
+  CHECK_OK(mpg_pool_set_limit(pool, 10240));
+  CHECK_OK(mpg_pool_alloc(pool, 4096, false, &a));
+  CHECK_OK(mpg_pool_alloc(pool, 4096, false, &b));
+  CHECK(mpg_pool_alloc(pool, 4096, false, &c) == MPG_DEVICE_OUT_OF_MEMORY);
+  CHECK_TEXT("cpu(1) is out of memory: asked for 4096 bytes (4.0 KiB); held 8192 bytes (8.0 KiB), of which in use 8192 bytes (8.0 KiB); "
+             "limit 10240 bytes (10.0 KiB)");
+  mpg_pool_free(pool, &b);
+  CHECK_OK(mpg_pool_alloc(pool, 6144, false, &c)); /* what is cached makes room */
+  CHECK(stats_of(device).held == 10240 && stats_of(device).peak_held <= 10240);
+  mpg_pool_free(pool, &c);
+
+  /* The same when queued work uses it: then the pool waits. */
+  _Atomic bool go = true;
+  CHECK_OK(mpg_pool_alloc(pool, 6144, false, &c));
+  c.uses.write = hold(device, &go);
+  mpg_pool_free(pool, &c);
+  CHECK_OK(mpg_pool_alloc(pool, 5120, false, &b));
+  CHECK(mpg_device_scratch(device, 2048) == NULL); /* takes a page */
+  CHECK_TEXT("cpu(1) is out of memory: asked for 4096 bytes");
+  mpg_pool_free(pool, &b);
+  CHECK(mpg_device_scratch(device, 2048) != NULL); /* the cached block counts as room... */
+  CHECK_OK(mpg_pool_alloc(pool, 64, false, &b));
+  CHECK(stats_of(device).held <= 10240); /* ...and has been given back by now */
+  mpg_pool_free(pool, &a);
+  mpg_pool_free(pool, &b);
+  CHECK_OK(mpg_pool_set_limit(pool, 5000));
+  CHECK(stats_of(device).held <= 5000);
+  CHECK_OK(mpg_pool_set_limit(pool, 0));
+  CHECK_OK(mpg_pool_alloc(pool, 100000, false, &a));
+  mpg_pool_free(pool, &a);
+}
+
+static void test_large_blocks(void) {
+  mpg_block block;
+  for (size_t size = (size_t)3 << 20; size < (size_t)20 << 20; size += 1234567) {
+    CHECK_OK(mpg_pool_alloc(cpu(0)->pool, size, false, &block));
+    memset(block.memory, 1, size);
+    mpg_pool_free(cpu(0)->pool, &block);
+    CHECK_OK(mpg_pool_trim(cpu(0)->pool, false));
+  }
+  CHECK(stats_of(cpu(0)).held == 0);
+}
+
+/* --- Storages and tensors ---------------------------------------------------------------------------------------------------- */
+
+static void test_recycled_memory_has_not_failed(void) {
+  mpg_device *device = cpu(0);
+  float values[1000] = {1};
+  mpg_tensor tensor, fresh;
+  CHECK_OK(mpg_tensor_create(device, &floats, &tensor));
+  void *memory = mpg_tensor_data(&tensor);
+  mpg_storage_add_write(tensor.storage, submit(device, fail, NULL, 0));
+  CHECK(mpg_tensor_wait_read(&tensor) == MPG_ERROR);
+  CHECK(mpg_storage_failure(tensor.storage) == MPG_ERROR);
+  CHECK(mpg_tensor_copy_to_host(&tensor, values) == MPG_ERROR);
+  mpg_tensor_release(&tensor);
+
+  CHECK_OK(mpg_tensor_create(device, &floats, &fresh));
+  CHECK(mpg_tensor_data(&fresh) == memory);
+  CHECK_OK(mpg_tensor_wait_read(&fresh));
+  CHECK_OK(mpg_storage_failure(fresh.storage));
+  mpg_point points[8];
+  int count = 0;
+  mpg_storage_read_points(fresh.storage, cpu(1), points, &count);
+  CHECK(count == 1 && !points[0].data);
+  CHECK_OK(mpg_tensor_copy_from_host(&fresh, values));
+  CHECK_OK(mpg_tensor_copy_to_host(&fresh, values));
+  CHECK(values[0] == 1 && fresh.storage->version == 1);
+
+  mpg_storage_add_write(fresh.storage, submit(device, fail, NULL, 0));
+  mpg_tensor part;
+  CHECK_OK(mpg_tensor_slice(&fresh, 0, 10, &part));
+  CHECK(mpg_tensor_copy_from_host(&part, values) == MPG_ERROR); /* the rest would still be what failed */
+  count = 0;
+  mpg_tensor_write_points(&part, device, points, &count);
+  CHECK(count == 1 && points[0].data && points[0].device == device);
+  count = 0;
+  mpg_tensor_write_points(&fresh, device, points, &count);
+  CHECK(count == 0);
+  CHECK_OK(mpg_tensor_copy_from_host(&fresh, values)); /* all of it: good again */
+  CHECK_OK(mpg_tensor_wait_read(&part));
+  mpg_tensor_release(&part);
+  mpg_tensor_release(&fresh);
+}
+
+static void test_points_of_uses(void) {
+  mpg_device *device = cpu(0), *reader = cpu(1);
+  _Atomic bool go = false;
+  mpg_tensor tensor;
+  CHECK_OK(mpg_tensor_create(device, &floats, &tensor));
+  mpg_storage_add_write(tensor.storage, submit(device, wait_for_flag, &(_Atomic bool *){&go}, sizeof(void *)));
+  mpg_point points[8];
+  int count = 0;
+  mpg_storage_read_points(tensor.storage, reader, points, &count);
+  CHECK(count == 1 && points[0].data && points[0].device == device);
+  CHECK_OK(mpg_storage_add_read(tensor.storage, reader, hold(reader, &go)));
+  CHECK(!mpg_storage_writable_now(tensor.storage));
+  mpg_storage_write_points(tensor.storage, device, points, &count);
+  CHECK(count == 2 && !points[1].data && points[1].device == reader);
+  atomic_store(&go, true);
+  CHECK_OK(mpg_tensor_wait_write(&tensor));
+  CHECK(mpg_storage_writable_now(tensor.storage));
+  mpg_tensor_release(&tensor);
+}
+
+static void test_views(void) {
+  mpg_tensor tensor, view, part;
+  CHECK_OK(mpg_tensor_create(cpu(0), &(mpg_desc){{2, {6, 4}}, MPG_INT64}, &tensor));
+  CHECK(mpg_tensor_bytes(&tensor) == 192);
+  CHECK_OK(mpg_tensor_reshape(&tensor, &(mpg_shape){3, {2, 3, 4}}, &view));
+  CHECK(view.storage == tensor.storage && tensor.storage->references == 2);
+  CHECK_OK(mpg_tensor_slice(&view, 1, 2, &part));
+  CHECK(part.offset == 96 && part.desc.shape.dims[0] == 1 && tensor.storage->references == 3);
+  CHECK(mpg_tensor_data(&part) == (char *)mpg_tensor_data(&tensor) + 96);
+  CHECK(mpg_tensor_reshape(&tensor, &(mpg_shape){1, {5}}, &view) == MPG_VALUE_ERROR);
+  CHECK_TEXT("(6, 4)");
+  CHECK(mpg_tensor_slice(&tensor, 3, 7, &part) == MPG_INDEX_ERROR);
+  CHECK(mpg_tensor_slice(&tensor, -1, 2, &part) == MPG_INDEX_ERROR);
+  CHECK(mpg_tensor_create(cpu(0), &(mpg_desc){{2, {INT64_MAX, 8}}, MPG_FLOAT64}, &(mpg_tensor){0}) != MPG_OK);
+  mpg_tensor_release(&part);
+  mpg_tensor_release(&view);
+  mpg_tensor_release(&tensor);
+  CHECK_OK(mpg_tensor_create(cpu(0), &(mpg_desc){{2, {0, 4}}, MPG_FLOAT32}, &tensor));
+  CHECK_OK(mpg_tensor_copy_from_host(&tensor, NULL));
+  CHECK_OK(mpg_tensor_copy_to_host(&tensor, NULL));
+  mpg_tensor_release(&tensor);
+  CHECK(stats_of(cpu(0)).in_use == 0);
+}
+
+static int released;
+static void release_owner(void *owner) {
+  CHECK(owner == &released);
+  released++;
+}
+
+static void test_wrapped_memory(void) {
+  static _Alignas(64) float memory[16];
+  mpg_storage *storage, *other;
+  CHECK_OK(mpg_storage_wrap(cpu(0), memory, sizeof memory, release_owner, &released, &storage));
+  CHECK(storage->block.memory == memory && stats_of(cpu(0)).held == 0);
+  mpg_storage_release(storage);
+  CHECK(released == 1);
+  _Atomic bool go = false;
+  CHECK_OK(mpg_storage_wrap(cpu(0), memory, sizeof memory, release_owner, &released, &storage));
+  mpg_storage_add_write(storage, hold(cpu(0), &go));
+  mpg_storage_release(storage);
+  CHECK_OK(mpg_storage_create(cpu(0), 64, false, &other));
+  mpg_storage_release(other);
+  CHECK(released == 1); /* still written to */
+  atomic_store(&go, true);
+  CHECK_OK(mpg_wait_all());
+  mpg_storage_collect();
+  CHECK(released == 2);
+}
+
+static void test_allocation_failures(void) {
+  int64_t n = 1;
+  cpu(0);
+  for (bool failed = true; failed && n < 100; n++) {
+    mpg_tensor tensors[40] = {{0}};
+    mpg_status status = MPG_OK;
+    mpg_memory_fail_after(n);
+    for (int i = 0; i < 40 && status == MPG_OK; i++)
+      status = mpg_tensor_create(cpu(0), &(mpg_desc){{1, {100 + i / 4 * 100}}, MPG_FLOAT32}, &tensors[i]);
+    for (int i = 0; i < 40; i++) mpg_tensor_release(&tensors[i]);
+    failed = mpg_memory_fail_after(0);
+    CHECK(status == MPG_OK || status == MPG_HOST_OUT_OF_MEMORY);
+    CHECK(stats_of(cpu(0)).in_use == 0);
+    CHECK_OK(mpg_pool_trim(cpu(0)->pool, true));
+    CHECK(stats_of(cpu(0)).held == 0);
+  }
+  CHECK(n > 40 && n < 100);
+}
+
+static const test tests[] = {
+    {"sizes", test_sizes},
+    {"stats", test_stats},
+    {"uses_travel", test_uses_travel},
+    {"many_readers", test_many_readers},
+    {"limit", test_limit},
+    {"large_blocks", test_large_blocks},
+    {"recycled_memory_has_not_failed", test_recycled_memory_has_not_failed},
+    {"points_of_uses", test_points_of_uses},
+    {"views", test_views},
+    {"wrapped_memory", test_wrapped_memory},
+    {"allocation_failures", test_allocation_failures},
+};
+
+int main(int argc, char **argv) { return run_tests(tests, sizeof tests / sizeof *tests, argc, argv); }
