@@ -119,8 +119,8 @@ class BuildCore(build_ext):
         if not run(compiler + [target for _, target, _ in jobs] + link + ["-o", output]):
             raise SystemExit("mpgluon: the linker failed")
         # A shared library may leave Python's symbols open, but none of ours: a promised kernel that is missing is an error here.
-        symbols = subprocess.run(["nm", "-D", "--undefined-only", output], capture_output=True, text=True).stdout.split()
-        missing = sorted(symbol for symbol in symbols if symbol.startswith("mpg_"))
+        symbols = subprocess.run(["nm", "-D", "--undefined-only", output], capture_output=True, text=True).stdout.splitlines()
+        missing = sorted(line.split()[-1] for line in symbols if line.split()[-1].startswith("mpg_") and line.split()[-2] == "U")
         if missing:
             os.remove(output)
             raise SystemExit(f"mpgluon: not defined: {', '.join(missing)}")
