@@ -242,9 +242,15 @@ fail:
 
 /* --- Writing ------------------------------------------------------------------------------------------------------ */
 
-static mpg_status write_header(mpg_sink *sink, const mpg_tensor *tensor) {
+/* Version 2, unless there is a scalar, which it does not have; MXNet loads a list only if all its arrays are of one version. */
+static uint32_t choose_version(const mpg_tensor_list *list) {
+  for (size_t i = 0; i < list->count; i++)
+    if (list->items[i].tensor.desc.shape.ndim == 0) return VERSION_3;
+  return VERSION_2;
+}
+
+static mpg_status write_header(mpg_sink *sink, const mpg_tensor *tensor, uint32_t version) {
   const mpg_shape *shape = &tensor->desc.shape;
-  uint32_t version = shape->ndim == 0 ? VERSION_3 : VERSION_2; /* version 2 has no scalars */
   int32_t storage_type = DENSE_STORAGE, dtype = tensor->desc.dtype;
   mpg_device_id id = mpg_tensor_device(tensor)->id;
   MPG_TRY(mpg_sink_write(sink, &version, sizeof version));
@@ -274,9 +280,10 @@ static mpg_status write_elements(mpg_sink *sink, const mpg_tensor *tensor) {
 
 mpg_status mpg_params_write(mpg_sink *sink, const mpg_tensor_list *list) {
   uint64_t header[3] = {LIST_MAGIC, 0, list->count}, names = list->named ? list->count : 0;
+  uint32_t version = choose_version(list);
   MPG_TRY(mpg_sink_write(sink, header, sizeof header));
   for (size_t i = 0; i < list->count; i++) {
-    MPG_TRY(write_header(sink, &list->items[i].tensor));
+    MPG_TRY(write_header(sink, &list->items[i].tensor, version));
     MPG_TRY(write_elements(sink, &list->items[i].tensor));
   }
   MPG_TRY(mpg_sink_write(sink, &names, sizeof names));
