@@ -1,0 +1,126 @@
+"""Metrics against MXNet's numbers, local and global sums, configs, and refusals."""
+
+import math
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+
+PROBABILITIES = np.array([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.3, 0.3, 0.4], [0.25, 0.5, 0.25]], "float32")
+CLASSES = np.array([0, 1, 0, 2], "float32")
+BINARY = [
+    (np.array([0, 1, 1, 1, 0], "float32"), np.array([[0.9, 0.1], [0.4, 0.6], [0.2, 0.8], [0.7, 0.3], [0.45, 0.55]], "float32")),
+    (np.array([1, 1, 0], "float32"), np.array([[0.2, 0.8], [0.6, 0.4], [0.3, 0.7]], "float32")),
+]
+MULTI = [(CLASSES, PROBABILITIES), (CLASSES[::-1].copy(), PROBABILITIES)]
+VALUES = np.array([0.5, -1.0, 2.0, 3.5], "float32")
+TARGETS = np.array([0.25, -0.5, 2.5, 3.0], "float32")
+REGRESSION = [(TARGETS, VALUES), (TARGETS * 2, VALUES)]
+
+# name, options, updates, and what MXNet 1.9.1 gives: after the first update, after reset_local and the second, and globally.
+CASES = [
+    ("acc", {}, MULTI, [0.5, 0.0, 0.25]),
+    ("top_k_accuracy", {"top_k": 2}, MULTI, [0.75, 0.25, 0.5]),
+    ("f1", {}, BINARY, [0.6666666666666666, 0.5, 0.5833333333333333]),
+    ("f1", {"average": "micro"}, BINARY, [0.6666666666666666, 0.5, 0.6]),
+    ("mcc", {}, BINARY, [0.16666666666666666, -0.5, -0.16666666666666669]),
+    ("mcc", {"average": "micro"}, BINARY, [0.16666666666666666, -0.5, -0.06666666666666667]),
+    ("perplexity", {"ignore_label": None}, MULTI, [2.373681039062061, 6.042750915419798, 3.787289699997465]),
+    ("perplexity", {"ignore_label": 0}, MULTI, [2.581988915604924, 5.77350281925045, 3.860974007102151]),
+    ("mae", {}, REGRESSION, [0.4375, 1.375, 0.90625]),
+    ("mse", {}, REGRESSION, [0.203125, 3.8125, 2.0078125]),
+    ("rmse", {}, REGRESSION, [0.45069390535354614, 1.9525624513626099, 1.201628178358078]),
+    ("ce", {}, MULTI, [0.8644419312477112, 1.7988593578338623, 1.3316506445407867]),
+    ("nll_loss", {}, MULTI, [0.8644419312477112, 1.7988593578338623, 1.3316506445407867]),
+    ("pearsonr", {}, REGRESSION, [0.9681411556675489, 0.9681411556675489, 0.9681411556675489]),
+    ("pcc", {}, MULTI, [0.3, -0.5, -0.1]),
+]
+
+
+def pair(update):
+    return [mx.nd.array(update[0])], [mx.nd.array(update[1])]
+
+
+@pytest.mark.parametrize("name,options,updates,expected", CASES, ids=[f"{c[0]}-{'-'.join(map(str, c[1].values()))}" for c in CASES])
+def test_numbers(name, options, updates, expected):
+    metric = mx.metric.create(name, **options)
+    assert math.isnan(metric.get()[1])
+    metric.update(*pair(updates[0]))
+    first = metric.get()[1]
+    metric.reset_local()
+    for update in updates[1:]:
+        metric.update(*pair(update))
+    assert [first, metric.get()[1], metric.get_global()[1]] == pytest.approx(expected, rel=1e-5)
+    metric.reset()
+    assert math.isnan(metric.get()[1]) and math.isnan(metric.get_global()[1])
+
+
+@pytest.mark.parametrize("name,options,updates,expected", CASES, ids=[f"{c[0]}-{'-'.join(map(str, c[1].values()))}" for c in CASES])
+def test_config_makes_the_same(name, options, updates, expected):
+    copy = mx.metric.create(mx.metric.create(name, **options).get_config())
+    copy.update(*pair(updates[0]))
+    assert copy.get()[1] == pytest.approx(expected[0], rel=1e-5)
+
+
+def test_pearson_micro_sees_all_values_together():
+    metric = mx.metric.create("pearsonr", average="micro")
+    metric.update(*pair((TARGETS, VALUES)))
+    metric.update(*pair((TARGETS * 2 + 100, VALUES)))
+    together = np.corrcoef(np.r_[TARGETS, TARGETS * 2 + 100], np.r_[VALUES, VALUES])[0, 1]
+    assert metric.get()[1] == pytest.approx(together, rel=1e-6)
+
+
+def test_loss_and_its_aliases():
+    for name in ("loss", "torch", "caffe"):
+        metric = mx.metric.create(name)
+        metric.update(None, mx.nd.array(VALUES))
+        metric.update(None, [mx.nd.array([[1.0, 2.0]])])
+        assert metric.get() == (name, pytest.approx((VALUES.sum() + 3) / 6))
+
+
+def test_composite():
+    metric = mx.metric.create(["acc", mx.metric.create("ce")])
+    metric.update(*pair(MULTI[0]))
+    assert metric.get_name_value() == [("accuracy", 0.5), ("cross-entropy", pytest.approx(0.86444193))]
+    assert metric.get_metric(0).name == "accuracy"
+    with pytest.raises(IndexError):
+        metric.get_metric(2)
+    metric.reset()
+    assert math.isnan(metric.get()[1][0])
+
+
+def test_custom():
+    metric = mx.metric.np(lambda label, pred: float(np.abs(label - pred).max()))
+    metric.update(*pair(REGRESSION[0]))
+    assert metric.get() == ("custom(<lambda>)", pytest.approx(0.5))
+    metric = mx.metric.create(lambda label, pred: (float((label == pred).sum()), len(label)))
+    metric.update([mx.nd.array([1, 2, 3])], [mx.nd.array([1, 0, 3])])
+    assert metric.get()[1] == pytest.approx(2 / 3)
+    with pytest.raises(NotImplementedError):
+        metric.get_config()
+
+
+def test_update_dict_chooses_by_name():
+    metric = mx.metric.Accuracy(output_names=["p"], label_names=["l"])
+    metric.update_dict({"l": mx.nd.array(CLASSES), "x": None}, {"q": None, "p": mx.nd.array(PROBABILITIES)})
+    assert metric.get()[1] == 0.5
+
+
+def test_predictions_on_another_device():
+    metric = mx.metric.Perplexity(None)
+    metric.update([mx.nd.array(CLASSES)], [mx.nd.array(PROBABILITIES, ctx=mx.cpu(1))])
+    assert metric.get()[1] == pytest.approx(2.373681, rel=1e-5)
+
+
+def test_refusals():
+    with pytest.raises(ValueError):
+        mx.metric.create("acc").update([mx.nd.zeros((2,))], [])
+    with pytest.raises(ValueError):
+        mx.metric.create("ce").update([mx.nd.zeros((3,))], [mx.nd.zeros((2, 2))])
+    with pytest.raises(ValueError):
+        mx.metric.create("f1").update([mx.nd.array([0, 1, 2])], [mx.nd.zeros((3, 2))])
+    with pytest.raises(ValueError, match="no metric named"):
+        mx.metric.create("acccuracy")
+    with pytest.raises(ValueError):
+        mx.metric.TopKAccuracy(1)
