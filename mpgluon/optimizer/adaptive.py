@@ -34,7 +34,7 @@ class Adam(GroupedOptimizer):
             t = self._index_update_count[index]
             corrected.append(lr * (math.sqrt(1.0 - self.beta2**t) / (1.0 - self.beta1**t)))
         options = self._options(beta1=self.beta1, beta2=self.beta2, epsilon=self.epsilon)
-        update_group(nd._multi_adam_update, weights, (grads, *zip(*states)), corrected, wds, **options)
+        update_group(nd._internal._multi_adam_update, weights, (grads, *zip(*states)), corrected, wds, **options)
 
 
 @register
@@ -49,7 +49,7 @@ class AdaGrad(GroupedOptimizer):
         return zeros_like_state(weight)
 
     def _step(self, indices, weights, grads, states, lrs, wds):
-        update_group(nd._multi_adagrad_update, weights, (grads, states), lrs, wds, **self._options(epsilon=self.float_stable_eps))
+        update_group(nd._internal._multi_adagrad_update, weights, (grads, states), lrs, wds, **self._options(epsilon=self.float_stable_eps))
 
 
 @register
@@ -75,7 +75,7 @@ class RMSProp(GroupedOptimizer):
         if self.clip_weights:
             options["clip_weights"] = self.clip_weights
         if not self.centered:
-            update_group(nd._multi_rmsprop_update, weights, (grads, *zip(*states)), lrs, wds, **options)
+            update_group(nd._internal._multi_rmsprop_update, weights, (grads, *zip(*states)), lrs, wds, **options)
             return
         for weight, grad, state, lr, wd in zip(weights, grads, states, lrs, wds):
             nd.rmspropalex_update(weight, grad, *state, out=weight, lr=lr, wd=wd, gamma2=self.gamma2, **options)

@@ -96,12 +96,11 @@ class NAG(_Momentum):
         if (states[0][0] if master else states[0]) is None:
             self._sgd(weights, grads, states, lrs, wds, master)
             return
+        if not master:
+            update_group(nd._internal._multi_nag_mom_update, weights, (grads, states), lrs, wds, **self._options(**self._momentum_option()))
+            return
         for weight, grad, state, lr, wd in zip(weights, grads, states, lrs, wds):
-            options = self._options(lr=lr, wd=wd, **self._momentum_option())
-            if master:
-                nd.mp_nag_mom_update(weight, grad, state[0], state[1], out=weight, **options)
-            else:
-                nd.nag_mom_update(weight, grad, state, out=weight, **options)
+            nd.mp_nag_mom_update(weight, grad, state[0], state[1], out=weight, **self._options(lr=lr, wd=wd, **self._momentum_option()))
 
 
 @register

@@ -19,6 +19,7 @@ import warnings
 
 import numpy as np
 
+from ...context import set_threads
 from ...ndarray import NDArray, array
 
 _HEADER = struct.Struct("<QBQQ")  # ticket, kind, bytes of the pickle, bytes of the whole payload
@@ -146,6 +147,7 @@ def _work(connection, to_close, dataset, batchify, parent):
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     for other in to_close:
         other.close()
+    set_threads(1)  # the workers share the machine; each is one of its cores' worth
     try:
         while True:
             while not connection.poll(_PARENT_CHECK_S):
