@@ -121,7 +121,7 @@ struct mpg_op {
   const char *name;    /* MXNet's canonical name */
   const char *aliases; /* other names, space-separated; "" for none */
   /* "data, weight, bias": names in order. "?bias" may be left out (params say whether it is there: num_inputs).
-   * "!moving_mean": also written in place (auxiliary state). "*data": any number (>= 1). "" for none. */
+   * "!moving_mean": also written in place (auxiliary state). "*data": any number (>= 1); "*!data": all of them also written. "" for none. */
   const char *inputs;
   /* "output, ~mean, ~var": "~" marks outputs users do not see (always the last ones; a parameter output_mean_var shows
    * them). "*output": as many as num_outputs says. */

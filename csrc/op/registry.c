@@ -99,6 +99,11 @@ mpg_status mpg_registry_init(void) {
     const char *name, *text = op->inputs;
     while ((name = next_name(&text, &marker, &length))) {
       if (s->num_inputs == MPG_MAX_NAMED) return mpg_fail(MPG_ERROR, "%s: more than %d input names", op->name, MPG_MAX_NAMED);
+      if (marker == '*' && *name == '!') { /* all of them are written */
+        s->mutable_inputs |= 1u << s->num_inputs;
+        name++;
+        length--;
+      }
       s->inputs[s->num_inputs].text = name;
       s->inputs[s->num_inputs].length = length;
       if (marker == '?') s->optional_inputs |= 1u << s->num_inputs;

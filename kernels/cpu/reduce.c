@@ -408,3 +408,13 @@ MPG_CPU_KERNEL(broadcast) {
   mpg_cpu_parallel_for(call, total, 32768, run_broadcast, &p);
   return MPG_OK;
 }
+
+MPG_CPU_KERNEL(multi_sum_sq) {
+  bool reduced[MPG_MAX_NDIM];
+  for (int k = 0; k < MPG_MAX_NDIM; k++) reduced[k] = true;
+  for (int i = 0; i < call->num_inputs; i++) {
+    mpg_view out = {(float *)call->outputs[0].data + i, {{.ndim = 1, .dims = {1}}, MPG_FLOAT32}};
+    MPG_TRY(reduce(call, &call->inputs[i], &out, reduced, ADD, SQUARE, false, false));
+  }
+  return MPG_OK;
+}
