@@ -1,0 +1,119 @@
+"""Samples of the recurrent ops."""
+
+import numpy as np
+
+from samples.base import Sample
+
+GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def cell(mode, x, h, c, wi, wh, bi, bh):
+    """One step of one direction, in plain NumPy."""
+    a, b = x @ wi.T + bi, h @ wh.T + bh
+    if mode == "lstm":
+        i, f, g, o = np.split(a + b, 4, axis=1)
+        c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+        return sigmoid(o) * np.tanh(c), c
+    if mode == "gru":
+        (ar, az, an), (br, bz, bn) = np.split(a, 3, axis=1), np.split(b, 3, axis=1)
+        r, z = sigmoid(ar + br), sigmoid(az + bz)
+        return (1 - z) * np.tanh(an + r * bn) + z * h, c
+    return (np.maximum(a + b, 0) if mode == "rnn_relu" else np.tanh(a + b)), c
+
+
+def layers(data, h0, c0, weights, state_size, num_layers, mode, bidirectional=False, state_outputs=False, **_):
+    directions = 2 if bidirectional else 1
+    count = num_layers * directions
+    out, hs, cs = data, [], []
+    for layer in range(num_layers):
+        parts = []
+        for direction in range(directions):
+            k = layer * directions + direction
+            wi, wh = weights[2 * k], weights[2 * k + 1]
+            bi, bh = weights[2 * count + 2 * k], weights[2 * count + 2 * k + 1]
+            h, c, steps = h0[k], None if c0 is None else c0[k], [None] * len(data)
+            for t in range(len(data)) if direction == 0 else reversed(range(len(data))):
+                h, c = cell(mode, out[t], h, c, wi, wh, bi, bh)
+                steps[t] = h
+            parts.append(np.stack(steps) if steps else np.zeros((0,) + h.shape))
+            hs.append(h)
+            cs.append(c)
+        out = np.concatenate(parts, axis=2)
+    if not state_outputs:
+        return out
+    return (out, np.stack(hs)) + ((np.stack(cs),) if c0 is not None else ())
+
+
+def shapes(mode, inputs, hidden, num_layers, directions):
+    rows = GATES[mode] * hidden
+    weights, biases = [], []
+    for layer in range(num_layers):
+        for _ in range(directions):
+            weights += [(rows, inputs if layer == 0 else hidden * directions), (rows, hidden)]
+            biases += [(rows,), (rows,)]
+    return weights + biases
+
+
+def separate(mode):
+    def reference(data, h0, *rest, **params):
+        c0, weights = (rest[0], rest[1:]) if mode == "lstm" else (None, rest)
+        return layers(data, h0, c0, weights, **params)
+
+    return reference
+
+
+def flat(mode, inputs, hidden, num_layers, directions):
+    def reference(data, vector, h0, c0=None, **params):
+        weights, start = [], 0
+        for shape in shapes(mode, inputs, hidden, num_layers, directions):
+            size = int(np.prod(shape))
+            weights.append(vector[start : start + size].reshape(shape))
+            start += size
+        return layers(data, h0, c0, weights, **params)
+
+    return reference
+
+
+def sample_pair(mode, time=4, batch=3, inputs=5, hidden=2, num_layers=1, bidirectional=False, state_outputs=True, **more):
+    directions = 2 if bidirectional else 1
+    state = (num_layers * directions, batch, hidden)
+    states = [state, state] if mode == "lstm" else [state]
+    weights = shapes(mode, inputs, hidden, num_layers, directions)
+    params = dict(state_size=hidden, num_layers=num_layers, mode=mode, bidirectional=bidirectional, state_outputs=state_outputs)
+    name = f"{mode}-{num_layers}x{directions}" + ("-states" if state_outputs else "")
+    # Relu cells: kinks would spoil the differences, so all values are positive.
+    ranges = [(0.1, 1)] * (1 + len(states) + len(weights)) if mode == "rnn_relu" else None
+    one = Sample([(time, batch, inputs)] + states + weights, params, separate(mode), ranges=ranges, name=name, **more)
+    total = sum(int(np.prod(s)) for s in weights)
+    ranges = [(0.1, 1)] * 4 if mode == "rnn_relu" else None
+    two = Sample([(time, batch, inputs), (total,)] + states, params, flat(mode, inputs, hidden, num_layers, directions), ranges=ranges, name=name, **more)
+    return one, two
+
+
+PAIRS = [
+    sample_pair("lstm"),
+    sample_pair("lstm", num_layers=2, bidirectional=True),
+    sample_pair("lstm", state_outputs=False),
+    sample_pair("gru"),
+    sample_pair("gru", num_layers=2, bidirectional=True),
+    sample_pair("rnn_tanh", num_layers=2),
+    sample_pair("rnn_relu"),
+    sample_pair("lstm", time=1, batch=1),
+]
+
+
+def backward_sample():
+    """_rnn_backward, by the numbers that the forward op leaves: checked through the gradients of _rnn; here that it runs."""
+    time, batch, inputs, hidden = 2, 1, 3, 2
+    weights = shapes("lstm", inputs, hidden, 1, 1)
+    state, output = (1, batch, hidden), (time, batch, hidden)
+    reserve = (time * batch * hidden * 5,)
+    params = dict(state_size=hidden, num_layers=1, mode="lstm", state_outputs=False, flat=False, dropped=False)
+    return Sample([(time, batch, inputs), state, state] + weights + [output, reserve, output], params, None, grad=False, name="lstm")
+
+
+SAMPLES = {"_rnn": [a for a, _ in PAIRS], "RNN": [b for _, b in PAIRS], "_rnn_backward": [backward_sample()]}
