@@ -1,0 +1,181 @@
+/* Normalisation: inference and gradients. */
+#include "op/infer.h"
+
+static mpg_status channels_axis(mpg_infer *infer, int64_t axis_param, int *axis) {
+  const mpg_shape *data = &infer->inputs[0].shape;
+  if (data->ndim == 0) return mpg_infer_fail(infer, "data must have at least one axis");
+  return mpg_axis_normalize(axis_param, data->ndim, infer->op->name, axis);
+}
+
+/* inputs[first .. last] are vectors of `length` elements. */
+static mpg_status expect_vectors(mpg_infer *infer, int first, int last, int64_t length) {
+  mpg_shape shape = {.ndim = 1, .dims = {length}};
+  for (int i = first; i <= last; i++) MPG_TRY(mpg_infer_expect_shape(infer, i, &shape));
+  return MPG_OK;
+}
+
+/* --- BatchNorm ------------------------------------------------------------------------------------------------------ */
+static mpg_dtype statistics_dtype(mpg_dtype dtype) {
+  return dtype == MPG_FLOAT16 || dtype == MPG_BFLOAT16 ? MPG_FLOAT32 : dtype;
+}
+
+mpg_status mpg_infer_batch_norm(mpg_infer *infer) {
+  const mpg_batch_norm_params *p = infer->params;
+  const mpg_desc *data = &infer->inputs[0];
+  mpg_dtype statistics = statistics_dtype(data->dtype);
+  for (int i = 1; i < 5; i++) MPG_TRY(mpg_infer_expect_dtype(infer, i, statistics));
+  infer->outputs[0].dtype = data->dtype;
+  infer->outputs[1].dtype = infer->outputs[2].dtype = statistics;
+  if (data->shape.ndim < 0) return MPG_OK;
+  int axis;
+  MPG_TRY(channels_axis(infer, p->axis, &axis));
+  mpg_shape channels = {.ndim = 1, .dims = {data->shape.dims[axis]}};
+  MPG_TRY(expect_vectors(infer, 1, 4, channels.dims[0]));
+  mpg_infer_set(infer, 0, &data->shape, data->dtype);
+  mpg_infer_set(infer, 1, &channels, statistics);
+  mpg_infer_set(infer, 2, &channels, statistics);
+  return MPG_OK;
+}
+
+/* The shared shape of all backward ops here: gradients have the descs of data, gamma and beta (which is as gamma is). */
+static mpg_status infer_backward(mpg_infer *infer) {
+  if (infer->inputs[1].shape.ndim < 0 || infer->inputs[2].shape.ndim < 0) return MPG_OK;
+  MPG_TRY(mpg_infer_expect_dtype(infer, 0, infer->inputs[1].dtype));
+  MPG_TRY(mpg_infer_expect_shape(infer, 0, &infer->inputs[1].shape));
+  mpg_infer_set(infer, 0, &infer->inputs[1].shape, infer->inputs[1].dtype);
+  mpg_infer_set(infer, 1, &infer->inputs[2].shape, infer->inputs[2].dtype);
+  mpg_infer_set(infer, 2, &infer->inputs[2].shape, infer->inputs[2].dtype);
+  return MPG_OK;
+}
+
+mpg_status mpg_infer_batch_norm_backward(mpg_infer *infer) { return infer_backward(infer); }
+mpg_status mpg_infer_layer_norm_backward(mpg_infer *infer) { return infer_backward(infer); }
+mpg_status mpg_infer_group_norm_backward(mpg_infer *infer) { return infer_backward(infer); }
+
+/* Emits a backward op on (out_grad, data, gamma, mean, deviation); gradients that flow into the statistics are not followed, as in
+ * MXNet. */
+static void emit_backward(mpg_gradient *g, mpg_op_id op, const void *params) {
+  if (!mpg_has_value(g->out_grads[0])) return;
+  mpg_value inputs[5] = {g->out_grads[0], g->inputs[0], g->inputs[1], g->outputs[1], g->outputs[2]}, grads[3];
+  mpg_emit_all(g, op, params, 5, inputs, grads);
+  for (int i = 0; i < 3; i++)
+    if (g->needed[i]) g->in_grads[i] = grads[i];
+}
+
+void mpg_gradient_batch_norm(mpg_gradient *g) {
+  const mpg_batch_norm_params *p = g->params;
+  mpg_batch_norm_backward_params params = {.axis = p->axis, .fix_gamma = p->fix_gamma, .batch_stats = g->train && !p->use_global_stats};
+  emit_backward(g, MPG_OP__backward_BatchNorm, &params);
+}
+
+/* --- LayerNorm, GroupNorm, InstanceNorm ------------------------------------------------------------------------------ */
+static mpg_status same_dtypes(mpg_infer *infer) {
+  mpg_dtype dtype = MPG_DTYPE_NONE;
+  for (int i = 0; i < infer->num_inputs && dtype == MPG_DTYPE_NONE; i++) dtype = infer->inputs[i].dtype;
+  for (int i = 0; i < infer->num_inputs; i++) MPG_TRY(mpg_infer_expect_dtype(infer, i, dtype));
+  for (int i = 0; i < infer->num_outputs; i++) infer->outputs[i].dtype = dtype;
+  return MPG_OK;
+}
+
+mpg_status mpg_infer_layer_norm(mpg_infer *infer) {
+  const mpg_layer_norm_params *p = infer->params;
+  MPG_TRY(same_dtypes(infer));
+  const mpg_desc *data = &infer->inputs[0];
+  if (data->shape.ndim < 0) return MPG_OK;
+  int axis;
+  MPG_TRY(channels_axis(infer, p->axis, &axis));
+  MPG_TRY(expect_vectors(infer, 1, 2, data->shape.dims[axis]));
+  mpg_shape moments = data->shape;
+  moments.dims[axis] = 1;
+  mpg_infer_set(infer, 0, &data->shape, data->dtype);
+  mpg_infer_set(infer, 1, &moments, data->dtype);
+  mpg_infer_set(infer, 2, &moments, data->dtype);
+  return MPG_OK;
+}
+
+void mpg_gradient_layer_norm(mpg_gradient *g) {
+  mpg_layer_norm_backward_params params = {.axis = ((const mpg_layer_norm_params *)g->params)->axis};
+  emit_backward(g, MPG_OP__backward_LayerNorm, &params);
+}
+
+static mpg_status infer_groups(mpg_infer *infer, int64_t num_groups) { /* 0: as many as channels */
+  MPG_TRY(same_dtypes(infer));
+  const mpg_desc *data = &infer->inputs[0];
+  if (data->shape.ndim < 0) return MPG_OK;
+  if (data->shape.ndim < 3) return mpg_infer_fail(infer, "data must have at least 3 axes: (batch, channels, ...)");
+  int64_t channels = data->shape.dims[1];
+  if (!num_groups) num_groups = channels;
+  if (num_groups > 0 && channels >= 0 && channels % num_groups)
+    return mpg_infer_fail(infer, "%lld channels cannot be split into %lld groups of one size", (long long)channels, (long long)num_groups);
+  MPG_TRY(expect_vectors(infer, 1, 2, num_groups));
+  mpg_shape moments = {.ndim = 2, .dims = {data->shape.dims[0], num_groups}};
+  mpg_infer_set(infer, 0, &data->shape, data->dtype);
+  mpg_infer_set(infer, 1, &moments, data->dtype);
+  mpg_infer_set(infer, 2, &moments, data->dtype);
+  return MPG_OK;
+}
+
+mpg_status mpg_infer_group_norm(mpg_infer *infer) {
+  return infer_groups(infer, ((const mpg_group_norm_params *)infer->params)->num_groups);
+}
+mpg_status mpg_infer_instance_norm(mpg_infer *infer) { return infer_groups(infer, 0); }
+
+void mpg_gradient_group_norm(mpg_gradient *g) {
+  mpg_group_norm_backward_params params = {.num_groups = ((const mpg_group_norm_params *)g->params)->num_groups};
+  emit_backward(g, MPG_OP__backward_GroupNorm, &params);
+}
+
+void mpg_gradient_instance_norm(mpg_gradient *g) {
+  mpg_group_norm_backward_params params = {.num_groups = mpg_value_desc(g, g->inputs[0])->shape.dims[1]};
+  emit_backward(g, MPG_OP__backward_GroupNorm, &params);
+}
+
+/* --- L2Normalization ------------------------------------------------------------------------------------------------- */
+mpg_status mpg_infer_l2_normalization(mpg_infer *infer) {
+  const mpg_l2_normalization_params *p = infer->params;
+  const mpg_desc *data = &infer->inputs[0];
+  MPG_TRY(same_dtypes(infer));
+  if (data->shape.ndim < 0) return MPG_OK;
+  enum { INSTANCE, CHANNEL, SPATIAL };
+  if (data->shape.ndim < (p->mode == INSTANCE ? 1 : p->mode == CHANNEL ? 2 : 3))
+    return mpg_infer_fail(infer, "data has too few axes for mode='%s'",
+                          p->mode == INSTANCE ? "instance" : p->mode == CHANNEL ? "channel" : "spatial");
+  mpg_shape norm = data->shape;
+  for (int i = p->mode == SPATIAL ? 2 : 1; i < (p->mode == CHANNEL ? 2 : norm.ndim); i++) norm.dims[i] = 1;
+  mpg_infer_set(infer, 0, &data->shape, data->dtype);
+  mpg_infer_set(infer, 1, &norm, data->dtype);
+  return MPG_OK;
+}
+
+/* y = x / n with n = sqrt(sum x^2 + eps): dx = (dy - y sum(y dy)) / n + y dn. */
+void mpg_gradient_l2_normalization(mpg_gradient *g) {
+  mpg_value y = g->outputs[0], norm = g->outputs[1], grad = MPG_NO_VALUE;
+  mpg_shape norm_shape = mpg_value_desc(g, norm)->shape;
+  if (mpg_has_value(g->out_grads[0])) {
+    mpg_value dy = g->out_grads[0];
+    mpg_value dotted = mpg_emit_sum_to(g, mpg_emit2(g, MPG_OP_elemwise_mul, NULL, y, dy), &norm_shape);
+    mpg_value along = mpg_emit2(g, MPG_OP_broadcast_mul, NULL, y, dotted);
+    grad = mpg_emit2(g, MPG_OP_broadcast_div, NULL, mpg_emit2(g, MPG_OP_elemwise_sub, NULL, dy, along), norm);
+  }
+  if (mpg_has_value(g->out_grads[1])) {
+    mpg_value more = mpg_emit2(g, MPG_OP_broadcast_mul, NULL, y, g->out_grads[1]);
+    grad = mpg_has_value(grad) ? mpg_emit2(g, MPG_OP_elemwise_add, NULL, grad, more) : more;
+  }
+  g->in_grads[0] = grad;
+}
+
+/* --- LRN ------------------------------------------------------------------------------------------------------------ */
+mpg_status mpg_infer_lrn(mpg_infer *infer) {
+  const mpg_lrn_params *p = infer->params;
+  const mpg_shape *data = &infer->inputs[0].shape;
+  if (data->ndim >= 0 && data->ndim != 4) return mpg_infer_fail(infer, "data must have 4 axes: (batch, channels, height, width)");
+  if (p->nsize % 2 == 0) return mpg_infer_fail(infer, "nsize must be odd, not %lld", (long long)p->nsize);
+  return mpg_infer_same(infer);
+}
+
+mpg_status mpg_infer_lrn_backward(mpg_infer *infer) { return mpg_infer_same(infer); }
+
+void mpg_gradient_lrn(mpg_gradient *g) {
+  if (!mpg_has_value(g->out_grads[0])) return;
+  g->in_grads[0] = mpg_emit3(g, MPG_OP__backward_LRN, g->params, g->out_grads[0], g->inputs[0], g->outputs[1]);
+}

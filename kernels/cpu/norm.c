@@ -1,0 +1,206 @@
+#include <math.h>
+#include <string.h>
+
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/half.h"
+
+/* Data seen as (outer, channels, inner). */
+typedef struct batch_norm {
+  int64_t outer, channels, inner;
+  double eps, momentum;
+  bool batch_stats;
+  const void *x, *dy, *gamma, *beta; /* gamma NULL: taken as 1 */
+  void *y;                           /* output, or dx */
+  void *moving_mean, *moving_var, *mean, *inverse, *dgamma, *dbeta;
+} batch_norm;
+
+/* LayerNorm and L2Normalization: data as (outer, n, inner), normalised along n. GroupNorm: outer rows of n, inner groups. */
+typedef struct layer_norm {
+  int64_t outer, n, inner;
+  double eps;
+  const void *x, *dy, *gamma, *beta;
+  void *y, *mean, *deviation, *dgamma, *dbeta;
+  double *partial; /* GroupNorm backward: per row its share of dgamma and dbeta */
+} layer_norm;
+
+typedef struct lrn {
+  int64_t channels, inner, nsize;
+  double alpha, beta, knorm;
+  const void *x, *dy;
+  void *y, *norm;
+} lrn;
+
+#define AS_IS(x) (x)
+#define S float
+#define A float
+#define LOAD AS_IS
+#define STORE AS_IS
+#define NAME(x) float32_##x
+#include "kernels/cpu/norm_impl.h"
+#define S double
+#define A double
+#define LOAD AS_IS
+#define STORE AS_IS
+#define NAME(x) float64_##x
+#include "kernels/cpu/norm_impl.h"
+#define S uint16_t
+#define A float
+#define LOAD mpg_half_to_float
+#define STORE mpg_float_to_half
+#define NAME(x) float16_##x
+#include "kernels/cpu/norm_impl.h"
+#define S uint16_t
+#define A float
+#define LOAD mpg_bfloat16_to_float
+#define STORE mpg_float_to_bfloat16
+#define NAME(x) bfloat16_##x
+#include "kernels/cpu/norm_impl.h"
+
+/* The instance of a function for the dtype. */
+#define INSTANCE(dtype, function)                  \
+  ((dtype) == MPG_FLOAT32   ? float32_##function   \
+   : (dtype) == MPG_FLOAT64 ? float64_##function   \
+   : (dtype) == MPG_FLOAT16 ? float16_##function   \
+                            : bfloat16_##function)
+
+enum { BLOCK = 64 }; /* columns handled together: norm_impl.h's COLUMNS */
+static int64_t blocks(int64_t columns) { return (columns + BLOCK - 1) / BLOCK; }
+/* Pieces that together are worth a thread. */
+static int64_t grain(int64_t elements_each) { return elements_each >= 16384 ? 1 : 16384 / (elements_each + 1) + 1; }
+
+static int normalized(int64_t axis, int ndim) { return (int)(axis < 0 ? axis + ndim : axis); }
+
+static void split_axis(const mpg_shape *shape, int axis, int64_t *outer, int64_t *n, int64_t *inner) {
+  *outer = mpg_shape_product(shape, 0, axis);
+  *n = shape->dims[axis];
+  *inner = mpg_shape_product(shape, axis + 1, shape->ndim);
+}
+
+/* --- BatchNorm ------------------------------------------------------------------------------------------------------- */
+MPG_CPU_KERNEL(batch_norm) {
+  const mpg_batch_norm_params *p = call->params;
+  const mpg_view *x = &call->inputs[0];
+  batch_norm t = {.eps = p->eps, .momentum = p->momentum, .x = x->data, .gamma = p->fix_gamma ? NULL : call->inputs[1].data,
+                  .beta = call->inputs[2].data, .moving_mean = call->inputs[3].data, .moving_var = call->inputs[4].data,
+                  .y = call->outputs[0].data, .mean = call->outputs[1].data, .inverse = call->outputs[2].data};
+  split_axis(&x->desc.shape, normalized(p->axis, x->desc.shape.ndim), &t.outer, &t.channels, &t.inner);
+  /* An empty batch has no statistics. */
+  t.batch_stats = call->train && !p->use_global_stats && t.outer * t.inner > 0;
+  mpg_dtype dtype = x->desc.dtype;
+  if (t.inner == 1)
+    mpg_cpu_parallel_for(call, blocks(t.channels), grain(t.outer * BLOCK), INSTANCE(dtype, batch_norm_columns), &t);
+  else mpg_cpu_parallel_for(call, t.channels, grain(t.outer * t.inner), INSTANCE(dtype, batch_norm_channels), &t);
+  return MPG_OK;
+}
+
+MPG_CPU_KERNEL(batch_norm_backward) {
+  const mpg_batch_norm_backward_params *p = call->params;
+  const mpg_view *x = &call->inputs[1];
+  batch_norm t = {.x = x->data, .dy = call->inputs[0].data, .gamma = p->fix_gamma ? NULL : call->inputs[2].data,
+                  .mean = call->inputs[3].data, .inverse = call->inputs[4].data, .y = call->outputs[0].data,
+                  .dgamma = call->outputs[1].data, .dbeta = call->outputs[2].data, .batch_stats = p->batch_stats};
+  split_axis(&x->desc.shape, normalized(p->axis, x->desc.shape.ndim), &t.outer, &t.channels, &t.inner);
+  mpg_dtype dtype = x->desc.dtype;
+  if (t.inner == 1)
+    mpg_cpu_parallel_for(call, blocks(t.channels), grain(t.outer * BLOCK), INSTANCE(dtype, batch_norm_backward_columns), &t);
+  else mpg_cpu_parallel_for(call, t.channels, grain(t.outer * t.inner), INSTANCE(dtype, batch_norm_backward_channels), &t);
+  return MPG_OK;
+}
+
+/* --- LayerNorm ------------------------------------------------------------------------------------------------------- */
+MPG_CPU_KERNEL(layer_norm) {
+  const mpg_layer_norm_params *p = call->params;
+  const mpg_view *x = &call->inputs[0];
+  layer_norm t = {.eps = p->eps, .x = x->data, .gamma = call->inputs[1].data, .beta = call->inputs[2].data,
+                  .y = call->outputs[0].data, .mean = call->outputs[1].data, .deviation = call->outputs[2].data};
+  split_axis(&x->desc.shape, normalized(p->axis, x->desc.shape.ndim), &t.outer, &t.n, &t.inner);
+  mpg_dtype dtype = x->desc.dtype;
+  if (t.inner == 1) mpg_cpu_parallel_for(call, t.outer, grain(t.n), INSTANCE(dtype, layer_norm_rows), &t);
+  else mpg_cpu_parallel_for(call, t.outer * blocks(t.inner), grain(t.n * BLOCK), INSTANCE(dtype, layer_norm_inner), &t);
+  return MPG_OK;
+}
+
+MPG_CPU_KERNEL(layer_norm_backward) {
+  const mpg_layer_norm_backward_params *p = call->params;
+  const mpg_view *x = &call->inputs[1];
+  layer_norm t = {.x = x->data, .dy = call->inputs[0].data, .gamma = call->inputs[2].data, .mean = call->inputs[3].data,
+                  .deviation = call->inputs[4].data, .y = call->outputs[0].data, .dgamma = call->outputs[1].data,
+                  .dbeta = call->outputs[2].data};
+  split_axis(&x->desc.shape, normalized(p->axis, x->desc.shape.ndim), &t.outer, &t.n, &t.inner);
+  mpg_dtype dtype = x->desc.dtype;
+  if (t.inner == 1) {
+    mpg_cpu_parallel_for(call, t.outer, grain(t.n), INSTANCE(dtype, layer_norm_backward_rows), &t);
+    mpg_cpu_parallel_for(call, blocks(t.n), grain(t.outer * BLOCK), INSTANCE(dtype, layer_norm_backward_columns), &t);
+  } else {
+    mpg_cpu_parallel_for(call, t.outer * blocks(t.inner), grain(t.n * BLOCK), INSTANCE(dtype, layer_norm_backward_inner), &t);
+    mpg_cpu_parallel_for(call, t.n, grain(t.outer * t.inner), INSTANCE(dtype, layer_norm_backward_affine), &t);
+  }
+  return MPG_OK;
+}
+
+/* --- GroupNorm and InstanceNorm --------------------------------------------------------------------------------------- */
+MPG_CPU_KERNEL(group_norm) {
+  const mpg_view *x = &call->inputs[0];
+  const mpg_shape *moments = &call->outputs[1].desc.shape;
+  layer_norm t = {.outer = mpg_shape_size(moments), .inner = moments->dims[1], .x = x->data, .gamma = call->inputs[1].data,
+                  .beta = call->inputs[2].data, .y = call->outputs[0].data, .mean = call->outputs[1].data,
+                  .deviation = call->outputs[2].data};
+  t.eps = call->op->id == MPG_OP_GroupNorm ? ((const mpg_group_norm_params *)call->params)->eps
+                                           : ((const mpg_instance_norm_params *)call->params)->eps;
+  if (t.outer == 0) return MPG_OK;
+  t.n = mpg_shape_size(&x->desc.shape) / t.outer;
+  mpg_cpu_parallel_for(call, t.outer, grain(t.n), INSTANCE(x->desc.dtype, group_norm_rows), &t);
+  return MPG_OK;
+}
+
+MPG_CPU_KERNEL(group_norm_backward) {
+  const mpg_view *x = &call->inputs[1];
+  const mpg_shape *moments = &call->inputs[3].desc.shape;
+  layer_norm t = {.outer = mpg_shape_size(moments), .inner = moments->dims[1], .x = x->data, .dy = call->inputs[0].data,
+                  .gamma = call->inputs[2].data, .mean = call->inputs[3].data, .deviation = call->inputs[4].data,
+                  .y = call->outputs[0].data, .dgamma = call->outputs[1].data, .dbeta = call->outputs[2].data};
+  if (t.outer) {
+    t.n = mpg_shape_size(&x->desc.shape) / t.outer;
+    t.partial = mpg_device_scratch(call->device, (size_t)t.outer * 2 * sizeof(double));
+    if (!t.partial) return MPG_DEVICE_OUT_OF_MEMORY;
+    mpg_cpu_parallel_for(call, t.outer, grain(t.n), INSTANCE(x->desc.dtype, group_norm_backward_rows), &t);
+  }
+  INSTANCE(x->desc.dtype, group_norm_affine)(&t);
+  return MPG_OK;
+}
+
+/* --- L2Normalization, LRN --------------------------------------------------------------------------------------------- */
+MPG_CPU_KERNEL(l2_normalization) {
+  const mpg_view *x = &call->inputs[0];
+  const mpg_shape *shape = &x->desc.shape, *norm = &call->outputs[1].desc.shape;
+  layer_norm t = {.eps = ((const mpg_l2_normalization_params *)call->params)->eps, .x = x->data, .y = call->outputs[0].data,
+                  .deviation = call->outputs[1].data};
+  /* The normalised axes are those where the norm has size 1: [first, last). */
+  int mode = ((const mpg_l2_normalization_params *)call->params)->mode, first = mode == 2 ? 2 : 1, last = mode == 1 ? 2 : shape->ndim;
+  t.outer = mpg_shape_product(shape, 0, first), t.n = mpg_shape_product(shape, first, last);
+  t.inner = mpg_shape_product(norm, last, norm->ndim);
+  mpg_cpu_parallel_for(call, t.outer * blocks(t.inner), grain(t.n * (t.inner < BLOCK ? t.inner : BLOCK)),
+                       INSTANCE(x->desc.dtype, l2_normalization), &t);
+  return MPG_OK;
+}
+
+static lrn lrn_task(const mpg_lrn_params *p, const mpg_shape *shape) {
+  return (lrn){.channels = shape->dims[1], .inner = mpg_shape_product(shape, 2, shape->ndim), .nsize = p->nsize, .alpha = p->alpha,
+               .beta = p->beta, .knorm = p->knorm};
+}
+
+MPG_CPU_KERNEL(lrn) {
+  const mpg_view *x = &call->inputs[0];
+  lrn t = lrn_task(call->params, &x->desc.shape);
+  t.x = x->data, t.y = call->outputs[0].data, t.norm = call->outputs[1].data;
+  mpg_cpu_parallel_for(call, x->desc.shape.dims[0] * t.channels, grain(t.inner * 16), INSTANCE(x->desc.dtype, lrn), &t);
+  return MPG_OK;
+}
+
+MPG_CPU_KERNEL(lrn_backward) {
+  const mpg_view *x = &call->inputs[1];
+  lrn t = lrn_task(call->params, &x->desc.shape);
+  t.dy = call->inputs[0].data, t.x = x->data, t.norm = call->inputs[2].data, t.y = call->outputs[0].data;
+  mpg_cpu_parallel_for(call, x->desc.shape.dims[0] * t.channels, grain(t.inner * 64), INSTANCE(x->desc.dtype, lrn_backward), &t);
+  return MPG_OK;
+}
