@@ -15,7 +15,7 @@
 #define MPG_ONEDNN_FUNCTIONS(X)                                                                                                  \
   X(sgemm) X(engine_create) X(stream_create) X(stream_destroy) X(primitive_create) X(primitive_execute) X(primitive_destroy)                       \
   X(primitive_desc_destroy) X(primitive_desc_query) X(primitive_desc_query_md) X(memory_create) X(memory_destroy)                 \
-  X(memory_set_data_handle) X(memory_desc_create_with_strides) X(memory_desc_create_with_tag) X(memory_desc_destroy)              \
+  X(memory_set_data_handle) X(memory_desc_create_with_strides) X(memory_desc_create_with_tag) X(memory_desc_clone) X(memory_desc_destroy)              \
   X(memory_desc_get_size) X(memory_desc_equal) X(primitive_attr_create) X(primitive_attr_destroy)                                 \
   X(primitive_attr_set_scratchpad_mode) X(matmul_primitive_desc_create) X(convolution_forward_primitive_desc_create)              \
   X(convolution_backward_data_primitive_desc_create) X(convolution_backward_weights_primitive_desc_create)                        \
@@ -43,7 +43,7 @@ typedef struct mpg_onednn_key {
 typedef enum mpg_onednn_kind { MPG_ONEDNN_MATMUL = 1, MPG_ONEDNN_CONVOLUTION, MPG_ONEDNN_CONVOLUTION_DATA, MPG_ONEDNN_CONVOLUTION_WEIGHT } mpg_onednn_kind;
 
 /* One step of a prepared operation: a primitive, and for each argument which slot of memory it works on. */
-enum { MPG_ONEDNN_SLOTS = 8, MPG_ONEDNN_STEPS = 4, MPG_ONEDNN_ARGS = 5 };
+enum { MPG_ONEDNN_SLOTS = 12, MPG_ONEDNN_STEPS = 4, MPG_ONEDNN_ARGS = 5 };
 typedef struct mpg_onednn_step {
   dnnl_primitive_t primitive; /* owned */
   int num_args;

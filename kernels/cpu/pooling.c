@@ -1,0 +1,128 @@
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/half.h"
+#include "op/convolution.h"
+
+enum { POOL_AVG, POOL_LP, POOL_MAX, POOL_SUM }; /* pool_type */
+
+typedef struct pooling {
+  mpg_window window; /* with three axes */
+  int type, p;
+  bool count_pad;
+  const void *data, *grad, *result;
+  void *out;
+} pooling;
+
+typedef struct upsampling {
+  int64_t channels, height, width, scale, out_channels, first_channel;
+  bool add;
+  const void *data;
+  void *out;
+} upsampling;
+
+#define MIN(a, b) ((a) < (b) ? (a) : (b))
+#define MAX(a, b) ((a) > (b) ? (a) : (b))
+#define AS_IS(x) (x)
+
+#define S float
+#define A float
+#define LOAD AS_IS
+#define STORE AS_IS
+#define NAME(x) float32_##x
+#define LOWEST (-FLT_MAX)
+#include "kernels/cpu/pooling_impl.h"
+#define S double
+#define A double
+#define LOAD AS_IS
+#define STORE AS_IS
+#define NAME(x) float64_##x
+#define LOWEST (-DBL_MAX)
+#include "kernels/cpu/pooling_impl.h"
+#define S uint16_t
+#define A float
+#define LOAD mpg_half_to_float
+#define STORE mpg_float_to_half
+#define NAME(x) float16_##x
+#define LOWEST (-65504.0f)
+#include "kernels/cpu/pooling_impl.h"
+#define S uint16_t
+#define A float
+#define LOAD mpg_bfloat16_to_float
+#define STORE mpg_float_to_bfloat16
+#define NAME(x) bfloat16_##x
+#define LOWEST (-0x1.fep127f)
+#include "kernels/cpu/pooling_impl.h"
+
+#define INSTANCE(dtype, function)                  \
+  ((dtype) == MPG_FLOAT32   ? float32_##function   \
+   : (dtype) == MPG_FLOAT64 ? float64_##function   \
+   : (dtype) == MPG_FLOAT16 ? float16_##function   \
+                            : bfloat16_##function)
+
+/* Sets t up for planes of `data` pooled to `out`; the number of planes. */
+static int64_t setup(pooling *t, const mpg_pooling_params *p, const mpg_shape *data, const mpg_shape *out) {
+  mpg_window w;
+  mpg_pooling_window(p, data, out, &w);
+  *t = (pooling){.type = p->pool_type, .p = (int)p->p_value.value, .count_pad = p->count_include_pad, .window = {.ndim = 3}};
+  for (int i = 0; i < 3; i++) { /* leading axes of size 1 */
+    int from = i - (3 - w.ndim);
+    t->window.in[i] = from < 0 ? 1 : w.in[from];
+    t->window.out[i] = from < 0 ? 1 : w.out[from];
+    t->window.kernel[i] = from < 0 ? 1 : w.kernel[from];
+    t->window.stride[i] = from < 0 ? 1 : w.stride[from];
+    t->window.pad[i] = from < 0 ? 0 : w.pad[from];
+  }
+  return data->dims[0] * data->dims[1];
+}
+
+static int64_t grain(const pooling *t) {
+  int64_t work = 1 + mpg_window_product(t->window.out, 3) * mpg_window_product(t->window.kernel, 3);
+  return 1 + 16384 / work;
+}
+
+MPG_CPU_KERNEL(pooling) {
+  const mpg_view *data = &call->inputs[0], *out = &call->outputs[0];
+  pooling t;
+  int64_t planes = setup(&t, call->params, &data->desc.shape, &out->desc.shape);
+  t.data = data->data, t.out = out->data;
+  mpg_cpu_parallel_for(call, planes, grain(&t), INSTANCE(data->desc.dtype, forward), &t);
+  return MPG_OK;
+}
+
+MPG_CPU_KERNEL(pooling_backward) {
+  const mpg_view *grad = &call->inputs[0], *data = &call->inputs[1];
+  pooling t;
+  int64_t planes = setup(&t, call->params, &data->desc.shape, &grad->desc.shape);
+  t.data = data->data, t.grad = grad->data, t.result = call->inputs[2].data, t.out = call->outputs[0].data;
+  mpg_cpu_parallel_for(call, planes, grain(&t), INSTANCE(data->desc.dtype, backward), &t);
+  return MPG_OK;
+}
+
+MPG_CPU_KERNEL(pooling_at_max) {
+  const mpg_view *data = &call->inputs[1], *out = &call->outputs[0];
+  pooling t;
+  int64_t planes = setup(&t, call->params, &data->desc.shape, &out->desc.shape);
+  t.data = data->data, t.grad = call->inputs[0].data, t.out = out->data;
+  mpg_cpu_parallel_for(call, planes, grain(&t), INSTANCE(data->desc.dtype, at_max), &t);
+  return MPG_OK;
+}
+
+MPG_CPU_KERNEL(upsampling) {
+  const mpg_upsampling_params *p = call->params;
+  const mpg_view *out = &call->outputs[0];
+  int64_t channel = 0;
+  if (mpg_shape_size(&out->desc.shape) == 0) return MPG_OK;
+  for (int i = 0; i < call->num_inputs; i++) {
+    const mpg_shape *shape = &call->inputs[i].desc.shape;
+    upsampling t = {.channels = shape->dims[1], .height = shape->dims[2], .width = shape->dims[3],
+                    .scale = out->desc.shape.dims[2] / shape->dims[2], .out_channels = out->desc.shape.dims[1], .first_channel = channel,
+                    .add = p->multi_input_mode == 1 && i > 0, .data = call->inputs[i].data, .out = out->data};
+    if (p->multi_input_mode == 0) channel += t.channels;
+    int64_t plane = t.height * t.width * t.scale * t.scale;
+    mpg_cpu_parallel_for(call, shape->dims[0] * t.channels, 1 + 16384 / plane, INSTANCE(out->desc.dtype, upsample), &t);
+  }
+  return MPG_OK;
+}

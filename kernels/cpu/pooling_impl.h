@@ -1,0 +1,117 @@
+/* Pooling kernels for one storage type. Included by pooling.c with S, A, LOAD, STORE, NAME as in norm_impl.h, and LOWEST, the least
+ * value of A. begin and end count (sample, channel): planes of their own.
+ */
+
+/* For each place of the window: its clipped borders, how many elements an average counts, and where it lies in the output. */
+#define EACH_PLACE(...)                                                                                                       \
+  for (int64_t z = 0, place = 0; z < w->out[0]; z++) {                                                                         \
+    int64_t z0 = z * w->stride[0] - w->pad[0], z1 = MIN(z0 + w->kernel[0], w->in[0] + w->pad[0]), span_z = z1 - z0;            \
+    z0 = MAX(z0, 0), z1 = MIN(z1, w->in[0]);                                                                                   \
+    for (int64_t y = 0; y < w->out[1]; y++) {                                                                                  \
+      int64_t y0 = y * w->stride[1] - w->pad[1], y1 = MIN(y0 + w->kernel[1], w->in[1] + w->pad[1]), span_y = y1 - y0;          \
+      y0 = MAX(y0, 0), y1 = MIN(y1, w->in[1]);                                                                                 \
+      for (int64_t x = 0; x < w->out[2]; x++, place++) {                                                                       \
+        int64_t x0 = x * w->stride[2] - w->pad[2], x1 = MIN(x0 + w->kernel[2], w->in[2] + w->pad[2]), span_x = x1 - x0;        \
+        x0 = MAX(x0, 0), x1 = MIN(x1, w->in[2]);                                                                               \
+        int64_t counted __attribute__((unused)) =                                                                              \
+            t->count_pad ? span_z * span_y * span_x : (z1 - z0) * (y1 - y0) * (x1 - x0);                                       \
+        __VA_ARGS__                                                                                                                   \
+      }                                                                                                                        \
+    }                                                                                                                          \
+  }
+/* The elements under the window; `i` is their position in the plane. */
+#define EACH_ELEMENT(...)                            \
+  for (int64_t a = z0; a < z1; a++)                   \
+    for (int64_t b = y0; b < y1; b++)                 \
+      for (int64_t i = (a * w->in[1] + b) * w->in[2] + x0, end_ = i + x1 - x0; i < end_; i++) __VA_ARGS__
+
+static void NAME(forward)(void *context, int64_t begin, int64_t end) {
+  const pooling *t = context;
+  const mpg_window *w = &t->window;
+  int64_t plane = w->in[0] * w->in[1] * w->in[2], places = w->out[0] * w->out[1] * w->out[2];
+  for (int64_t r = begin; r < end; r++) {
+    const S *in = (const S *)t->data + r * plane;
+    S *out = (S *)t->out + r * places;
+    if (t->type == POOL_MAX) {
+      EACH_PLACE(A best = LOWEST; EACH_ELEMENT({
+                   A value = (A)LOAD(in[i]);
+                   best = value > best ? value : best;
+                 }) out[place] = STORE(best);)
+    } else if (t->type == POOL_LP && t->p > 1) {
+      EACH_PLACE(A sum = 0; EACH_ELEMENT({
+                   A value = (A)LOAD(in[i]);
+                   sum += t->p == 2 ? value * value : value * value * value;
+                 }) out[place] = STORE(t->p == 2 ? (A)sqrt(sum) : (A)cbrt(sum));)
+    } else {
+      EACH_PLACE(A sum = 0; EACH_ELEMENT(sum += (A)LOAD(in[i]);)
+                 out[place] = STORE(t->type == POOL_AVG && counted > 0 ? sum / (A)counted : sum);)
+    }
+  }
+}
+
+static void NAME(backward)(void *context, int64_t begin, int64_t end) {
+  const pooling *t = context;
+  const mpg_window *w = &t->window;
+  int64_t plane = w->in[0] * w->in[1] * w->in[2], places = w->out[0] * w->out[1] * w->out[2];
+  for (int64_t r = begin; r < end; r++) {
+    const S *in = (const S *)t->data + r * plane, *grad = (const S *)t->grad + r * places, *result = (const S *)t->result + r * places;
+    S *out = (S *)t->out + r * plane;
+    memset(out, 0, (size_t)plane * sizeof(S));
+    if (t->type == POOL_MAX) {
+      EACH_PLACE(A best = LOWEST; int64_t at = -1; EACH_ELEMENT({
+                   A value = (A)LOAD(in[i]);
+                   if (value > best) best = value, at = i;
+                 }) if (at >= 0) out[at] = STORE((A)LOAD(out[at]) + (A)LOAD(grad[place]));)
+    } else if (t->type == POOL_LP && t->p > 1) {
+      EACH_PLACE(A y = (A)LOAD(result[place]), g = (A)LOAD(grad[place]); A scale = y == 0 ? 0 : t->p == 2 ? g / y : g / (y * y);
+                 EACH_ELEMENT({
+                   A value = (A)LOAD(in[i]);
+                   out[i] = STORE((A)LOAD(out[i]) + scale * (t->p == 2 ? value : value * value));
+                 }))
+    } else {
+      EACH_PLACE(A share = (A)LOAD(grad[place]); if (t->type == POOL_AVG && counted > 0) share /= (A)counted;
+                 EACH_ELEMENT(out[i] = STORE((A)LOAD(out[i]) + share);))
+    }
+  }
+}
+
+/* out[place] = grad at the place of the window's first largest element; grad lies as the data does. */
+static void NAME(at_max)(void *context, int64_t begin, int64_t end) {
+  const pooling *t = context;
+  const mpg_window *w = &t->window;
+  int64_t plane = w->in[0] * w->in[1] * w->in[2], places = w->out[0] * w->out[1] * w->out[2];
+  for (int64_t r = begin; r < end; r++) {
+    const S *in = (const S *)t->data + r * plane, *values = (const S *)t->grad + r * plane;
+    S *out = (S *)t->out + r * places;
+    EACH_PLACE(A best = LOWEST; int64_t at = -1; EACH_ELEMENT({
+                 A value = (A)LOAD(in[i]);
+                 if (value > best) best = value, at = i;
+               }) out[place] = at >= 0 ? values[at] : STORE((A)0);)
+  }
+}
+
+/* One input of UpSampling: begin and end count (sample, channel). */
+static void NAME(upsample)(void *context, int64_t begin, int64_t end) {
+  const upsampling *t = context;
+  int64_t wide = t->width * t->scale, high = t->height * t->scale;
+  for (int64_t r = begin; r < end; r++) {
+    const S *in = (const S *)t->data + r * t->height * t->width;
+    S *out = (S *)t->out + (r / t->channels * t->out_channels + t->first_channel + r % t->channels) * high * wide;
+    for (int64_t y = 0; y < high; y++)
+      for (int64_t x = 0; x < t->width; x++)
+        for (int64_t k = 0; k < t->scale; k++) {
+          S value = in[y / t->scale * t->width + x];
+          S *to = &out[y * wide + x * t->scale + k];
+          *to = t->add ? STORE((A)LOAD(*to) + (A)LOAD(value)) : value;
+        }
+  }
+}
+
+#undef EACH_PLACE
+#undef EACH_ELEMENT
+#undef S
+#undef A
+#undef LOAD
+#undef STORE
+#undef NAME
+#undef LOWEST
