@@ -28,6 +28,11 @@ static int exec_module(PyObject *module) {
     mpg_py_raise(status);
     return -1;
   }
+  /* Workers must have stopped before libraries that were opened later (oneDNN) take their state down, which exit does first. */
+  if (Py_AtExit(mpg_device_shutdown) < 0) {
+    PyErr_SetString(PyExc_RuntimeError, "no more functions can be registered to run when Python ends");
+    return -1;
+  }
   if (mpg_py_exchange_init(module) < 0 || mpg_py_context_init(module) < 0 || mpg_py_array_init(module) < 0 || mpg_py_op_init(module) < 0 ||
       mpg_py_number_init() < 0 || mpg_py_autograd_init(module) < 0 || add_functions(module) < 0)
     return -1;
