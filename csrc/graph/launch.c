@@ -1,0 +1,137 @@
+#include <string.h>
+
+#include "graph/program.h"
+
+typedef struct point_list {
+  mpg_point *points;
+  int count;
+  size_t capacity;
+} point_list;
+
+static void add_point(point_list *list, mpg_point point) { /* room was made */
+  if (mpg_tick_reached(point.device, point.tick) && !(point.data && atomic_load_explicit(&point.device->failed, memory_order_relaxed))) return;
+  for (int i = list->count - 1, tries = 0; i >= 0 && tries < 32; i--, tries++) {
+    mpg_point *known = &list->points[i];
+    if (known->device == point.device && known->tick == point.tick) {
+      known->data |= point.data;
+      return;
+    }
+  }
+  list->points[list->count++] = point;
+}
+
+enum { POINTS_PER_ACCESS = 4 + MPG_FOREIGN_READS };
+
+/* What the program of `device` must wait for before it touches one storage. */
+static mpg_status add_points(point_list *list, const mpg_access *access, const mpg_tensor *tensor, const mpg_device *device) {
+  MPG_TRY(mpg_grow((void **)&list->points, &list->capacity, (size_t)list->count + POINTS_PER_ACCESS, sizeof *list->points));
+  const mpg_storage *storage = tensor->storage;
+  mpg_point found[POINTS_PER_ACCESS];
+  int count = 0;
+  if (access->reads) mpg_storage_read_points(storage, device, found, &count);
+  if (access->writes && storage->device == device) {
+    mpg_tensor_write_points(tensor, device, found, &count);
+  } else if (access->writes) {
+    const mpg_uses *uses = &storage->block.uses; /* a push into another device's memory: all that still touches it there */
+    mpg_tick last = uses->write > uses->read ? uses->write : uses->read;
+    if (last) found[count++] = (mpg_point){.device = storage->device, .tick = last};
+    for (int i = 0; i < uses->num_foreign; i++)
+      if (uses->foreign[i].device != device) found[count++] = (mpg_point){.device = uses->foreign[i].device, .tick = uses->foreign[i].tick};
+  }
+  for (int i = 0; i < count; i++) add_point(list, found[i]);
+  return MPG_OK;
+}
+
+static mpg_tensor base_tensor(const mpg_program_set *set, const mpg_tensor *externals, mpg_storage *const *blocks, uint32_t base) {
+  if (base < set->num_externals) return externals[base];
+  mpg_storage *storage = blocks[base - set->num_externals];
+  return (mpg_tensor){.storage = storage, .desc = {.shape = {.ndim = 1, .dims = {(int64_t)storage->size}}, .dtype = MPG_UINT8}};
+}
+
+static mpg_status allocate_blocks(mpg_program_set *set, mpg_storage **blocks) {
+  /* A lane that nothing queued touches lets the pusher run ahead; not without bound. */
+  bool ahead = atomic_load_explicit(&set->references, memory_order_relaxed) < 6;
+  for (uint32_t i = set->first_block; i < set->num_blocks; i++)
+    MPG_TRY(mpg_storage_create(set->programs[set->block_devices[i]].device, set->block_sizes[i], set->block_lanes[i] && ahead, &blocks[i]));
+  return MPG_OK;
+}
+
+static mpg_status new_frame(mpg_program_set *set, const mpg_tensor *externals, mpg_storage *const *blocks, mpg_random_key random,
+                            int references, mpg_call_frame **result) {
+  size_t num_bases = set->num_externals + set->num_blocks;
+  mpg_call_frame *frame = mpg_malloc(sizeof *frame + num_bases * sizeof(void *) + set->num_programs * sizeof(mpg_tick));
+  if (!frame) return mpg_out_of_host_memory(num_bases * sizeof(void *));
+  frame->references = references;
+  frame->set = set;
+  frame->random = random;
+  frame->first_ticks = (mpg_tick *)(frame->bases + num_bases);
+  for (uint32_t i = 0; i < set->num_externals; i++) frame->bases[i] = externals[i].storage ? mpg_tensor_data(&externals[i]) : NULL;
+  for (uint32_t i = 0; i < set->num_blocks; i++) frame->bases[set->num_externals + i] = blocks[i] ? blocks[i]->block.memory : NULL;
+  for (uint32_t i = 0; i < set->num_programs; i++) frame->first_ticks[i] = mpg_device_next_tick(set->programs[i].device);
+  mpg_program_set_retain(set);
+  *result = frame;
+  return MPG_OK;
+}
+
+/* Tells the storages what was queued. */
+static mpg_status note_uses(const mpg_program_set *set, const mpg_tensor *externals, mpg_storage *const *blocks, const mpg_tick *ticks,
+                            const uint32_t *slots, int count) {
+  mpg_status status = MPG_OK, first = MPG_OK;
+  for (int k = 0; k < count; k++) {
+    const mpg_program *program = &set->programs[slots[k]];
+    for (uint32_t i = 0; i < program->num_accesses; i++) {
+      const mpg_access *access = &program->accesses[i];
+      mpg_storage *storage = base_tensor(set, externals, blocks, access->base).storage;
+      if (storage->device != program->device) {
+        status = mpg_storage_add_read(storage, program->device, ticks[k]); /* a push is kept track of like a read */
+        if (first == MPG_OK) first = status;
+        continue;
+      }
+      if (access->reads) storage->block.uses.read = ticks[k];
+      if (access->writes) mpg_storage_add_write(storage, ticks[k]);
+    }
+  }
+  return first;
+}
+
+mpg_status mpg_launch(mpg_program_set *set, const mpg_tensor *externals, mpg_storage **blocks, mpg_random_key random, uint32_t scope,
+                      uint32_t origin) {
+  mpg_device *devices[MPG_MAX_GRAPH_DEVICES];
+  mpg_submission submissions[MPG_MAX_GRAPH_DEVICES];
+  mpg_program_payload payloads[MPG_MAX_GRAPH_DEVICES];
+  mpg_tick ticks[MPG_MAX_GRAPH_DEVICES];
+  uint32_t slots[MPG_MAX_GRAPH_DEVICES];
+  point_list lists[MPG_MAX_GRAPH_DEVICES];
+  int count = 0;
+  mpg_call_frame *frame = NULL;
+  mpg_status status = MPG_OK;
+  for (uint32_t s = 0; s < set->num_programs; s++)
+    if (set->programs[s].count) slots[count++] = s;
+  memset(lists, 0, (size_t)count * sizeof *lists);
+  for (int k = 0; k < count; k++) MPG_GOTO(mpg_device_make_room(set->programs[slots[k]].device));
+  MPG_GOTO(allocate_blocks(set, blocks));
+  for (int k = 0; k < count; k++) {
+    const mpg_program *program = &set->programs[slots[k]];
+    for (uint32_t i = 0; i < program->num_accesses; i++) {
+      mpg_tensor tensor = base_tensor(set, externals, blocks, program->accesses[i].base);
+      MPG_GOTO(add_points(&lists[k], &program->accesses[i], &tensor, program->device));
+    }
+  }
+  if (count) {
+    MPG_GOTO(new_frame(set, externals, blocks, random, count, &frame));
+    for (int k = 0; k < count; k++) {
+      const mpg_program *program = &set->programs[slots[k]];
+      devices[k] = program->device;
+      payloads[k] = (mpg_program_payload){frame, slots[k], 0};
+      submissions[k] = (mpg_submission){.name = set->name, .work = mpg_program_work, .payload = &payloads[k],
+                                        .payload_size = sizeof payloads[k], .points = lists[k].points, .num_points = lists[k].count,
+                                        .ticks = program->num_signals + 1, .origin = origin, .scope = scope,
+                                        .discard = mpg_program_discard};
+    }
+    MPG_GOTO(mpg_device_submit_together(devices, submissions, count, ticks));
+    MPG_GOTO(note_uses(set, externals, blocks, ticks, slots, count));
+  }
+fail:
+  for (int k = 0; k < count; k++) mpg_free(lists[k].points);
+  return status;
+}

@@ -1,0 +1,142 @@
+#include <string.h>
+
+#include "graph/program.h"
+
+typedef struct lowering {
+  const mpg_graph *graph;
+  const mpg_plan *plan;
+  mpg_program_set *set;
+  struct arrival {
+    uint32_t source, tick; /* slot that pushes the value, its signal; source UINT32_MAX: not pushed */
+  } *arrivals;       /* per root value */
+  uint32_t *waited; /* [slot * devices + source]: signals waited for so far */
+} lowering;
+
+static mpg_status add(mpg_program *program, const mpg_instruction *instruction) {
+  MPG_TRY(mpg_grow((void **)&program->instructions, &program->capacity, program->count + 1, sizeof *program->instructions));
+  program->instructions[program->count++] = *instruction;
+  return MPG_OK;
+}
+
+static mpg_status note_access(mpg_program *program, uint32_t base, bool reads, bool writes) {
+  if (base == MPG_NO_BASE) return MPG_OK;
+  for (uint32_t i = 0; i < program->num_accesses; i++) {
+    if (program->accesses[i].base != base) continue;
+    program->accesses[i].reads |= reads;
+    program->accesses[i].writes |= writes;
+    return MPG_OK;
+  }
+  MPG_TRY(mpg_grow((void **)&program->accesses, &program->accesses_capacity, program->num_accesses + 1, sizeof *program->accesses));
+  program->accesses[program->num_accesses++] = (mpg_access){base, reads, writes};
+  return MPG_OK;
+}
+
+static mpg_status add_operand(lowering *l, mpg_program *program, mpg_value value, bool contents, bool reads, bool writes) {
+  MPG_TRY(mpg_grow((void **)&program->operands, &program->operands_capacity, program->num_operands + 1, sizeof *program->operands));
+  MPG_TRY(mpg_grow((void **)&program->views, &program->views_capacity, program->num_operands + 1, sizeof *program->views));
+  mpg_location location = l->plan->locations[mpg_value_index(l->graph, value)];
+  if (!contents) location = (mpg_location){MPG_NO_BASE, 0};
+  if (contents && location.base == MPG_NO_BASE)
+    return mpg_fail(MPG_ERROR, "internal: value %u.%u is read but was not saved", value.node, value.output);
+  program->operands[program->num_operands] = location;
+  program->views[program->num_operands] = (mpg_view){NULL, mpg_graph_at(l->graph, value)->desc};
+  program->num_operands++;
+  return contents ? note_access(program, location.base, reads, writes) : MPG_OK;
+}
+
+static mpg_status wait_for(lowering *l, uint32_t slot, mpg_value value) {
+  const struct arrival *arrival = &l->arrivals[l->plan->roots[mpg_value_index(l->graph, value)]];
+  if (arrival->source == UINT32_MAX || arrival->source == slot) return MPG_OK;
+  uint32_t *waited = &l->waited[slot * l->plan->num_devices + arrival->source];
+  if (*waited > arrival->tick) return MPG_OK;
+  *waited = arrival->tick + 1;
+  mpg_instruction wait = {.kind = MPG_WAIT, .peer = arrival->source, .tick = arrival->tick};
+  return add(&l->set->programs[slot], &wait);
+}
+
+static mpg_status copy_params(lowering *l, const mpg_node *node, const void **params) {
+  *params = NULL;
+  if (!node->op->params->size || !node->params) return MPG_OK;
+  *params = mpg_arena_copy(&l->set->arena, node->params, node->op->params->size);
+  return *params ? MPG_OK : mpg_out_of_host_memory(node->op->params->size);
+}
+
+static mpg_status lower_node(lowering *l, const mpg_node *node) {
+  const mpg_value *inputs = mpg_node_inputs(l->graph, node);
+  uint32_t number = (uint32_t)(node - l->graph->nodes), slot = mpg_plan_slot(l->plan, node->device);
+  if (mpg_plan_aliased(l->plan, l->graph, node)) return MPG_OK;
+  bool crosses = mpg_node_crosses(l->graph, node);
+  uint32_t runs_on = crosses ? mpg_plan_slot(l->plan, mpg_graph_at(l->graph, inputs[0])->device) : slot;
+  mpg_program *program = &l->set->programs[runs_on];
+  bool contents = !mpg_node_flag(node, MPG_OP_SHAPE_ONLY);
+  for (uint32_t i = 0; i < node->num_inputs && contents; i++) MPG_TRY(wait_for(l, runs_on, inputs[i]));
+  mpg_instruction instruction = {.kind = crosses ? MPG_COPY : MPG_RUN, .train = node->train, .backward = node->phase == MPG_PHASE_BACKWARD,
+                                 .peer = slot, .op = node->op, .kernel = mpg_kernel_get(program->device, node->op),
+                                 .operands = program->num_operands, .num_inputs = node->num_inputs, .num_outputs = node->num_outputs,
+                                 .random = node->random, .scope = node->scope, .origin = node->origin,
+                                 .bytes = crosses ? mpg_desc_bytes(&l->graph->values[node->values].desc) : 0};
+  MPG_TRY(copy_params(l, node, &instruction.params));
+  for (uint32_t i = 0; i < node->num_inputs; i++)
+    MPG_TRY(add_operand(l, program, inputs[i], contents, true, mpg_op_input_mutable(node->op, (int)i)));
+  for (uint32_t i = 0; i < node->num_outputs; i++) MPG_TRY(add_operand(l, program, (mpg_value){number, i}, true, false, true));
+  if (node->random != MPG_NO_RANDOM && node->random >= l->set->num_random) l->set->num_random = node->random + 1;
+  MPG_TRY(add(program, &instruction));
+  if (!crosses) return MPG_OK;
+  mpg_instruction signal = {.kind = MPG_SIGNAL, .tick = program->num_signals++};
+  l->arrivals[l->plan->roots[node->values]] = (struct arrival){runs_on, signal.tick};
+  /* What is pushed into a device's memory counts as written by its own program too, which waits for it. */
+  MPG_TRY(note_access(&l->set->programs[slot], l->plan->locations[node->values].base, false, true));
+  return add(program, &signal);
+}
+
+static mpg_status lower_all(lowering *l, const mpg_order *order) {
+  for (size_t k = 0; k < order->count; k++) MPG_TRY(lower_node(l, &l->graph->nodes[order->nodes[k]]));
+  for (size_t k = 0; k < order->count; k++) { /* arrays that nobody read on their device: outputs */
+    const mpg_node *node = &l->graph->nodes[order->nodes[k]];
+    if (mpg_node_crosses(l->graph, node))
+      MPG_TRY(wait_for(l, mpg_plan_slot(l->plan, node->device), (mpg_value){order->nodes[k], 0}));
+  }
+  return MPG_OK;
+}
+
+static mpg_status describe_blocks(mpg_program_set *set, const mpg_plan *plan) {
+  set->num_externals = plan->num_externals;
+  set->num_blocks = plan->num_blocks;
+  set->first_block = plan->first_block;
+  set->block_devices = mpg_calloc(plan->num_blocks + 1, sizeof *set->block_devices);
+  set->block_sizes = mpg_calloc(plan->num_blocks + 1, sizeof *set->block_sizes);
+  set->block_lanes = mpg_calloc(plan->num_blocks + 1, sizeof *set->block_lanes);
+  if (!set->block_devices || !set->block_sizes || !set->block_lanes) return mpg_out_of_host_memory(plan->num_blocks);
+  for (uint32_t i = 0; i < plan->num_blocks; i++) {
+    set->block_devices[i] = plan->blocks[i].device;
+    set->block_sizes[i] = plan->blocks[i].size;
+    set->block_lanes[i] = plan->blocks[i].kind == MPG_BLOCK_LANE;
+  }
+  return MPG_OK;
+}
+
+mpg_status mpg_lower(const mpg_graph *graph, const mpg_order *order, const mpg_plan *plan, const char *name, mpg_program_set **result) {
+  lowering l = {.graph = graph, .plan = plan};
+  mpg_status status = MPG_OK;
+  l.set = mpg_calloc(1, sizeof *l.set);
+  if (!l.set) return mpg_out_of_host_memory(sizeof *l.set);
+  l.set->references = 1;
+  l.set->name = name;
+  mpg_arena_init(&l.set->arena);
+  l.set->programs = mpg_calloc(plan->num_devices + 1, sizeof *l.set->programs);
+  l.arrivals = mpg_malloc((graph->num_values + 1) * sizeof *l.arrivals);
+  l.waited = mpg_calloc((size_t)plan->num_devices * plan->num_devices + 1, sizeof *l.waited);
+  if (!l.set->programs || !l.arrivals || !l.waited) MPG_GOTO(mpg_out_of_host_memory(graph->num_values * sizeof *l.arrivals));
+  for (size_t v = 0; v < graph->num_values; v++) l.arrivals[v] = (struct arrival){UINT32_MAX, 0};
+  l.set->num_programs = plan->num_devices;
+  for (uint32_t i = 0; i < plan->num_devices; i++) MPG_GOTO(mpg_device_get(plan->devices[i], &l.set->programs[i].device));
+  MPG_GOTO(describe_blocks(l.set, plan));
+  MPG_GOTO(lower_all(&l, order));
+  *result = l.set;
+  l.set = NULL;
+fail:
+  mpg_free(l.arrivals);
+  mpg_free(l.waited);
+  if (l.set) mpg_program_set_release(l.set);
+  return status;
+}

@@ -1,0 +1,325 @@
+#include "graph/plan.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { ALIGNMENT = 64 };
+#define FOREVER UINT32_MAX
+
+typedef struct lifetime {
+  uint32_t begin, end; /* positions in the order, both inclusive */
+} lifetime;
+
+typedef struct item { /* memory that has a place, or wants one */
+  size_t offset, size;
+  lifetime life;
+  uint32_t value;
+} item;
+
+typedef struct item_list {
+  item *items; /* sorted by offset */
+  size_t count, capacity;
+} item_list;
+
+typedef struct planner {
+  const mpg_plan_request *request;
+  const mpg_graph *graph;
+  mpg_plan *plan;
+  lifetime *lives; /* per root */
+  bool *planned;   /* per root: wants a place in a main block */
+  bool *written;   /* per value: an effect writes it */
+} planner;
+
+void mpg_plan_free(mpg_plan *plan) {
+  mpg_free(plan->blocks);
+  mpg_free(plan->locations);
+  mpg_free(plan->roots);
+  *plan = (mpg_plan){0};
+}
+
+uint32_t mpg_plan_slot(const mpg_plan *plan, mpg_device_id device) {
+  for (uint32_t i = 0; i < plan->num_devices; i++)
+    if (mpg_device_id_equal(plan->devices[i], device)) return i;
+  return UINT32_MAX;
+}
+
+static uint32_t find(mpg_plan *plan, uint32_t value) {
+  while (plan->roots[value] != value) {
+    plan->roots[value] = plan->roots[plan->roots[value]]; /* chains of in-place ops are long */
+    value = plan->roots[value];
+  }
+  return value;
+}
+
+bool mpg_plan_aliased(const mpg_plan *plan, const mpg_graph *graph, const mpg_node *node) {
+  return mpg_node_is_view(node) && plan->roots[node->values] == plan->roots[mpg_value_index(graph, mpg_node_inputs(graph, node)[0])];
+}
+
+static mpg_status add_device(mpg_plan *plan, mpg_device_id device) {
+  if (mpg_plan_slot(plan, device) != UINT32_MAX) return MPG_OK;
+  if (plan->num_devices == MPG_MAX_GRAPH_DEVICES)
+    return mpg_fail(MPG_ERROR, "one hybridized block can span up to %d devices", MPG_MAX_GRAPH_DEVICES);
+  plan->devices[plan->num_devices++] = device;
+  return MPG_OK;
+}
+
+static mpg_status add_block(mpg_plan *plan, mpg_block_kind kind, uint32_t device, uint32_t source, uint32_t *number) {
+  for (uint32_t i = plan->first_block; i < plan->num_blocks; i++) {
+    const mpg_plan_block *block = &plan->blocks[i];
+    if (block->kind == kind && block->device == device && block->source == source) {
+      *number = i;
+      return MPG_OK;
+    }
+  }
+  MPG_TRY(mpg_grow((void **)&plan->blocks, &plan->blocks_capacity, plan->num_blocks + 1, sizeof *plan->blocks));
+  plan->blocks[plan->num_blocks] = (mpg_plan_block){kind, device, source, 0};
+  *number = plan->num_blocks++;
+  return MPG_OK;
+}
+
+static size_t value_bytes(const planner *p, uint32_t value) {
+  size_t bytes = mpg_align_up(mpg_desc_bytes(&p->graph->values[value].desc), ALIGNMENT);
+  return bytes ? bytes : ALIGNMENT;
+}
+
+static bool has_place(const planner *p, uint32_t value) { return p->plan->locations[value].base != MPG_NO_BASE; }
+
+/* Views share their input's memory, unless an effect writes it. External arrays are given to whole classes. */
+static void share_views(planner *p) {
+  const mpg_graph *graph = p->graph;
+  mpg_plan *plan = p->plan;
+  for (size_t k = 0; k < p->request->order->count; k++) {
+    const mpg_node *node = &graph->nodes[p->request->order->nodes[k]];
+    if (!mpg_node_is_view(node)) continue;
+    uint32_t input = mpg_value_index(graph, mpg_node_inputs(graph, node)[0]), root = find(plan, input);
+    if (p->written[root] || p->written[input]) continue;
+    uint32_t own = p->request->external[node->values], its = p->request->external[root];
+    bool located = has_place(p, root) || p->graph->nodes[mpg_node_inputs(graph, node)[0].node].phase != node->phase;
+    if (own != MPG_NO_BASE && own != its && (its != MPG_NO_BASE || located)) continue; /* it must be written elsewhere */
+    plan->roots[node->values] = root;
+  }
+}
+
+static void find_written(planner *p) {
+  for (size_t k = 0; k < p->request->order->count; k++) {
+    const mpg_node *node = &p->graph->nodes[p->request->order->nodes[k]];
+    if (!mpg_node_mutates(node)) continue;
+    for (uint32_t i = 0; i < node->num_inputs; i++)
+      if (mpg_op_input_mutable(node->op, (int)i)) p->written[mpg_value_index(p->graph, mpg_node_inputs(p->graph, node)[i])] = true;
+  }
+}
+
+static void find_lifetimes(planner *p) {
+  const mpg_graph *graph = p->graph;
+  for (size_t k = 0; k < p->request->order->count; k++) {
+    const mpg_node *node = &graph->nodes[p->request->order->nodes[k]];
+    for (uint32_t i = 0; i < node->num_outputs; i++) {
+      uint32_t value = node->values + i, root = find(p->plan, value);
+      if (root == value) p->lives[root] = (lifetime){(uint32_t)k, (uint32_t)k};
+      if (p->request->saved && p->request->saved[value]) p->lives[root].end = FOREVER;
+    }
+    if (mpg_node_flag(node, MPG_OP_SHAPE_ONLY)) continue;
+    const mpg_value *inputs = mpg_node_inputs(graph, node);
+    for (uint32_t i = 0; i < node->num_inputs; i++) {
+      lifetime *life = &p->lives[find(p->plan, mpg_value_index(graph, inputs[i]))];
+      if (life->begin == FOREVER) life->begin = 0; /* made before this phase */
+      if (life->end != FOREVER) life->end = (uint32_t)k;
+    }
+  }
+}
+
+/* External arrays and lanes; everything else that is made in this phase goes into a main block. */
+static mpg_status give_places(planner *p) {
+  const mpg_graph *graph = p->graph;
+  mpg_plan *plan = p->plan;
+  for (size_t i = 0; i < plan->num_values; i++)
+    if (p->request->external[i] != MPG_NO_BASE && !has_place(p, find(plan, (uint32_t)i)))
+      plan->locations[find(plan, (uint32_t)i)] = (mpg_location){p->request->external[i], 0};
+  for (size_t k = 0; k < p->request->order->count; k++) {
+    const mpg_node *node = &graph->nodes[p->request->order->nodes[k]];
+    MPG_TRY(add_device(plan, node->device));
+    uint32_t slot = mpg_plan_slot(plan, node->device), number;
+    if (mpg_node_crosses(graph, node)) {
+      mpg_device_id from = mpg_graph_at(graph, mpg_node_inputs(graph, node)[0])->device;
+      MPG_TRY(add_device(plan, from));
+      if (has_place(p, node->values)) continue;
+      MPG_TRY(add_block(plan, MPG_BLOCK_LANE, slot, mpg_plan_slot(plan, from), &number));
+      plan->locations[node->values] = (mpg_location){plan->num_externals + number, plan->blocks[number].size};
+      plan->blocks[number].size += value_bytes(p, node->values);
+      continue;
+    }
+    for (uint32_t i = 0; i < node->num_outputs; i++)
+      if (find(plan, node->values + i) == node->values + i && !has_place(p, node->values + i)) p->planned[node->values + i] = true;
+  }
+  return MPG_OK;
+}
+
+static void share_in_place(planner *p) {
+  const mpg_graph *graph = p->graph;
+  mpg_plan *plan = p->plan;
+  for (size_t k = 0; k < p->request->order->count; k++) {
+    const mpg_node *node = &graph->nodes[p->request->order->nodes[k]];
+    uint32_t out = node->values;
+    if (!mpg_node_flag(node, MPG_OP_INPLACE) || mpg_node_is_view(node) || mpg_node_flag(node, MPG_OP_SHAPE_ONLY) || !p->planned[out]) continue;
+    const mpg_value *inputs = mpg_node_inputs(graph, node);
+    for (uint32_t i = 0; i < node->num_inputs; i++) {
+      uint32_t input = find(plan, mpg_value_index(graph, inputs[i]));
+      if (!p->planned[input] || p->lives[input].end != k ||
+          mpg_desc_bytes(&graph->values[input].desc) != mpg_desc_bytes(&graph->values[out].desc))
+        continue;
+      plan->roots[out] = input;
+      p->lives[input].end = p->lives[out].end;
+      p->planned[out] = false;
+      break;
+    }
+  }
+}
+
+static bool meet(lifetime a, lifetime b) { return a.begin <= b.end && b.begin <= a.end; }
+
+/* The smallest gap among what lives at the same time; false when there is none below `limit`. */
+static bool best_fit(const item_list *list, const item *wanted, size_t limit, size_t *offset) {
+  size_t end = 0, best_gap = SIZE_MAX;
+  for (size_t i = 0; i < list->count; i++) {
+    const item *other = &list->items[i];
+    if (!meet(other->life, wanted->life)) continue;
+    if (other->offset >= end + wanted->size && other->offset - end < best_gap) {
+      best_gap = other->offset - end;
+      *offset = end;
+    }
+    if (other->offset + other->size > end) end = other->offset + other->size;
+  }
+  if (best_gap != SIZE_MAX) return true;
+  *offset = end;
+  return end + wanted->size <= limit && end + wanted->size > end;
+}
+
+static mpg_status put(item_list *list, const item *placed) {
+  MPG_TRY(mpg_grow((void **)&list->items, &list->capacity, list->count + 1, sizeof *list->items));
+  size_t at = list->count;
+  while (at > 0 && list->items[at - 1].offset > placed->offset) at--;
+  memmove(list->items + at + 1, list->items + at, (list->count - at) * sizeof *list->items);
+  list->items[at] = *placed;
+  list->count++;
+  return MPG_OK;
+}
+
+static int largest_first(const void *a, const void *b) {
+  const item *x = a, *y = b;
+  if (x->size != y->size) return x->size > y->size ? -1 : 1;
+  if (x->life.begin != y->life.begin) return x->life.begin < y->life.begin ? -1 : 1;
+  return x->value < y->value ? -1 : x->value > y->value;
+}
+
+/* What the forward phase left in the main block of `slot`, and for how long it is still read. */
+static mpg_status occupy(planner *p, uint32_t block, item_list *list) {
+  const mpg_plan *forward = p->request->forward;
+  uint32_t base = p->plan->num_externals + block;
+  for (size_t v = 0; v < forward->num_values; v++) {
+    if (p->plan->locations[v].base != base || !p->request->saved[v]) continue;
+    lifetime life = {0, p->request->retain ? FOREVER : p->lives[find(p->plan, (uint32_t)v)].end};
+    if (!p->request->retain && p->lives[find(p->plan, (uint32_t)v)].begin == FOREVER) continue; /* nobody reads it */
+    MPG_TRY(put(list, &(item){p->plan->locations[v].offset, value_bytes(p, (uint32_t)v), life, (uint32_t)v}));
+  }
+  return MPG_OK;
+}
+
+static mpg_status pack(planner *p, uint32_t slot, item *items, size_t count) {
+  mpg_plan *plan = p->plan;
+  item_list old = {0}, fresh = {0};
+  mpg_status status = MPG_OK;
+  uint32_t old_block = UINT32_MAX, block = UINT32_MAX;
+  for (uint32_t i = 0; i < plan->first_block; i++)
+    if (plan->blocks[i].kind == MPG_BLOCK_MAIN && plan->blocks[i].device == slot) old_block = i;
+  if (old_block != UINT32_MAX) MPG_GOTO(occupy(p, old_block, &old));
+  qsort(items, count, sizeof *items, largest_first);
+  for (size_t i = 0; i < count; i++) {
+    uint32_t chosen = old_block;
+    if (old_block != UINT32_MAX && best_fit(&old, &items[i], plan->blocks[old_block].size, &items[i].offset) &&
+        items[i].offset + items[i].size <= plan->blocks[old_block].size) {
+      MPG_GOTO(put(&old, &items[i]));
+    } else {
+      if (block == UINT32_MAX) MPG_GOTO(add_block(plan, MPG_BLOCK_MAIN, slot, slot, &block));
+      if (!best_fit(&fresh, &items[i], SIZE_MAX / 2, &items[i].offset))
+        MPG_GOTO(mpg_fail(MPG_DEVICE_OUT_OF_MEMORY, "the block's arrays do not fit into the address space"));
+      MPG_GOTO(put(&fresh, &items[i]));
+      if (items[i].offset + items[i].size > plan->blocks[block].size) plan->blocks[block].size = items[i].offset + items[i].size;
+      chosen = block;
+    }
+    plan->locations[items[i].value] = (mpg_location){plan->num_externals + chosen, items[i].offset};
+  }
+fail:
+  mpg_free(old.items);
+  mpg_free(fresh.items);
+  return status;
+}
+
+static mpg_status pack_all(planner *p) {
+  mpg_plan *plan = p->plan;
+  item *items = mpg_malloc((plan->num_values + 1) * sizeof *items);
+  mpg_status status = MPG_OK;
+  if (!items) return mpg_out_of_host_memory(plan->num_values * sizeof *items);
+  for (uint32_t slot = 0; slot < plan->num_devices; slot++) {
+    size_t count = 0;
+    for (size_t v = 0; v < plan->num_values; v++)
+      if (p->planned[v] && mpg_device_id_equal(p->graph->values[v].device, plan->devices[slot]))
+        items[count++] = (item){0, value_bytes(p, (uint32_t)v), p->lives[v], (uint32_t)v};
+    if (count) MPG_GOTO(pack(p, slot, items, count));
+  }
+fail:
+  mpg_free(items);
+  return status;
+}
+
+static mpg_status prepare(planner *p) {
+  mpg_plan *plan = p->plan;
+  const mpg_plan *forward = p->request->forward;
+  plan->num_values = p->graph->num_values;
+  plan->num_externals = p->request->num_externals;
+  plan->locations = mpg_malloc((plan->num_values + 1) * sizeof *plan->locations);
+  plan->roots = mpg_malloc((plan->num_values + 1) * sizeof *plan->roots);
+  p->lives = mpg_malloc((plan->num_values + 1) * sizeof *p->lives);
+  p->planned = mpg_calloc(plan->num_values + 1, sizeof *p->planned);
+  p->written = mpg_calloc(plan->num_values + 1, sizeof *p->written);
+  if (!plan->locations || !plan->roots || !p->lives || !p->planned || !p->written)
+    return mpg_out_of_host_memory(plan->num_values * sizeof *plan->locations);
+  for (size_t v = 0; v < plan->num_values; v++) {
+    plan->locations[v] = (mpg_location){MPG_NO_BASE, 0};
+    plan->roots[v] = (uint32_t)v;
+    p->lives[v] = (lifetime){FOREVER, 0};
+  }
+  if (!forward) return MPG_OK;
+  memcpy(plan->devices, forward->devices, sizeof plan->devices);
+  plan->num_devices = forward->num_devices;
+  MPG_TRY(mpg_grow((void **)&plan->blocks, &plan->blocks_capacity, forward->num_blocks, sizeof *plan->blocks));
+  if (forward->num_blocks) memcpy(plan->blocks, forward->blocks, forward->num_blocks * sizeof *plan->blocks);
+  plan->num_blocks = plan->first_block = forward->num_blocks;
+  for (size_t v = 0; v < forward->num_values; v++) {
+    mpg_location location = forward->locations[v];
+    if (location.base == MPG_NO_BASE) continue;
+    if (location.base >= forward->num_externals) location.base += plan->num_externals - forward->num_externals;
+    plan->locations[v] = location;
+  }
+  return MPG_OK;
+}
+
+mpg_status mpg_plan_make(const mpg_plan_request *request, mpg_plan *plan) {
+  planner p = {.request = request, .graph = request->graph, .plan = plan};
+  mpg_status status = MPG_OK;
+  MPG_GOTO(prepare(&p));
+  find_written(&p);
+  share_views(&p);
+  find_lifetimes(&p);
+  MPG_GOTO(give_places(&p));
+  share_in_place(&p);
+  MPG_GOTO(pack_all(&p));
+  for (size_t v = 0; v < plan->num_values; v++) plan->roots[v] = find(plan, (uint32_t)v);
+  for (size_t v = 0; v < plan->num_values; v++)
+    if (plan->roots[v] != v) plan->locations[v] = plan->locations[plan->roots[v]];
+fail:
+  mpg_free(p.lives);
+  mpg_free(p.planned);
+  mpg_free(p.written);
+  if (status != MPG_OK) mpg_plan_free(plan);
+  return status;
+}

@@ -1,0 +1,83 @@
+#include "graph/program.h"
+
+#include "base/clock.h"
+#include "device/profiler.h"
+
+void mpg_program_set_retain(mpg_program_set *set) { atomic_fetch_add_explicit(&set->references, 1, memory_order_relaxed); }
+
+void mpg_program_set_release(mpg_program_set *set) {
+  if (atomic_fetch_sub_explicit(&set->references, 1, memory_order_acq_rel) != 1) return;
+  for (uint32_t i = 0; set->programs && i < set->num_programs; i++) {
+    mpg_free(set->programs[i].instructions);
+    mpg_free(set->programs[i].operands);
+    mpg_free(set->programs[i].views);
+    mpg_free(set->programs[i].accesses);
+  }
+  mpg_free(set->programs);
+  mpg_free(set->block_devices);
+  mpg_free(set->block_sizes);
+  mpg_free(set->block_lanes);
+  mpg_arena_free(&set->arena);
+  mpg_free(set);
+}
+
+void mpg_program_discard(void *payload) {
+  mpg_call_frame *frame = ((mpg_program_payload *)payload)->frame;
+  if (atomic_fetch_sub_explicit(&frame->references, 1, memory_order_acq_rel) != 1) return;
+  mpg_program_set_release(frame->set);
+  mpg_free(frame);
+}
+
+static mpg_status run_kernel(mpg_run *run, const mpg_call_frame *frame, const mpg_program *program, const mpg_instruction *instruction) {
+  uint32_t count = instruction->num_inputs + instruction->num_outputs;
+  mpg_view *views = program->views + instruction->operands;
+  const mpg_location *operands = program->operands + instruction->operands;
+  for (uint32_t i = 0; i < count; i++)
+    views[i].data = operands[i].base == MPG_NO_BASE ? NULL : (char *)frame->bases[operands[i].base] + operands[i].offset;
+  mpg_kernel_call call = {.op = instruction->op, .params = instruction->params, .device = run->device, .stream = run->stream,
+                          .num_threads = run->num_threads, .num_inputs = (int)instruction->num_inputs,
+                          .num_outputs = (int)instruction->num_outputs, .inputs = views, .outputs = views + instruction->num_inputs,
+                          .train = instruction->train};
+  if (instruction->random != MPG_NO_RANDOM) {
+    call.random = frame->random;
+    call.random.call += instruction->random;
+  }
+  mpg_status status = instruction->kernel(&call);
+  if (status == MPG_OK) return status;
+  return instruction->scope ? mpg_fail_prefix(status, "in %s", mpg_scope_text(instruction->scope)) : status;
+}
+
+static void note_event(const mpg_run *run, const mpg_program_set *set, const mpg_instruction *instruction, int64_t begin) {
+  static const uint8_t kinds[] = {[MPG_RUN] = MPG_EVENT_OP, [MPG_COPY] = MPG_EVENT_COPY, [MPG_WAIT] = MPG_EVENT_WAIT};
+  bool peer = instruction->kind != MPG_RUN;
+  mpg_event event = {.name = instruction->op ? instruction->op->name : "wait", .scope = instruction->scope,
+                     .kind = kinds[instruction->kind], .backward = instruction->backward,
+                     .peer = peer ? set->programs[instruction->peer].device->ordinal : -1, .bytes = instruction->bytes,
+                     .begin_ns = begin, .end_ns = mpg_clock_ns()};
+  mpg_profiler_record(run->device, &event);
+}
+
+mpg_status mpg_program_work(mpg_run *run, void *payload) {
+  mpg_program_payload *state = payload;
+  const mpg_call_frame *frame = state->frame;
+  const mpg_program *program = &frame->set->programs[state->slot];
+  bool profiling = mpg_profiler_on();
+  for (; state->next < program->count; state->next++) {
+    const mpg_instruction *instruction = &program->instructions[state->next];
+    if (instruction->kind == MPG_SIGNAL) {
+      mpg_run_signal(run, run->first_tick + instruction->tick);
+      continue;
+    }
+    int64_t begin = profiling ? mpg_clock_ns() : 0;
+    if (instruction->kind == MPG_WAIT) {
+      mpg_device *source = frame->set->programs[instruction->peer].device;
+      mpg_point point = {source, frame->first_ticks[instruction->peer] + instruction->tick, true};
+      if (!mpg_run_wait(run, point)) return MPG_OK;
+      MPG_TRY(mpg_device_failure(source, point.tick));
+    } else {
+      MPG_TRY(run_kernel(run, frame, program, instruction));
+    }
+    if (profiling) note_event(run, frame->set, instruction, begin);
+  }
+  return MPG_OK;
+}

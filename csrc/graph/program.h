@@ -1,0 +1,96 @@
+/* Programs: what each device runs for one call of a compiled graph.
+ *
+ * A program is a flat list of instructions: run a kernel, copy into another device's memory, signal, wait for another device's
+ * signal. An operand is a base (an external array or a planned block) and an offset; where the bases of a call lie comes with
+ * the call, in a frame. Signal k of a program is the tick first_tick + k of its device's timeline.
+ *
+ * A set is the programs of one phase, one per device, queued together; they wait for each other only in the order of one
+ * sequence, so they cannot deadlock. When an instruction fails its program ends and its ticks count as failed; a program
+ * that waits for one of these fails too.
+ *
+ * Ownership and threads: sets and frames are counted atomically and hold plain memory only, so that a worker may drop the last
+ * reference. A program's views are filled in by whoever runs its device's work, which is one at a time. The rest: host lock.
+ */
+#ifndef MPG_GRAPH_PROGRAM_H
+#define MPG_GRAPH_PROGRAM_H
+
+#include "graph/plan.h"
+#include "op/kernel.h"
+#include "tensor/tensor.h"
+
+typedef enum mpg_instruction_kind { MPG_RUN, MPG_COPY, MPG_SIGNAL, MPG_WAIT } mpg_instruction_kind;
+
+typedef struct mpg_instruction {
+  uint8_t kind; /* mpg_instruction_kind */
+  bool train, backward;
+  uint32_t peer; /* slot of the other device: of a copy's target, of a wait's source */
+  uint32_t tick; /* number of the signal */
+  const mpg_op *op; /* RUN, COPY */
+  const void *params;
+  mpg_kernel_fn kernel;
+  uint32_t operands, num_inputs, num_outputs; /* first operand (view); inputs, then outputs */
+  uint32_t random; /* call number within the graph; MPG_NO_RANDOM */
+  uint32_t scope, origin;
+  size_t bytes; /* moved by a copy */
+} mpg_instruction;
+
+typedef struct mpg_access { /* what a program does to one base */
+  uint32_t base;
+  bool reads, writes;
+} mpg_access;
+
+typedef struct mpg_program {
+  mpg_device *device;
+  mpg_instruction *instructions;
+  uint32_t count, num_signals;
+  size_t capacity;
+  mpg_location *operands;
+  mpg_view *views; /* descs are constant, addresses are filled in when it runs */
+  uint32_t num_operands;
+  size_t operands_capacity, views_capacity;
+  mpg_access *accesses;
+  uint32_t num_accesses;
+  size_t accesses_capacity;
+} mpg_program;
+
+typedef struct mpg_program_set {
+  _Atomic int32_t references;
+  const char *name; /* static */
+  mpg_program *programs; /* per slot of the plan; those without instructions are not queued */
+  uint32_t num_programs;
+  uint32_t num_externals, num_blocks;
+  uint32_t *block_devices; /* per block: the slot it lies on */
+  size_t *block_sizes;
+  bool *block_lanes;
+  uint32_t first_block;    /* blocks before it come with the frame of the forward phase */
+  uint32_t num_random;
+  mpg_arena arena; /* params */
+} mpg_program_set;
+
+/* lower.c */
+mpg_status mpg_lower(const mpg_graph *graph, const mpg_order *order, const mpg_plan *plan, const char *name, mpg_program_set **set); /* new */
+
+void mpg_program_set_retain(mpg_program_set *set);
+void mpg_program_set_release(mpg_program_set *set);
+
+/* launch.c: queues one call. externals: a tensor per external array (storage NULL where no program touches it). blocks: a
+ * storage per block, those from first_block on being filled in here (new; the caller releases them, at once if it likes). */
+mpg_status mpg_launch(mpg_program_set *set, const mpg_tensor *externals, mpg_storage **blocks, mpg_random_key random, uint32_t scope,
+                      uint32_t origin);
+
+/* program.c: the work of one device; for launch.c. */
+typedef struct mpg_call_frame {
+  _Atomic int32_t references; /* one per queued program */
+  mpg_program_set *set;       /* owned reference */
+  mpg_random_key random;
+  mpg_tick *first_ticks; /* per slot */
+  void *bases[];         /* addresses: externals, then blocks */
+} mpg_call_frame;
+typedef struct mpg_program_payload {
+  mpg_call_frame *frame; /* owned reference */
+  uint32_t slot, next;   /* next instruction */
+} mpg_program_payload;
+mpg_status mpg_program_work(mpg_run *run, void *payload);
+void mpg_program_discard(void *payload);
+
+#endif
