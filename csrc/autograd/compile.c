@@ -1,0 +1,321 @@
+/* From a trace to programs. */
+#include <string.h>
+
+#include "autograd/compiled.h"
+
+static void free_backward(mpg_compiled_backward *backward) {
+  mpg_free(backward->arrives);
+  mpg_free(backward->places);
+  mpg_free(backward->gives);
+  if (backward->programs) mpg_program_set_release(backward->programs);
+  mpg_plan_free(&backward->plan);
+  mpg_free(backward);
+}
+
+void mpg_compiled_release(mpg_compiled *c) {
+  if (!c || --c->references) return;
+  while (c->backwards) {
+    mpg_compiled_backward *next = c->backwards->next;
+    free_backward(c->backwards);
+    c->backwards = next;
+  }
+  for (uint32_t i = 0; c->constants && i < c->num_constants; i++) mpg_array_clear(&c->constants[i]);
+  mpg_free(c->constants);
+  mpg_free(c->inputs);
+  mpg_free(c->outputs);
+  mpg_free(c->results);
+  mpg_free(c->external);
+  mpg_free(c->wanted);
+  mpg_free(c->saved);
+  if (c->programs) mpg_program_set_release(c->programs);
+  mpg_plan_free(&c->plan);
+  mpg_graph_free(&c->graph);
+  mpg_free(c);
+}
+
+/* The value whose memory a value is a view of. */
+static mpg_value root_of(const mpg_graph *graph, mpg_value value) {
+  while (mpg_node_is_view(&graph->nodes[value.node])) value = mpg_node_inputs(graph, &graph->nodes[value.node])[0];
+  return value;
+}
+
+static mpg_status take_inputs(mpg_compiled *c, mpg_trace *trace, const mpg_array *inputs) {
+  c->num_constants = (uint32_t)trace->num_constants;
+  c->num_inputs = c->num_given + c->num_constants;
+  c->inputs = mpg_malloc((c->num_inputs + 1) * sizeof *c->inputs);
+  c->constants = mpg_calloc(c->num_constants + 1, sizeof *c->constants);
+  c->wanted = mpg_calloc(c->num_inputs + 1, sizeof *c->wanted);
+  if (!c->inputs || !c->constants || !c->wanted) return mpg_out_of_host_memory(c->num_inputs * sizeof *c->inputs);
+  for (uint32_t i = 0; i < c->num_given; i++) c->inputs[i] = inputs[i].value;
+  for (uint32_t i = 0; i < c->num_constants; i++) {
+    mpg_trace_constant *constant = &trace->constants[i];
+    c->inputs[c->num_given + i] = constant->value;
+    c->constants[i] = constant->array; /* moved */
+    constant->array = (mpg_array){0};
+    mpg_tape_node *node = c->constants[i].node;
+    if (node && node->kind != MPG_TAPE_VARIABLE) { /* what some earlier recording computed: its value counts, its past does not */
+      c->constants[i].node = NULL;
+      mpg_tape_release(node);
+      node = NULL;
+    }
+    c->wanted[c->num_given + i] = c->recording && node && node->request != MPG_GRAD_NULL;
+  }
+  trace->num_constants = 0;
+  return MPG_OK;
+}
+
+static mpg_status take_outputs(mpg_compiled *c, const mpg_value *values) {
+  c->outputs = mpg_calloc(c->num_outputs + 1, sizeof *c->outputs);
+  c->results = mpg_malloc((c->num_outputs + 1) * sizeof *c->results);
+  c->external = mpg_malloc((c->graph.num_values + 1) * sizeof *c->external);
+  if (!c->outputs || !c->results || !c->external) return mpg_out_of_host_memory(c->graph.num_values * sizeof *c->external);
+  for (size_t v = 0; v < c->graph.num_values; v++) c->external[v] = MPG_NO_BASE;
+  for (uint32_t i = 0; i < c->num_inputs; i++) c->external[mpg_value_index(&c->graph, c->inputs[i])] = i;
+  for (uint32_t i = 0; i < c->num_outputs; i++) {
+    mpg_value root = root_of(&c->graph, values[i]);
+    uint32_t *external = &c->external[mpg_value_index(&c->graph, root)];
+    if (*external == MPG_NO_BASE) {
+      *external = mpg_compiled_result(c, c->num_results);
+      c->results[c->num_results++] = root;
+    }
+    c->outputs[i] = (mpg_compiled_output){*external, mpg_graph_at(&c->graph, values[i])->desc};
+  }
+  return MPG_OK;
+}
+
+/* The trace's graph with the gradient appended. out_grads[i]: new inputs where `arrives`. */
+static mpg_status differentiate(const mpg_compiled *c, const bool *arrives, const bool *wanted, bool train, mpg_graph *joint,
+                                mpg_value *out_grads, mpg_value *in_grads) {
+  size_t num_heads = 0, num_wanted = 0;
+  mpg_value *work = mpg_malloc((c->num_outputs * 2 + c->num_inputs * 2 + 1) * sizeof *work);
+  if (!work) return mpg_out_of_host_memory(c->num_outputs * sizeof *work);
+  mpg_value *heads = work, *head_grads = heads + c->num_outputs, *variables = head_grads + c->num_outputs,
+            *results = variables + c->num_inputs;
+  mpg_status status = MPG_OK;
+  MPG_GOTO(mpg_graph_copy(joint, &c->graph));
+  joint->phase = MPG_PHASE_BACKWARD;
+  for (uint32_t i = 0; i < c->num_outputs; i++) {
+    out_grads[i] = MPG_NO_VALUE;
+    if (!arrives[i]) continue;
+    const mpg_graph_value value = *mpg_graph_at(joint, c->graph.outputs[i]);
+    MPG_GOTO(mpg_graph_input(joint, &value.desc, value.device, &out_grads[i]));
+    heads[num_heads] = c->graph.outputs[i];
+    head_grads[num_heads++] = out_grads[i];
+  }
+  for (uint32_t i = 0; i < c->num_inputs; i++)
+    if (wanted[i]) variables[num_wanted++] = c->inputs[i];
+  mpg_differentiation request = {.heads = heads, .head_grads = head_grads, .num_heads = num_heads, .wanted = variables,
+                                 .num_wanted = num_wanted, .gradients = results, .train = train};
+  MPG_GOTO(mpg_graph_gradient(joint, &request));
+  num_wanted = 0;
+  for (uint32_t i = 0; i < c->num_inputs; i++) in_grads[i] = wanted[i] ? results[num_wanted++] : MPG_NO_VALUE;
+fail:
+  mpg_free(work);
+  return status;
+}
+
+static bool differentiable(const mpg_desc *desc) { return mpg_dtype_is_float(desc->dtype); }
+
+/* Which forward values the gradient of all outputs reads. */
+static mpg_status find_saved(mpg_compiled *c) {
+  mpg_graph joint;
+  mpg_order order = {0};
+  mpg_status status = MPG_OK;
+  mpg_graph_init(&joint);
+  mpg_value *out_grads = mpg_malloc((c->num_outputs + c->num_inputs + 1) * sizeof *out_grads);
+  bool *arrives = mpg_calloc(c->num_outputs + 1, sizeof *arrives);
+  c->saved = mpg_calloc(c->graph.num_values + 1, sizeof *c->saved);
+  if (!out_grads || !arrives || !c->saved) MPG_GOTO(mpg_out_of_host_memory(c->graph.num_values));
+  mpg_value *in_grads = out_grads + c->num_outputs;
+  for (uint32_t i = 0; i < c->num_outputs; i++) arrives[i] = differentiable(&c->outputs[i].desc);
+  MPG_GOTO(differentiate(c, arrives, c->wanted, true, &joint, out_grads, in_grads));
+  MPG_GOTO(mpg_graph_set_outputs(&joint, in_grads, 0));
+  MPG_GOTO(mpg_graph_simplify(&joint));
+  MPG_GOTO(mpg_graph_order(&joint, MPG_PHASE_BACKWARD, in_grads, c->num_inputs, &order));
+  for (size_t k = 0; k < order.count; k++) {
+    const mpg_node *node = &joint.nodes[order.nodes[k]];
+    if (mpg_node_flag(node, MPG_OP_SHAPE_ONLY)) continue;
+    const mpg_value *inputs = mpg_node_inputs(&joint, node);
+    for (uint32_t i = 0; i < node->num_inputs; i++)
+      if (mpg_value_index(&joint, inputs[i]) < c->graph.num_values) c->saved[mpg_value_index(&joint, inputs[i])] = true;
+  }
+fail:
+  mpg_order_free(&order);
+  mpg_graph_free(&joint);
+  mpg_free(out_grads);
+  mpg_free(arrives);
+  return status;
+}
+
+static mpg_status make_forward(mpg_compiled *c) {
+  mpg_order order = {0};
+  mpg_status status = MPG_OK;
+  size_t num_roots = 0;
+  mpg_value *roots = mpg_malloc((c->num_outputs + c->graph.num_values + 1) * sizeof *roots);
+  if (!roots) return mpg_out_of_host_memory(c->graph.num_values * sizeof *roots);
+  for (uint32_t i = 0; i < c->num_outputs; i++) roots[num_roots++] = c->graph.outputs[i];
+  for (size_t n = 0; c->saved && n < c->graph.num_nodes; n++)
+    for (uint32_t i = 0; i < c->graph.nodes[n].num_outputs; i++)
+      if (c->saved[c->graph.nodes[n].values + i]) roots[num_roots++] = (mpg_value){(uint32_t)n, i};
+  MPG_GOTO(mpg_graph_order(&c->graph, MPG_PHASE_FORWARD, roots, num_roots, &order));
+  mpg_plan_request request = {.graph = &c->graph, .order = &order, .num_externals = mpg_compiled_forward_externals(c),
+                              .external = c->external, .saved = c->saved};
+  MPG_GOTO(mpg_plan_make(&request, &c->plan));
+  MPG_GOTO(mpg_lower(&c->graph, &order, &c->plan, "compiled forward", &c->programs));
+fail:
+  mpg_order_free(&order);
+  mpg_free(roots);
+  return status;
+}
+
+mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_inputs, mpg_array *const *outputs, uint32_t num_outputs,
+                       const mpg_compile_options *options, mpg_compiled **compiled) {
+  mpg_compiled *c = mpg_calloc(1, sizeof *c);
+  mpg_status status = MPG_OK;
+  mpg_value *values = mpg_malloc((num_outputs + 1) * sizeof *values);
+  if (!c || !values) {
+    mpg_free(c);
+    mpg_free(values);
+    return mpg_out_of_host_memory(sizeof *c);
+  }
+  c->references = 1;
+  c->num_given = num_inputs;
+  c->num_outputs = num_outputs;
+  c->recording = options->recording;
+  c->exact = options->exact;
+  mpg_graph_init(&c->graph);
+  for (uint32_t i = 0; i < num_outputs; i++) MPG_GOTO(mpg_trace_value(trace, outputs[i], "the block's result", &values[i]));
+  MPG_GOTO(mpg_graph_copy(&c->graph, &trace->graph));
+  MPG_GOTO(mpg_graph_set_outputs(&c->graph, values, num_outputs));
+  MPG_VERIFY(&c->graph);
+  MPG_GOTO(mpg_graph_simplify(&c->graph));
+  MPG_GOTO(take_inputs(c, trace, inputs));
+  for (uint32_t i = 0; i < num_inputs; i++) c->wanted[i] = options->recording && options->wanted[i];
+  MPG_GOTO(take_outputs(c, c->graph.outputs));
+  if (c->recording) MPG_GOTO(find_saved(c));
+  MPG_GOTO(make_forward(c));
+  *compiled = c;
+  c = NULL;
+fail:
+  mpg_free(values);
+  mpg_compiled_release(c);
+  return status;
+}
+
+/* --- Backward ----------------------------------------------------------------------------------------------------- */
+
+/* Gives the gradient of input i its external array: directly where its memory is free to choose, else by a copy. */
+static mpg_status place_gradient(const mpg_compiled *c, mpg_graph *joint, mpg_gradient_place place, uint32_t i, mpg_value gradient,
+                                 uint32_t **external, size_t *known, mpg_value *result) {
+  mpg_value root, old = MPG_NO_VALUE;
+  uint32_t array = mpg_compiled_in_grad(c, i);
+  if (!mpg_has_value(gradient)) {
+    mpg_full_like_params params;
+    memset(&params, 0, sizeof params);
+    params.dtype = MPG_DTYPE_NONE;
+    MPG_TRY(mpg_graph_emit(joint, mpg_op_get(MPG_OP__full_like), &params, &c->inputs[i], 1, c->inputs[i], &gradient));
+  }
+  if (place == MPG_PLACE_ADD) {
+    const mpg_graph_value value = *mpg_graph_at(joint, c->inputs[i]);
+    MPG_TRY(mpg_graph_input(joint, &value.desc, value.device, &old));
+    mpg_value terms[2] = {old, gradient};
+    MPG_TRY(mpg_graph_emit(joint, mpg_op_get(MPG_OP_elemwise_add), NULL, terms, 2, MPG_NO_VALUE, &gradient));
+  }
+  root = root_of(joint, gradient);
+  const mpg_node *node = &joint->nodes[root.node];
+  uint32_t index = mpg_value_index(joint, root);
+  bool free_choice = node->phase == MPG_PHASE_BACKWARD && !mpg_node_is_input(node) && (index >= *known || (*external)[index] == MPG_NO_BASE);
+  if (!free_choice) {
+    mpg_copyto_params params;
+    memset(&params, 0, sizeof params);
+    MPG_TRY(mpg_graph_emit(joint, mpg_op_get(MPG_OP__copyto), &params, &gradient, 1, MPG_NO_VALUE, &gradient));
+    root = gradient;
+  }
+  size_t values = joint->num_values;
+  uint32_t *grown = mpg_realloc(*external, (values + 1) * sizeof **external);
+  if (!grown) return mpg_out_of_host_memory(values * sizeof **external);
+  *external = grown;
+  for (; *known < values; (*known)++) grown[*known] = MPG_NO_BASE;
+  grown[mpg_value_index(joint, root)] = array;
+  if (mpg_has_value(old)) grown[mpg_value_index(joint, old)] = array;
+  *result = gradient;
+  return MPG_OK;
+}
+
+static mpg_status make_backward(mpg_compiled *c, mpg_compiled_backward *b, const bool *arrives) {
+  mpg_graph joint;
+  mpg_order order = {0};
+  mpg_status status = MPG_OK;
+  uint32_t *external = NULL;
+  bool *saved = NULL, *wanted = mpg_calloc(c->num_inputs + 1, sizeof *wanted);
+  mpg_graph_init(&joint);
+  mpg_value *out_grads = mpg_malloc((c->num_outputs + 2 * c->num_inputs + 1) * sizeof *out_grads);
+  if (!out_grads || !wanted) MPG_GOTO(mpg_out_of_host_memory(c->num_outputs * sizeof *out_grads));
+  mpg_value *in_grads = out_grads + c->num_outputs, *stored = in_grads + c->num_inputs;
+  for (uint32_t i = 0; i < c->num_inputs; i++) wanted[i] = b->places[i] != MPG_PLACE_NONE;
+  MPG_GOTO(differentiate(c, arrives, wanted, b->train, &joint, out_grads, in_grads));
+  joint.phase = MPG_PHASE_BACKWARD;
+  joint.scope = joint.origin = 0;
+  joint.train = b->train;
+  /* Rewires what reads copies to the same device and the like; gradients that are such copies follow below. */
+  MPG_GOTO(mpg_graph_set_outputs(&joint, in_grads, 0));
+  size_t known = joint.num_values;
+  external = mpg_malloc((known + 1) * sizeof *external);
+  if (!external) MPG_GOTO(mpg_out_of_host_memory(known * sizeof *external));
+  for (size_t v = 0; v < known; v++) external[v] = v < c->graph.num_values ? c->external[v] : MPG_NO_BASE;
+  for (uint32_t i = 0; i < c->num_outputs; i++)
+    if (mpg_has_value(out_grads[i])) external[mpg_value_index(&joint, out_grads[i])] = mpg_compiled_out_grad(c, i);
+  MPG_GOTO(mpg_graph_simplify(&joint));
+  for (uint32_t i = 0; i < c->num_inputs; i++) {
+    stored[i] = MPG_NO_VALUE;
+    b->gives[i] = wanted[i] && (mpg_has_value(in_grads[i]) || b->places[i] == MPG_PLACE_WRITE);
+    if (b->gives[i]) MPG_GOTO(place_gradient(c, &joint, (mpg_gradient_place)b->places[i], i, in_grads[i], &external, &known, &stored[i]));
+  }
+  MPG_VERIFY(&joint);
+  saved = mpg_calloc(joint.num_values + 1, sizeof *saved);
+  if (!saved) MPG_GOTO(mpg_out_of_host_memory(joint.num_values));
+  memcpy(saved, c->saved, c->graph.num_values * sizeof *saved);
+  MPG_GOTO(mpg_graph_order(&joint, MPG_PHASE_BACKWARD, stored, c->num_inputs, &order));
+  mpg_plan_request request = {.graph = &joint, .order = &order, .num_externals = mpg_compiled_all_externals(c), .external = external,
+                              .saved = saved, .forward = &c->plan, .retain = b->retain};
+  MPG_GOTO(mpg_plan_make(&request, &b->plan));
+  MPG_GOTO(mpg_lower(&joint, &order, &b->plan, "compiled backward", &b->programs));
+fail:
+  mpg_order_free(&order);
+  mpg_graph_free(&joint);
+  mpg_free(out_grads);
+  mpg_free(external);
+  mpg_free(saved);
+  mpg_free(wanted);
+  return status;
+}
+
+mpg_status mpg_compiled_get_backward(mpg_compiled *c, const bool *arrives, const uint8_t *places, bool retain, bool train,
+                                     mpg_compiled_backward **result) {
+  for (mpg_compiled_backward *b = c->backwards; b; b = b->next) {
+    if (b->retain != retain || b->train != train || memcmp(b->arrives, arrives, c->num_outputs * sizeof *arrives) ||
+        memcmp(b->places, places, c->num_inputs))
+      continue;
+    *result = b;
+    return MPG_OK;
+  }
+  mpg_compiled_backward *b = mpg_calloc(1, sizeof *b);
+  if (!b) return mpg_out_of_host_memory(sizeof *b);
+  b->arrives = mpg_calloc(c->num_outputs + 1, sizeof *b->arrives);
+  b->places = mpg_calloc(c->num_inputs + 1, sizeof *b->places);
+  b->gives = mpg_calloc(c->num_inputs + 1, sizeof *b->gives);
+  b->retain = retain;
+  b->train = train;
+  mpg_status status = MPG_OK;
+  if (!b->arrives || !b->places || !b->gives) MPG_GOTO(mpg_out_of_host_memory(c->num_inputs));
+  memcpy(b->arrives, arrives, c->num_outputs * sizeof *arrives);
+  memcpy(b->places, places, c->num_inputs);
+  MPG_GOTO(make_backward(c, b, arrives));
+  b->next = c->backwards;
+  c->backwards = b;
+  *result = b;
+  return MPG_OK;
+fail:
+  free_backward(b);
+  return status;
+}

@@ -1,0 +1,216 @@
+/* Calling compiled programs, and their place on the tape. */
+#include <string.h>
+
+#include "autograd/compiled.h"
+
+/* What a recorded call keeps for its backward. */
+typedef struct recorded_call {
+  mpg_compiled *compiled;  /* owned */
+  mpg_array *inputs;       /* owned, all of them: gradients of gradients replay the call */
+  mpg_saved *saved;        /* per forward external array: what the backward reads, with its version; owned */
+  mpg_storage **blocks;    /* the frame; owned */
+  size_t held;
+  mpg_random_key random;
+} recorded_call;
+
+static void release_blocks(mpg_storage **blocks, uint32_t count) {
+  for (uint32_t i = 0; i < count; i++) {
+    if (blocks[i]) mpg_storage_release(blocks[i]);
+    blocks[i] = NULL;
+  }
+}
+
+static void recorded_release(void *state) {
+  recorded_call *call = state;
+  mpg_compiled *c = call->compiled;
+  if (call->held) {
+    c->held -= call->held;
+    c->frames--;
+  }
+  release_blocks(call->blocks, c->plan.num_blocks);
+  for (uint32_t i = 0; i < c->num_inputs; i++) mpg_array_clear(&call->inputs[i]);
+  for (uint32_t i = 0; i < mpg_compiled_forward_externals(c); i++)
+    if (call->saved[i].storage) mpg_storage_release(call->saved[i].storage);
+  mpg_compiled_release(c);
+  mpg_free(call);
+}
+
+static mpg_status overwritten(const mpg_compiled *c, uint32_t external) {
+  char shape[MPG_SHAPE_TEXT_SIZE];
+  bool input = external < c->num_inputs;
+  mpg_value value = input ? c->inputs[external] : c->results[external - c->num_inputs];
+  const mpg_desc *desc = &mpg_graph_at(&c->graph, value)->desc;
+  return mpg_fail(MPG_ERROR, "backward of a hybridized block: its %s %u (%s %s) was overwritten after the forward pass, and the gradient needs "
+                  "the old contents. Write into another array, or copy before you write", input ? "input" : "result",
+                  input ? external : external - c->num_inputs, mpg_dtype_name(desc->dtype), mpg_shape_text(&desc->shape, shape, sizeof shape));
+}
+
+static uint8_t place_of(const mpg_target *target, bool needed) {
+  if (!needed) return MPG_PLACE_NONE;
+  if (!target->tensor.storage) return MPG_PLACE_NEW;
+  return target->request == MPG_GRAD_ADD ? MPG_PLACE_ADD : MPG_PLACE_WRITE;
+}
+
+static mpg_status gather(recorded_call *call, const mpg_compiled_backward *b, mpg_array *const *out_grads, const mpg_target *targets,
+                         mpg_tensor *externals, mpg_array *in_grads) {
+  const mpg_compiled *c = call->compiled;
+  for (uint32_t i = 0; i < mpg_compiled_forward_externals(c); i++) {
+    const mpg_saved *saved = &call->saved[i];
+    if (!saved->storage) continue;
+    if (saved->storage->version != saved->version) return overwritten(c, i);
+    mpg_value value = i < c->num_inputs ? c->inputs[i] : c->results[i - c->num_inputs];
+    externals[i] = (mpg_tensor){saved->storage, saved->offset, mpg_graph_at(&c->graph, value)->desc};
+  }
+  for (uint32_t i = 0; i < c->num_outputs; i++) externals[mpg_compiled_out_grad(c, i)] = out_grads[i]->tensor;
+  for (uint32_t i = 0; i < c->num_inputs; i++) {
+    if (!b->gives[i]) continue;
+    if (b->places[i] == MPG_PLACE_NEW) {
+      const mpg_graph_value *value = mpg_graph_at(&c->graph, c->inputs[i]);
+      mpg_device *device;
+      MPG_TRY(mpg_device_get(value->device, &device));
+      MPG_TRY(mpg_tensor_create(device, &value->desc, &in_grads[i].tensor));
+      externals[mpg_compiled_in_grad(c, i)] = in_grads[i].tensor;
+    } else {
+      externals[mpg_compiled_in_grad(c, i)] = targets[i].tensor;
+    }
+  }
+  return MPG_OK;
+}
+
+static mpg_status recorded_backward(mpg_tape_node *node, mpg_array *const *out_grads, const bool *needed, mpg_target *targets,
+                                    mpg_array *in_grads, bool retain, bool train) {
+  recorded_call *call = node->state;
+  mpg_compiled *c = call->compiled;
+  mpg_compiled_backward *b;
+  uint32_t num_externals = mpg_compiled_all_externals(c), num_blocks = 0;
+  size_t size = num_externals * sizeof(mpg_tensor) + c->num_outputs * sizeof(bool) + c->num_inputs;
+  mpg_tensor *externals = mpg_calloc(1, size + 1);
+  mpg_storage **blocks = NULL;
+  mpg_status status = MPG_OK;
+  if (!externals) return mpg_out_of_host_memory(size);
+  bool *arrives = (bool *)(externals + num_externals);
+  uint8_t *places = (uint8_t *)(arrives + c->num_outputs);
+  for (uint32_t i = 0; i < c->num_outputs; i++) arrives[i] = out_grads[i]->tensor.storage != NULL;
+  for (uint32_t i = 0; i < c->num_inputs; i++) places[i] = c->wanted[i] ? place_of(&targets[i], needed[i]) : MPG_PLACE_NONE;
+  MPG_GOTO(mpg_compiled_get_backward(c, arrives, places, retain, train, &b));
+  num_blocks = b->plan.num_blocks;
+  blocks = mpg_calloc(num_blocks + 1, sizeof *blocks);
+  if (!blocks) MPG_GOTO(mpg_out_of_host_memory(num_blocks * sizeof *blocks));
+  if (c->plan.num_blocks) memcpy(blocks, call->blocks, c->plan.num_blocks * sizeof *blocks);
+  MPG_GOTO(gather(call, b, out_grads, targets, externals, in_grads));
+  mpg_random_key random = b->programs->num_random > c->graph.num_random ? mpg_random_next(b->programs->num_random) : call->random;
+  MPG_GOTO(mpg_launch(b->programs, externals, blocks, random, node->scope, node->origin));
+  for (uint32_t i = 0; i < c->num_inputs; i++)
+    targets[i].done = b->places[i] == MPG_PLACE_WRITE || b->places[i] == MPG_PLACE_ADD;
+fail:
+  if (blocks) release_blocks(blocks + c->plan.num_blocks, num_blocks - c->plan.num_blocks);
+  mpg_free(blocks);
+  mpg_free(externals);
+  return status;
+}
+
+static mpg_status recorded_expand(mpg_tape_node *node, mpg_array *outputs) {
+  recorded_call *call = node->state;
+  size_t count = call->compiled->num_inputs;
+  mpg_array **inputs = mpg_malloc((count + 1) * sizeof *inputs);
+  if (!inputs) return mpg_out_of_host_memory(count * sizeof *inputs);
+  for (size_t i = 0; i < count; i++) inputs[i] = &call->inputs[i];
+  mpg_status status = mpg_compiled_replay(call->compiled, inputs, call->random, outputs);
+  mpg_free(inputs);
+  return status;
+}
+
+static const mpg_tape_call recorded_calls = {"a hybridized block", recorded_backward, recorded_expand, recorded_release};
+
+/* Input i of the call: given, or a constant. */
+static mpg_array *input_at(mpg_compiled *c, mpg_array *const *inputs, uint32_t i) {
+  return i < c->num_given ? inputs[i] : &c->constants[i - c->num_given];
+}
+
+static mpg_status record(mpg_compiled *c, mpg_array *const *inputs, const mpg_tensor *externals, mpg_storage **blocks, mpg_random_key random,
+                         mpg_array *outputs) {
+  uint32_t num_externals = mpg_compiled_forward_externals(c);
+  size_t size = sizeof(recorded_call) + c->num_inputs * sizeof(mpg_array) + num_externals * sizeof(mpg_saved) +
+                c->plan.num_blocks * sizeof(mpg_storage *);
+  recorded_call *call = mpg_calloc(1, size);
+  mpg_tape_node *node;
+  if (!call) return mpg_out_of_host_memory(size);
+  mpg_status status = mpg_tape_new(MPG_TAPE_CALL, c->num_inputs, c->num_outputs, 0, &node);
+  if (status != MPG_OK) {
+    mpg_free(call);
+    return status;
+  }
+  call->compiled = c;
+  c->references++;
+  call->inputs = (mpg_array *)(call + 1);
+  call->saved = (mpg_saved *)(call->inputs + c->num_inputs);
+  call->blocks = (mpg_storage **)(call->saved + num_externals);
+  call->random = random;
+  for (uint32_t i = 0; i < c->plan.num_blocks; i++) { /* the frame moves here */
+    call->blocks[i] = blocks[i];
+    blocks[i] = NULL;
+    call->held += c->programs->block_sizes[i];
+  }
+  c->held += call->held;
+  c->frames += call->held != 0;
+  for (uint32_t i = 0; i < c->num_inputs; i++) mpg_array_copy(&call->inputs[i], input_at(c, inputs, i));
+  for (size_t v = 0; v < c->graph.num_values; v++) {
+    uint32_t external = c->plan.locations[v].base;
+    if (!c->saved[v] || external >= num_externals || call->saved[external].storage) continue;
+    const mpg_tensor *tensor = &externals[external];
+    mpg_storage_retain(tensor->storage);
+    call->saved[external] = (mpg_saved){tensor->storage, tensor->offset, tensor->storage->version};
+  }
+  node->call = &recorded_calls;
+  node->state = call;
+  node->train = mpg_autograd_training();
+  node->scope = mpg_autograd_scope();
+  node->origin = mpg_host_get()->origin();
+  for (uint32_t i = 0; i < c->num_inputs; i++) {
+    const mpg_array *input = input_at(c, inputs, i);
+    if (c->wanted[i] && input->node && !input->node->consumed)
+      node->edges[i] = (mpg_tape_edge){mpg_tape_retain(input->node), input->output};
+    node->descs[i] = input->tensor.desc;
+    node->devices[i] = mpg_tensor_device(&input->tensor);
+  }
+  for (uint32_t i = 0; i < c->num_outputs; i++) {
+    node->descs[c->num_inputs + i] = c->outputs[i].desc;
+    node->devices[c->num_inputs + i] = mpg_tensor_device(&outputs[i].tensor);
+    outputs[i].node = mpg_tape_retain(node);
+    outputs[i].output = i;
+  }
+  mpg_tape_release(node);
+  return MPG_OK;
+}
+
+mpg_status mpg_compiled_call(mpg_compiled *c, mpg_array *const *inputs, mpg_array *outputs) {
+  uint32_t num_externals = mpg_compiled_forward_externals(c), num_blocks = c->plan.num_blocks;
+  size_t size = num_externals * sizeof(mpg_tensor) + num_blocks * sizeof(mpg_storage *);
+  mpg_status status = MPG_OK;
+  mpg_tensor *externals = mpg_calloc(1, size + 1);
+  if (!externals) return mpg_out_of_host_memory(size);
+  mpg_storage **blocks = (mpg_storage **)(externals + num_externals);
+  for (uint32_t i = 0; i < c->num_inputs; i++) externals[i] = input_at(c, inputs, i)->tensor;
+  for (uint32_t i = 0; i < c->num_results; i++) {
+    const mpg_graph_value *value = mpg_graph_at(&c->graph, c->results[i]);
+    mpg_device *device;
+    MPG_GOTO(mpg_device_get(value->device, &device));
+    MPG_GOTO(mpg_tensor_create(device, &value->desc, &externals[mpg_compiled_result(c, i)]));
+  }
+  mpg_random_key random = c->graph.num_random ? mpg_random_next(c->graph.num_random) : (mpg_random_key){0};
+  MPG_GOTO(mpg_launch(c->programs, externals, blocks, random, mpg_autograd_scope(), mpg_host_get()->origin()));
+  for (uint32_t i = 0; i < c->num_outputs; i++) {
+    outputs[i] = (mpg_array){.tensor = externals[c->outputs[i].external]};
+    outputs[i].tensor.desc = c->outputs[i].desc;
+    mpg_tensor_retain(&outputs[i].tensor);
+  }
+  c->calls++;
+  if (c->recording) MPG_GOTO(record(c, inputs, externals, blocks, random, outputs));
+fail:
+  release_blocks(blocks, num_blocks);
+  for (uint32_t i = 0; i < c->num_results; i++) mpg_tensor_release(&externals[mpg_compiled_result(c, i)]);
+  if (status != MPG_OK)
+    for (uint32_t i = 0; i < c->num_outputs; i++) mpg_array_clear(&outputs[i]);
+  mpg_free(externals);
+  return status;
+}

@@ -1,0 +1,90 @@
+/* Compiled calls: a traced function as programs per device, forward and backward, for one signature.
+ *
+ * The forward programs come in two kinds: for prediction (nothing is kept), and for recording, which keep exactly the values that
+ * the gradient reads. Backward programs are made when a backward first needs them, one set for each mixture of: which
+ * outputs got a gradient, where each input's gradient goes (nowhere, a new array, written or added to the user's), and whether the
+ * graph is retained.
+ *
+ * A call's memory is its frame: the planned blocks of each device. They come from the devices' pools and go back as soon as the
+ * work is queued, or, when recorded, after the backward. So calls may overlap, and two forwards before a backward have two frames.
+ *
+ * External arrays of the programs are numbered: inputs (the user's, then constants), results (memory of outputs), gradients of
+ * outputs, gradients of inputs.
+ *
+ * Ownership: a compiled call is counted; tapes of recorded calls hold references. Threads: host lock.
+ */
+#ifndef MPG_AUTOGRAD_COMPILED_H
+#define MPG_AUTOGRAD_COMPILED_H
+
+#include "autograd/tape.h"
+#include "autograd/trace.h"
+#include "graph/program.h"
+
+typedef enum mpg_gradient_place { MPG_PLACE_NONE, MPG_PLACE_NEW, MPG_PLACE_WRITE, MPG_PLACE_ADD } mpg_gradient_place;
+
+typedef struct mpg_compiled_output {
+  uint32_t external; /* an input that is passed through, or a result */
+  mpg_desc desc;
+} mpg_compiled_output;
+
+typedef struct mpg_compiled_backward {
+  struct mpg_compiled_backward *next;
+  bool *arrives;   /* per output: it has a gradient */
+  uint8_t *places; /* per input: mpg_gradient_place */
+  bool retain, train;
+  bool *gives;     /* per input: its gradient array is written; else it is zero */
+  mpg_program_set *programs;
+  mpg_plan plan;
+} mpg_compiled_backward;
+
+typedef struct mpg_compiled {
+  int32_t references;
+  mpg_graph graph;
+  mpg_array *constants;   /* owned */
+  uint32_t num_given, num_constants, num_inputs; /* inputs: given, then constants */
+  mpg_value *inputs;      /* their values */
+  mpg_compiled_output *outputs;
+  uint32_t num_outputs;
+  mpg_value *results;     /* values that have memory of their own as outputs */
+  uint32_t num_results;
+  uint32_t *external;     /* per value of the graph: external array, or MPG_NO_BASE */
+  bool recording, exact;
+  bool *wanted;           /* per input: needs a gradient */
+  bool *saved;            /* per value: lives until backward; NULL for prediction */
+  mpg_plan plan;
+  mpg_program_set *programs;
+  mpg_compiled_backward *backwards;
+  uint64_t calls, last_used;
+  size_t held;            /* bytes of frames that wait for their backward */
+  uint32_t frames;
+} mpg_compiled;
+
+typedef struct mpg_compile_options {
+  bool recording;
+  bool exact;         /* no rewrite that changes bits (none exists yet, so both ways give the same programs) */
+  const bool *wanted; /* per given input: it is on the tape */
+} mpg_compile_options;
+
+/* Compiles an ended trace whose first inputs are `inputs`. Takes over what the trace holds. */
+mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_inputs, mpg_array *const *outputs, uint32_t num_outputs,
+                       const mpg_compile_options *options, mpg_compiled **compiled); /* new */
+void mpg_compiled_release(mpg_compiled *compiled);
+
+/* Calls it: inputs as given at the trace (same shapes, dtypes, devices); outputs: empty structs. */
+mpg_status mpg_compiled_call(mpg_compiled *compiled, mpg_array *const *inputs, mpg_array *outputs);
+
+/* Backward programs for a mixture, made when there are none yet (compile.c). Borrowed. */
+mpg_status mpg_compiled_get_backward(mpg_compiled *compiled, const bool *arrives, const uint8_t *places, bool retain, bool train,
+                                     mpg_compiled_backward **backward);
+/* The same function as ops run and recorded one by one (expand.c): outputs are on the tape. `random`: that of the call. */
+mpg_status mpg_compiled_replay(mpg_compiled *compiled, mpg_array *const *inputs, mpg_random_key random, mpg_array *outputs);
+
+static inline uint32_t mpg_compiled_result(const mpg_compiled *c, uint32_t i) { return c->num_inputs + i; }
+static inline uint32_t mpg_compiled_out_grad(const mpg_compiled *c, uint32_t i) { return c->num_inputs + c->num_results + i; }
+static inline uint32_t mpg_compiled_in_grad(const mpg_compiled *c, uint32_t i) {
+  return c->num_inputs + c->num_results + c->num_outputs + i;
+}
+static inline uint32_t mpg_compiled_forward_externals(const mpg_compiled *c) { return c->num_inputs + c->num_results; }
+static inline uint32_t mpg_compiled_all_externals(const mpg_compiled *c) { return mpg_compiled_in_grad(c, c->num_inputs); }
+
+#endif
