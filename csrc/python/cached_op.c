@@ -1,0 +1,484 @@
+/* _core.CachedOp: a Python function on arrays, compiled once per signature. See core.h. */
+#include "autograd/cache.h"
+#include "python/core.h"
+
+typedef struct cached_op {
+  PyObject_HEAD
+  PyObject *trace; /* the function; NULL only while the object dies */
+  bool exact;
+  mpg_cache *cache;
+} cached_op;
+
+/* --- Tracing ------------------------------------------------------------------------------------------------------ */
+
+/* The arrays a trace function returned, as a tuple or list; new reference. */
+static PyObject *expect_arrays(PyObject *result) {
+  if (result == NULL) return NULL;
+  if (mpg_py_is_array(result)) {
+    PyObject *list = PyList_New(1);
+    if (list == NULL) {
+      Py_DECREF(result);
+      return NULL;
+    }
+    PyList_SET_ITEM(list, 0, result);
+    return list;
+  }
+  PyObject *arrays = PySequence_Fast(result, "CachedOp: the traced function must return an array or a list of arrays");
+  Py_DECREF(result);
+  if (arrays == NULL) return NULL;
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(arrays); i++) {
+    PyObject *item = PySequence_Fast_GET_ITEM(arrays, i);
+    if (mpg_py_is_array(item)) continue;
+    PyErr_Format(PyExc_TypeError, "CachedOp: the traced function must return a list of arrays, but result %zd is of type %s", i,
+                 Py_TYPE(item)->tp_name);
+    Py_DECREF(arrays);
+    return NULL;
+  }
+  return arrays;
+}
+
+static PyObject *traced_inputs(mpg_trace *trace, mpg_array *const *inputs, Py_ssize_t count) {
+  PyObject *args = PyTuple_New(count);
+  for (Py_ssize_t i = 0; args != NULL && i < count; i++) {
+    mpg_array array = {0};
+    mpg_status status = mpg_trace_input(trace, &inputs[i]->tensor.desc, mpg_array_device_id(inputs[i]), &array);
+    PyObject *item = status == MPG_OK ? mpg_py_array_take(&array) : mpg_py_raise(status);
+    if (item == NULL)
+      Py_CLEAR(args);
+    else
+      PyTuple_SET_ITEM(args, i, item);
+  }
+  return args;
+}
+
+static mpg_compiled *compile_outputs(cached_op *self, mpg_trace *trace, PyObject *args, PyObject *results, const bool *wanted, bool recording) {
+  Py_ssize_t num_inputs = PyTuple_GET_SIZE(args), num_outputs = PySequence_Fast_GET_SIZE(results);
+  mpg_compiled *compiled = NULL;
+  mpg_array *inputs = PyMem_Calloc((size_t)num_inputs + 1, sizeof *inputs);
+  mpg_array **outputs = PyMem_Calloc((size_t)num_outputs + 1, sizeof *outputs);
+  if (inputs == NULL || outputs == NULL) {
+    PyErr_NoMemory();
+  } else {
+    for (Py_ssize_t i = 0; i < num_inputs; i++) inputs[i] = *mpg_py_array_of(PyTuple_GET_ITEM(args, i)); /* borrowed */
+    for (Py_ssize_t i = 0; i < num_outputs; i++) outputs[i] = mpg_py_array_of(PySequence_Fast_GET_ITEM(results, i));
+    mpg_compile_options options = {.recording = recording, .exact = self->exact, .wanted = wanted};
+    mpg_status status = mpg_compile(trace, inputs, (uint32_t)num_inputs, outputs, (uint32_t)num_outputs, &options, &compiled);
+    if (status != MPG_OK) {
+      mpg_py_raise(status);
+      compiled = NULL;
+    }
+  }
+  PyMem_Free(inputs);
+  PyMem_Free(outputs);
+  return compiled;
+}
+
+/* Runs the function on traced arrays and compiles what it did. New reference, or NULL with an exception. */
+static mpg_compiled *trace_and_compile(cached_op *self, mpg_array *const *inputs, Py_ssize_t count, const bool *wanted, bool recording) {
+  mpg_trace *trace;
+  mpg_compiled *compiled = NULL;
+  mpg_status status = mpg_trace_begin(&trace);
+  if (status != MPG_OK) {
+    mpg_py_raise(status);
+    return NULL;
+  }
+  PyObject *args = traced_inputs(trace, inputs, count), *results = NULL;
+  if (args != NULL) {
+    PyObject *function = Py_NewRef(self->trace); /* the call may do anything, to this object too */
+    results = expect_arrays(PyObject_CallObject(function, args));
+    Py_DECREF(function);
+  }
+  mpg_trace_end(trace);
+  if (results != NULL) compiled = compile_outputs(self, trace, args, results, wanted, recording);
+  Py_XDECREF(results);
+  Py_XDECREF(args);
+  mpg_trace_release(trace);
+  return compiled;
+}
+
+/* --- Calling ------------------------------------------------------------------------------------------------------ */
+
+static PyObject *wrap_outputs(mpg_array *outputs, Py_ssize_t count) {
+  PyObject *list = PyList_New(count);
+  for (Py_ssize_t i = 0; i < count; i++) {
+    PyObject *item = list != NULL ? mpg_py_array_take(&outputs[i]) : NULL;
+    if (item == NULL) {
+      mpg_array_clear(&outputs[i]);
+      Py_CLEAR(list);
+    } else {
+      PyList_SET_ITEM(list, i, item);
+    }
+  }
+  return list;
+}
+
+static PyObject *call_compiled(mpg_compiled *compiled, mpg_array *const *inputs) {
+  mpg_array *outputs = PyMem_Calloc(compiled->num_outputs + 1, sizeof *outputs);
+  if (outputs == NULL) return PyErr_NoMemory();
+  PyObject *result = NULL;
+  uint32_t num_outputs = compiled->num_outputs;
+  mpg_status status = mpg_compiled_call(compiled, inputs, outputs);
+  if (status != MPG_OK)
+    mpg_py_raise(status);
+  else
+    result = wrap_outputs(outputs, num_outputs);
+  PyMem_Free(outputs);
+  return result;
+}
+
+static PyObject *call_with(cached_op *self, mpg_array *const *inputs, Py_ssize_t count, bool *wanted) {
+  bool train = mpg_autograd_training();
+  bool recording = mpg_cache_wanted(inputs, (uint32_t)count, wanted);
+  mpg_compiled *compiled = mpg_cache_find(self->cache, inputs, (uint32_t)count, wanted, train, recording);
+  if (compiled == NULL) {
+    compiled = trace_and_compile(self, inputs, count, wanted, recording);
+    if (compiled == NULL) return NULL;
+    if (!recording) /* a constant that is a variable makes the call one to record, too */
+      for (uint32_t i = 0; mpg_autograd_recording() && i < compiled->num_constants; i++)
+        if (compiled->constants[i].node && compiled->constants[i].node->request != MPG_GRAD_NULL) {
+          mpg_compiled_release(compiled);
+          compiled = trace_and_compile(self, inputs, count, wanted, true);
+          if (compiled == NULL) return NULL;
+          break;
+        }
+    compiled->references++; /* one for the cache, one for this call */
+    mpg_status status = mpg_cache_add(self->cache, inputs, (uint32_t)count, wanted, train, recording, compiled);
+    if (status != MPG_OK) {
+      mpg_compiled_release(compiled);
+      return mpg_py_raise(status);
+    }
+  } else {
+    compiled->references++;
+  }
+  PyObject *result = call_compiled(compiled, inputs);
+  mpg_compiled_release(compiled);
+  return result;
+}
+
+enum { FEW = 32 };
+
+static PyObject *cached_op_call(PyObject *object, PyObject *args, PyObject *kwargs) {
+  cached_op *self = (cached_op *)object;
+  Py_ssize_t count = PyTuple_GET_SIZE(args);
+  if (kwargs != NULL && PyDict_GET_SIZE(kwargs)) {
+    PyErr_SetString(PyExc_TypeError, "CachedOp takes arrays, without keywords");
+    return NULL;
+  }
+  mpg_array *few[FEW], **inputs = few;
+  bool few_flags[FEW], *wanted = few_flags, traced = mpg_trace_active() != NULL;
+  PyObject *result = NULL;
+  if (count > FEW) {
+    inputs = PyMem_Malloc((size_t)count * sizeof *inputs);
+    wanted = PyMem_Malloc((size_t)count);
+    if (inputs == NULL || wanted == NULL) {
+      PyErr_NoMemory();
+      goto done;
+    }
+  }
+  for (Py_ssize_t i = 0; i < count; i++) {
+    inputs[i] = mpg_py_expect_array(PyTuple_GET_ITEM(args, i), "CachedOp");
+    if (inputs[i] == NULL) goto done;
+    traced |= mpg_array_traced(inputs[i]);
+  }
+  if (traced) { /* inside another trace: the function's ops become part of that */
+    PyObject *function = Py_NewRef(self->trace);
+    PyObject *arrays = expect_arrays(PyObject_CallObject(function, args));
+    Py_DECREF(function);
+    if (arrays != NULL) {
+      result = PySequence_List(arrays);
+      Py_DECREF(arrays);
+    }
+  } else {
+    result = call_with(self, inputs, count, wanted);
+  }
+done:
+  if (inputs != few) PyMem_Free(inputs);
+  if (wanted != few_flags) PyMem_Free(wanted);
+  return result;
+}
+
+/* --- Looking inside ----------------------------------------------------------------------------------------------- */
+
+static PyObject *device_text(mpg_device_id id) { return PyUnicode_FromFormat("%s(%d)", id.type == MPG_GPU ? "gpu" : "cpu", id.index); }
+
+/* Adds `value` (a new reference, or NULL) under `key`. */
+static int put(PyObject *dict, const char *key, PyObject *value) {
+  if (value == NULL) return -1;
+  int result = PyDict_SetItemString(dict, key, value);
+  Py_DECREF(value);
+  return result;
+}
+
+static PyObject *describe_instruction(const mpg_program_set *set, const mpg_program *program, const mpg_instruction *instruction) {
+  static const char *const kinds[] = {[MPG_RUN] = "run", [MPG_COPY] = "copy", [MPG_SIGNAL] = "signal", [MPG_WAIT] = "wait"};
+  PyObject *dict = PyDict_New();
+  if (dict == NULL || put(dict, "kind", PyUnicode_FromString(kinds[instruction->kind])) < 0) goto fail;
+  if (instruction->kind == MPG_WAIT || instruction->kind == MPG_SIGNAL) {
+    if (put(dict, "signal", PyLong_FromUnsignedLong(instruction->tick)) < 0) goto fail;
+    if (instruction->kind == MPG_WAIT && put(dict, "from", device_text(set->programs[instruction->peer].device->id)) < 0) goto fail;
+    return dict;
+  }
+  if (put(dict, "op", PyUnicode_FromString(instruction->op->name)) < 0 ||
+      put(dict, "scope", PyUnicode_FromString(mpg_scope_text(instruction->scope))) < 0)
+    goto fail;
+  PyObject *shapes = PyList_New(0);
+  for (uint32_t i = 0; shapes != NULL && i < instruction->num_outputs; i++) {
+    PyObject *shape = mpg_py_shape_tuple(&program->views[instruction->operands + instruction->num_inputs + i].desc.shape);
+    if (shape == NULL || PyList_Append(shapes, shape) < 0) Py_CLEAR(shapes);
+    Py_XDECREF(shape);
+  }
+  if (put(dict, "shapes", shapes) < 0) goto fail;
+  if (instruction->kind == MPG_COPY && (put(dict, "to", device_text(set->programs[instruction->peer].device->id)) < 0 ||
+                                        put(dict, "bytes", PyLong_FromSize_t(instruction->bytes)) < 0))
+    goto fail;
+  return dict;
+fail:
+  Py_XDECREF(dict);
+  return NULL;
+}
+
+static PyObject *describe_program(const mpg_program_set *set, uint32_t slot) {
+  const mpg_program *program = &set->programs[slot];
+  PyObject *list = PyList_New(0);
+  for (uint32_t i = 0; list != NULL && i < program->count; i++) {
+    PyObject *item = describe_instruction(set, program, &program->instructions[i]);
+    if (item == NULL || PyList_Append(list, item) < 0) Py_CLEAR(list);
+    Py_XDECREF(item);
+  }
+  return list;
+}
+
+/* Appends (from, to, bytes, op's block, phase) for every copy of a set. */
+static int describe_copies(const mpg_program_set *set, const char *phase, PyObject *list) {
+  for (uint32_t s = 0; s < set->num_programs; s++) {
+    const mpg_program *program = &set->programs[s];
+    for (uint32_t i = 0; i < program->count; i++) {
+      const mpg_instruction *instruction = &program->instructions[i];
+      if (instruction->kind != MPG_COPY) continue;
+      PyObject *dict = PyDict_New();
+      bool done = dict != NULL && put(dict, "from", device_text(program->device->id)) == 0 &&
+                  put(dict, "to", device_text(set->programs[instruction->peer].device->id)) == 0 &&
+                  put(dict, "bytes", PyLong_FromSize_t(instruction->bytes)) == 0 && put(dict, "phase", PyUnicode_FromString(phase)) == 0 &&
+                  put(dict, "scope", PyUnicode_FromString(mpg_scope_text(instruction->scope))) == 0 && PyList_Append(list, dict) == 0;
+      Py_XDECREF(dict);
+      if (!done) return -1;
+    }
+  }
+  return 0;
+}
+
+/* Bytes of a set's own blocks on one device, of one kind. */
+static size_t planned(const mpg_program_set *set, uint32_t slot, bool lanes) {
+  size_t bytes = 0;
+  for (uint32_t i = set->first_block; i < set->num_blocks; i++)
+    if (set->block_devices[i] == slot && set->block_lanes[i] == lanes) bytes += set->block_sizes[i];
+  return bytes;
+}
+
+/* Bytes of the forward values that backward reads, where they lie in the main block. */
+static size_t saved_bytes(const mpg_compiled *c, uint32_t slot) {
+  size_t bytes = 0;
+  for (size_t v = 0; c->saved != NULL && v < c->graph.num_values; v++) {
+    mpg_location location = c->plan.locations[v];
+    if (!c->saved[v] || c->plan.roots[v] != v || location.base == MPG_NO_BASE || location.base < c->plan.num_externals) continue;
+    const mpg_plan_block *block = &c->plan.blocks[location.base - c->plan.num_externals];
+    if (block->kind == MPG_BLOCK_MAIN && block->device == slot) bytes += mpg_desc_bytes(&c->graph.values[v].desc);
+  }
+  return bytes;
+}
+
+/* The backward that was made last, or NULL. */
+static const mpg_program_set *backward_set(const mpg_compiled *c) { return c->backwards ? c->backwards->programs : NULL; }
+
+static PyObject *describe_device(const mpg_compiled *c, mpg_device_id id) {
+  PyObject *dict = PyDict_New();
+  if (dict == NULL) return NULL;
+  uint32_t slot = mpg_plan_slot(&c->plan, id);
+  const mpg_program_set *backward = backward_set(c);
+  uint32_t back_slot = backward ? mpg_plan_slot(&c->backwards->plan, id) : UINT32_MAX;
+  bool here = slot != UINT32_MAX, there = back_slot != UINT32_MAX;
+  size_t forward_bytes = here ? planned(c->programs, slot, false) : 0, forward_lanes = here ? planned(c->programs, slot, true) : 0;
+  size_t backward_bytes = there ? planned(backward, back_slot, false) : 0, backward_lanes = there ? planned(backward, back_slot, true) : 0;
+  PyObject *planned_dict = PyDict_New();
+  bool done = planned_dict != NULL && put(planned_dict, "forward", PyLong_FromSize_t(forward_bytes)) == 0 &&
+              put(planned_dict, "saved", PyLong_FromSize_t(here ? saved_bytes(c, slot) : 0)) == 0 &&
+              put(planned_dict, "backward", PyLong_FromSize_t(backward_bytes)) == 0 &&
+              put(planned_dict, "lanes", PyLong_FromSize_t(forward_lanes + backward_lanes)) == 0 &&
+              put(planned_dict, "total", PyLong_FromSize_t(forward_bytes + forward_lanes + backward_bytes + backward_lanes)) == 0;
+  if (!done) {
+    Py_XDECREF(planned_dict);
+    Py_DECREF(dict);
+    return NULL;
+  }
+  if (put(dict, "planned", planned_dict) < 0 || put(dict, "forward", here ? describe_program(c->programs, slot) : PyList_New(0)) < 0 ||
+      put(dict, "backward", there ? describe_program(backward, back_slot) : PyList_New(0)) < 0)
+    Py_CLEAR(dict);
+  return dict;
+}
+
+static PyObject *describe_inputs(const mpg_cache_entry *entry) {
+  PyObject *list = PyList_New(0);
+  for (uint32_t i = 0; list != NULL && i < entry->num_inputs; i++) {
+    const mpg_signature_input *input = &entry->inputs[i];
+    PyObject *item = Py_BuildValue("NsNO", mpg_py_shape_tuple(&input->desc.shape), mpg_dtype_name(input->desc.dtype),
+                                   device_text(input->device->id), input->wanted ? Py_True : Py_False);
+    if (item == NULL || PyList_Append(list, item) < 0) Py_CLEAR(list);
+    Py_XDECREF(item);
+  }
+  return list;
+}
+
+static PyObject *describe_entry(const mpg_cache_entry *entry) {
+  const mpg_compiled *c = entry->compiled;
+  const mpg_plan *plan = c->backwards ? &c->backwards->plan : &c->plan; /* the backward's knows all devices */
+  PyObject *dict = PyDict_New(), *devices = PyDict_New(), *copies = PyList_New(0);
+  if (dict == NULL || devices == NULL || copies == NULL) goto fail;
+  for (uint32_t s = 0; s < plan->num_devices; s++) {
+    PyObject *name = device_text(plan->devices[s]), *device = describe_device(c, plan->devices[s]);
+    int result = name != NULL && device != NULL ? PyDict_SetItem(devices, name, device) : -1;
+    Py_XDECREF(name);
+    Py_XDECREF(device);
+    if (result < 0) goto fail;
+  }
+  if (describe_copies(c->programs, "forward", copies) < 0 || (backward_set(c) && describe_copies(backward_set(c), "backward", copies) < 0))
+    goto fail;
+  uint32_t backwards = 0;
+  for (const mpg_compiled_backward *b = c->backwards; b; b = b->next) backwards++;
+  if (put(dict, "inputs", describe_inputs(entry)) < 0 || put(dict, "train", PyBool_FromLong(entry->train)) < 0 ||
+      put(dict, "recording", PyBool_FromLong(c->recording)) < 0 || put(dict, "exact", PyBool_FromLong(c->exact)) < 0 ||
+      put(dict, "nodes", PyLong_FromSize_t(c->graph.num_nodes)) < 0 || put(dict, "outputs", PyLong_FromUnsignedLong(c->num_outputs)) < 0 ||
+      put(dict, "constants", PyLong_FromUnsignedLong(c->num_constants)) < 0 || put(dict, "calls", PyLong_FromUnsignedLongLong(c->calls)) < 0 ||
+      put(dict, "backwards", PyLong_FromUnsignedLong(backwards)) < 0 || put(dict, "frames", PyLong_FromUnsignedLong(c->frames)) < 0 ||
+      put(dict, "bytes_held", PyLong_FromSize_t(c->held)) < 0)
+    goto fail;
+  if (PyDict_SetItemString(dict, "devices", devices) < 0 || PyDict_SetItemString(dict, "copies", copies) < 0) goto fail;
+  Py_DECREF(devices);
+  Py_DECREF(copies);
+  return dict;
+fail:
+  Py_XDECREF(dict);
+  Py_XDECREF(devices);
+  Py_XDECREF(copies);
+  return NULL;
+}
+
+static PyObject *cached_op_compiled(PyObject *object, PyObject *unused) {
+  (void)unused;
+  const cached_op *self = (cached_op *)object;
+  PyObject *list = PyList_New(0);
+  for (uint32_t i = 0; list != NULL && i < self->cache->count; i++) {
+    PyObject *item = describe_entry(&self->cache->entries[i]);
+    if (item == NULL || PyList_Append(list, item) < 0) Py_CLEAR(list);
+    Py_XDECREF(item);
+  }
+  return list;
+}
+
+static PyObject *cached_op_dump(PyObject *object, PyObject *unused) {
+  (void)unused;
+  const cached_op *self = (cached_op *)object;
+  mpg_text text = {0};
+  for (uint32_t i = 0; i < self->cache->count; i++) {
+    if (i) mpg_text_append(&text, "\n");
+    mpg_graph_dump(&self->cache->entries[i].compiled->graph, &text);
+  }
+  mpg_status status = mpg_text_status(&text);
+  PyObject *result = status == MPG_OK ? PyUnicode_FromString(mpg_text_string(&text)) : mpg_py_raise(status);
+  mpg_text_free(&text);
+  return result;
+}
+
+static PyObject *cached_op_clear(PyObject *object, PyObject *unused) {
+  (void)unused;
+  mpg_cache_clear(((cached_op *)object)->cache);
+  Py_RETURN_NONE;
+}
+
+/* --- The type ----------------------------------------------------------------------------------------------------- */
+
+static PyObject *cached_op_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+  static char *names[] = {"trace", "flags", NULL};
+  PyObject *trace, *flags = NULL;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O!:CachedOp", names, &trace, &PyDict_Type, &flags)) return NULL;
+  if (!PyCallable_Check(trace)) {
+    PyErr_Format(PyExc_TypeError, "CachedOp: the function to trace must be callable, got %s", Py_TYPE(trace)->tp_name);
+    return NULL;
+  }
+  int exact = 0;
+  PyObject *flag = flags != NULL ? PyDict_GetItemString(flags, "exact") : NULL;
+  if (flag != NULL && (exact = PyObject_IsTrue(flag)) < 0) return NULL;
+  cached_op *self = (cached_op *)type->tp_alloc(type, 0);
+  if (self == NULL) return NULL;
+  self->trace = Py_NewRef(trace);
+  self->exact = exact;
+  self->cache = PyMem_Calloc(1, sizeof *self->cache);
+  if (self->cache == NULL) {
+    Py_DECREF(self);
+    return PyErr_NoMemory();
+  }
+  return (PyObject *)self;
+}
+
+static int cached_op_traverse(PyObject *object, visitproc visit, void *arg) {
+  Py_VISIT(Py_TYPE(object));
+  Py_VISIT(((cached_op *)object)->trace);
+  return 0;
+}
+
+static int cached_op_break(PyObject *object) {
+  Py_CLEAR(((cached_op *)object)->trace);
+  return 0;
+}
+
+static void cached_op_dealloc(PyObject *object) {
+  cached_op *self = (cached_op *)object;
+  PyTypeObject *type = Py_TYPE(object);
+  PyObject_GC_UnTrack(object);
+  Py_CLEAR(self->trace);
+  if (self->cache != NULL) mpg_cache_clear(self->cache);
+  PyMem_Free(self->cache);
+  type->tp_free(object);
+  Py_DECREF(type);
+}
+
+static PyMethodDef cached_op_methods[] = {
+    {"compiled", cached_op_compiled, METH_NOARGS,
+     "compiled()\n--\n\nWhat is compiled: a list with one dict for each signature. 'devices' maps a device's name to its 'forward' and\n"
+     "'backward' programs (lists of instructions: kind 'run' with op, scope and shapes; 'copy' with to and bytes; 'signal'; 'wait'\n"
+     "with from) and to 'planned', the bytes planned there: forward, saved (of these), backward (beyond forward's), lanes (arrays\n"
+     "that other devices push), total. 'copies' lists what moves between devices. 'calls', 'frames' and 'bytes_held' say how often\n"
+     "it ran, and what waits for its backward now. 'inputs': (shape, dtype, device, needs a gradient)."},
+    {"dump", cached_op_dump, METH_NOARGS, "dump()\n--\n\nThe graphs as text, one line a node, most recently used signature first."},
+    {"clear", cached_op_clear, METH_NOARGS, "clear()\n--\n\nForgets everything compiled; the next call traces anew."},
+    {0}};
+
+static PyType_Slot cached_op_slots[] = {
+    {Py_tp_new, cached_op_new},
+    {Py_tp_dealloc, cached_op_dealloc},
+    {Py_tp_traverse, cached_op_traverse},
+    {Py_tp_clear, cached_op_break},
+    {Py_tp_call, cached_op_call},
+    {Py_tp_methods, cached_op_methods},
+    {Py_tp_doc,
+     "CachedOp(trace, flags={})\n--\n\nA function on arrays, compiled for each signature it is called with (shapes, dtypes, devices, mode).\n\n"
+     "trace(*arrays) runs once per signature on arrays that have a shape, dtype and context but no values, on any mix of\n"
+     "devices, and returns a list of arrays. Calling the object with arrays runs the compiled programs, one per device, and\n"
+     "returns the list; while recording it is one call on the tape. Arrays with values that the function uses besides its\n"
+     "arguments become constants. flags: {'exact': True} leaves out rewrites that change bits.\n\n"
+     "Raises TypeError for arguments that are no arrays, MXNetError for what cannot be traced, and what `trace` raises."},
+    {0, NULL}};
+
+static PyType_Spec cached_op_spec = {
+    .name = "mpgluon._core.CachedOp",
+    .basicsize = sizeof(cached_op),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .slots = cached_op_slots,
+};
+
+int mpg_py_cached_op_init(PyObject *module) {
+  PyObject *type = PyType_FromModuleAndSpec(module, &cached_op_spec, NULL);
+  if (type == NULL) return -1;
+  int result = PyModule_AddObjectRef(module, "CachedOp", type);
+  Py_DECREF(type);
+  return result;
+}
