@@ -151,3 +151,45 @@ class CompiledCall:
         return [
             {"block": path, **entry} for signature in self._signatures.values() for entry in signature.op.compiled()
         ]
+
+
+class CompiledPrograms:
+    """What is compiled for a block: a sequence of dicts, one for each compiled signature; printing it gives a table.
+
+    Each dict has ``block``, the path of the compiled block, and what `_core.CachedOp.compiled` says of the signature.
+    """
+
+    def __init__(self, entries):
+        self._entries = entries
+
+    def __len__(self):
+        return len(self._entries)
+
+    def __getitem__(self, i):
+        return self._entries[i]
+
+    def __iter__(self):
+        return iter(self._entries)
+
+    def __repr__(self):
+        if not self._entries:
+            return "nothing is compiled yet: call hybridize(), then the block"
+        return "\n\n".join(_entry_text(entry) for entry in self._entries)
+
+
+def _entry_text(entry):
+    lines = [f"{entry['block']}"]
+    for key, value in entry.items():
+        if key not in ("block", "programs"):
+            lines.append(f"  {key}: {value}")
+    programs = entry.get("programs", ())
+    if programs:
+        columns = [key for key in programs[0] if not isinstance(programs[0][key], (list, dict, tuple))]
+        rows = [columns] + [[_cell(program.get(key)) for key in columns] for program in programs]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
+        lines += ["  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in rows]
+    return "\n".join(lines)
+
+
+def _cell(value):
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

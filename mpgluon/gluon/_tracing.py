@@ -118,36 +118,37 @@ class InferringOps:
 
         def call(*args, **kwargs):
             if any(isinstance(arg, Unknown) for arg in args) or any(isinstance(arg, Unknown) for arg in kwargs.values()):
-                args, kwargs = _complete(name, args, kwargs)
+                args, kwargs = _complete(value, name, args, kwargs)
             return value(*args, **kwargs)
 
         call.__name__ = name
         return call
 
 
-def _complete(name, args, kwargs):
-    """The arguments of operator `name` with arrays in place of `Unknown`s."""
+def _complete(op, name, args, kwargs):
+    """The arguments of operator `op` with arrays in place of `Unknown`s."""
     unknown = next(arg for arg in (*args, *kwargs.values()) if isinstance(arg, Unknown))
     where = unknown._path()
-    info = _core.op_info(name)
-    if info is None:
+    if not isinstance(op, _core.Op):
         raise MXNetError(
             f"{where}: {name} is no operator, so the shape {unknown._param.shape} of parameter '{unknown._param.name}' can't be "
             "found from it; give the whole shape when the parameter is made"
         )
-    names = info["inputs"]
-    if info["variadic"]:
-        arrays = {i: arg for i, arg in enumerate(args) if isinstance(arg, (nd.NDArray, Unknown))}
-        params = dict(kwargs)
+    info = op.describe()
+    inputs = [entry["name"] for entry in info["inputs"]]
+    params = [entry["name"] for entry in info["params"]]
+    if info["inputs"] and info["inputs"][-1]["variadic"]:
+        arrays = dict(enumerate(args))
+        options = kwargs
     else:
-        given = {**dict(zip([*names, *info["params"]], args)), **kwargs}
-        arrays = {key: given.pop(key) for key in names if given.get(key) is not None}
-        params = {key: value for key, value in given.items() if key in info["params"]}
+        given = {**dict(zip([*inputs, *params], args)), **kwargs}
+        arrays = {key: given[key] for key in inputs if given.get(key) is not None}
+        options = {key: value for key, value in given.items() if key in params}
     descs = [
-        (array._param.shape, str(array._param.dtype_name)) if isinstance(array, Unknown) else (array.shape, _dtype_name(array))
+        (array._param.shape, array._param.dtype) if isinstance(array, Unknown) else (array.shape, array.dtype)
         for array in arrays.values()
     ]
-    inferred, _ = _core.infer_shape(name, descs, params)
+    inferred, _ = _core.infer_shape(info["name"], descs, options)
     known = {}
     for array, (shape, _dtype) in zip(arrays.values(), inferred):
         if isinstance(array, Unknown):
@@ -161,7 +162,3 @@ def _complete(name, args, kwargs):
             known[id(array)] = array._resolve()
     args = [known.get(id(arg), arg) for arg in args]
     return args, {key: known.get(id(arg), arg) for key, arg in kwargs.items()}
-
-
-def _dtype_name(array):
-    return _core.dtype_name(array.dtype)

@@ -1,11 +1,13 @@
 """Parameters: named arrays with gradients, each on one device or replicated on several."""
 
+import contextlib
 import warnings
 
 import numpy as np
 
-from .. import autograd, initializer, random
+from .. import _core, autograd, initializer
 from .. import ndarray as nd
+from .._core import dtype_name
 from ..base import MXNetError
 from ..context import Context, current_context
 from . import _tracing
@@ -18,6 +20,16 @@ tensor_types = (nd.NDArray,)
 # Each initialisation has this many numbers of random calls to itself, whether it happens at once or is deferred, so initial
 # values depend neither on when nor where they are made.
 _CALLS_PER_INITIALIZATION = 64
+
+
+@contextlib.contextmanager
+def _random_calls(key):
+    """Random operators inside draw what they would have drawn at `key`; those after are as if nothing had been drawn."""
+    former = _core.random_swap(*key)
+    try:
+        yield
+    finally:
+        _core.random_swap(*former)
 
 
 class DeferredInitializationError(MXNetError):
@@ -292,7 +304,7 @@ class Parameter:
         if not shape_is_known(self._shape) and not self._allow_deferred_init:
             raise ValueError(f"Cannot initialize Parameter '{self.name}' because it has invalid shape: {self._shape}.")
         self._data = self._grad = None
-        key = random.reserve(_CALLS_PER_INITIALIZATION)
+        key = _core.random_reserve(_CALLS_PER_INITIALIZATION)
         self._deferred_init = (init, contexts, default_init, None, key)
         if shape_is_known(self._shape):
             self._finish_deferred_init()
@@ -309,7 +321,7 @@ class Parameter:
         with autograd.pause():
             if value is None:
                 value = nd.zeros(self._shape, ctx=contexts[0], dtype=self.dtype)
-                with random.at(key):
+                with _random_calls(key):
                     initializer.create(default_init)(initializer.InitDesc(self.name, {"__init__": init}), value)
                 self._take(value, contexts)
             else:

@@ -3,7 +3,7 @@
 import warnings
 
 from ... import ndarray as nd
-from ...util import dtype_name
+from ..._core import dtype_name
 from ..block import Block, HybridBlock
 from .activations import Activation
 

@@ -1,0 +1,65 @@
+"""The table that `Block.summary` prints."""
+
+from .. import ndarray as nd
+from .utils import shape_is_known
+
+
+def _shapes(value):
+    """The shapes of the arrays in nested lists, as text."""
+    if isinstance(value, nd.NDArray):
+        return str(value.shape)
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_shapes(item) for item in value) + "]"
+    return str(value)
+
+
+def print_summary(net, inputs):
+    """Runs the network and prints a row for each block that is called."""
+    from .block import HybridBlock
+    from .nn.basic_layers import HybridSequential, Sequential
+
+    rows = [("Input", ", ".join(_shapes(value) for value in inputs), 0)]
+    seen = set()
+    total = trainable = shared = 0
+    handles = []
+
+    def count(block, _, outputs):
+        nonlocal total, trainable, shared
+        size = 0
+        for param in block.params.values():
+            elements = 1
+            for length in param.shape if shape_is_known(param.shape) else ():
+                elements *= length
+            size += elements
+            trainable += elements if param.grad_req != "null" else 0
+            shared += elements if param in seen else 0
+            seen.add(param)
+        total += size
+        rows.append((f"{type(block).__name__}-{len(rows)}", _shapes(outputs), size))
+
+    def watch(block):
+        if isinstance(block, HybridBlock) and block._active:
+            raise AssertionError(f'"{block.name}" must not be hybridized to print summary.')
+        if not isinstance(block, (Sequential, HybridSequential)):
+            handles.append(block.register_forward_hook(count))
+
+    try:
+        net.apply(watch)
+        net(*inputs)
+    finally:
+        for handle in handles:
+            handle.detach()
+    line = "{:>20}  {:>42} {:>15}"
+    print("-" * 80)
+    print(line.format("Layer (type)", "Output Shape", "Param #"))
+    print("=" * 80)
+    for row in rows:
+        print(line.format(*row))
+    print("=" * 80)
+    print("Parameters in forward computation graph, duplicate included")
+    print(f"   Total params: {total}")
+    print(f"   Trainable params: {trainable}")
+    print(f"   Non-trainable params: {total - trainable}")
+    print(f"Shared params in forward computation graph: {shared}")
+    print(f"Unique parameters in model: {total - shared}")
+    print("-" * 80)

@@ -1,0 +1,342 @@
+"""The trainer: updates parameters, wherever they live, by their gradients."""
+
+import json
+import os
+
+from .. import autograd
+from .. import ndarray as nd
+from .. import optimizer as opt
+from ..base import MXNetError
+from .parameter import Parameter, ParameterDict
+from .utils import brief
+
+__all__ = ["Trainer"]
+
+_KVSTORES = (None, "", "local", "device", "nccl")
+_FORMAT = "mpgluon trainer states 1"
+
+
+class Trainer:
+    """Applies an optimizer to parameters; one trainer for all of a model's parameters, on whatever devices.
+
+    Each parameter lives on one device or is replicated on several. Gradients of replicas are summed, in the order of the
+    parameter's devices, and all replicas get the same bits. Updates run on each parameter's device, many parameters at once,
+    and nothing waits for them.
+
+    Parameters
+    ----------
+    params : ParameterDict, or dict or list of Parameter
+    optimizer : str or Optimizer
+    optimizer_params : dict, optional
+        For making the optimizer: ``{'learning_rate': 0.1}``.
+    kvstore : {'device', 'local', 'nccl', None}, default 'device'
+        Accepted as in MXNet; within one process all of them mean the same sum.
+    compression_params : None
+        Gradient compression is not available.
+    update_on_kvstore : bool, optional
+        True is refused: updates happen where the parameters are.
+    """
+
+    def __init__(
+        self, params, optimizer, optimizer_params=None, kvstore="device", compression_params=None, update_on_kvstore=None
+    ):
+        if isinstance(params, (dict, ParameterDict)):
+            params = [params[name] for name in sorted(params.keys())]
+        if not isinstance(params, (list, tuple)):
+            raise ValueError(f"First argument must be a list or dict of Parameters, got {type(params)}.")
+        for param in params:
+            if not isinstance(param, Parameter):
+                raise ValueError(f"First argument must be a list or dict of Parameters, got list of {type(param)}.")
+        self._params = list(params)
+        self._param2idx = {}
+        for i, param in enumerate(self._params):
+            if self._param2idx.setdefault(param.name, i) != i:
+                raise ValueError(f"Trainer: two parameters are called '{param.name}'")
+        if compression_params:
+            raise ValueError("Trainer: gradient compression is not available")
+        if kvstore not in _KVSTORES:
+            raise ValueError(f"Trainer: kvstore must be one of {brief(str(kind) for kind in _KVSTORES)}, not {kvstore!r}")
+        if update_on_kvstore:
+            raise ValueError("Trainer: update_on_kvstore=True is not available; updates happen where the parameters are")
+        for param in self._params:
+            param.list_ctx()  # raises for those that were never initialized
+            param._set_trainer(self)
+        self._init_optimizer(optimizer, optimizer_params or {})
+        self._scale = self._optimizer.rescale_grad
+        self._updaters = {}  # device -> updater, which holds the states of the copies there
+        self._loaded = {}  # loaded states that are not where they are needed yet: index -> state
+
+    def _init_optimizer(self, optimizer, optimizer_params):
+        by_index = dict(enumerate(self._params))
+        if isinstance(optimizer, opt.Optimizer):
+            if optimizer_params:
+                raise ValueError("optimizer_params must be None if optimizer is an instance of Optimizer instead of str")
+            self._optimizer = optimizer
+            self._optimizer.param_dict = by_index
+        else:
+            self._optimizer = opt.create(optimizer, param_dict=by_index, **optimizer_params)
+        self._optimizer.idx2name = {i: param.name for i, param in by_index.items()}
+
+    @property
+    def optimizer(self):
+        """The optimizer."""
+        return self._optimizer
+
+    @property
+    def learning_rate(self):
+        """The learning rate now."""
+        return self._optimizer.learning_rate
+
+    def set_learning_rate(self, lr):
+        """Sets the learning rate; not possible while a scheduler does."""
+        self._optimizer.set_learning_rate(lr)
+
+    def step(self, batch_size, ignore_stale_grad=False):
+        """Sums the gradients of replicas and updates all parameters; call it after ``backward``, outside ``record``.
+
+        Parameters
+        ----------
+        batch_size : int
+            Gradients are divided by it; 1 if the loss is a mean already.
+        ignore_stale_grad : bool, default False
+            Whether to leave alone parameters whose gradient backward has not written since the last step; otherwise they
+            are an error.
+
+        Raises
+        ------
+        UserWarning
+            When a gradient is stale.
+        """
+        self._set_scale(batch_size)
+        self._allreduce_grads()
+        self._update(ignore_stale_grad)
+
+    def allreduce_grads(self):
+        """Sums the gradients of replicas, so that all of them hold the sum; for use with `update`."""
+        self._allreduce_grads()
+
+    def update(self, batch_size, ignore_stale_grad=False):
+        """Updates all parameters with their gradients as they are; see `step`."""
+        self._set_scale(batch_size)
+        self._update(ignore_stale_grad)
+
+    def _set_scale(self, batch_size):
+        if not batch_size > 0:
+            raise ValueError(f"Trainer: batch_size must be positive, not {batch_size}")
+        self._optimizer.rescale_grad = self._scale / batch_size
+
+    def _trained(self):
+        """(index, parameter) of those that are updated."""
+        for i, param in enumerate(self._params):
+            if param.grad_req != "null":
+                if param._data is None:
+                    raise param._missing()
+                yield i, param
+
+    def _allreduce_grads(self):
+        with autograd.pause():
+            for _, param in self._trained():
+                if len(param._grad) < 2:
+                    continue
+                grads = list(param._grad.values())
+                home = grads[0].context
+                total = nd.add_n(*[grad.as_in_context(home) for grad in grads])
+                for grad in grads:
+                    total.copyto(grad)
+
+    def _update(self, ignore_stale_grad):
+        work = {}  # device -> (indices, gradients, weights)
+        for i, param in self._trained():
+            fresh = [array._fresh_grad for array in param._data.values()]
+            if not ignore_stale_grad and not all(fresh):
+                ctx = list(param._data)[fresh.index(False)]
+                raise UserWarning(
+                    f"Gradient of Parameter `{param.name}` on context {ctx} has not been updated by backward since last `step`. "
+                    "Either the loss does not depend on it, or the forward pass was not recorded. If only some of the Parameters "
+                    "are meant to be used, call step with ignore_stale_grad=True to leave the others as they are"
+                )
+            for (ctx, weight), written in zip(param._data.items(), fresh):
+                if written:
+                    indices, grads, weights = work.setdefault(ctx, ([], [], []))
+                    indices.append(i)
+                    grads.append(param._grad[ctx])
+                    weights.append(weight)
+        with autograd.pause():
+            for ctx, (indices, grads, weights) in work.items():
+                updater = self._updater(ctx)
+                for index in indices:
+                    if index not in updater.states:
+                        self._bring_state(index, ctx)
+                updater(indices, grads, weights)
+                for weight in weights:
+                    weight._fresh_grad = False
+
+    def _updater(self, ctx):
+        updater = self._updaters.get(ctx)
+        if updater is None:
+            updater = self._updaters[ctx] = opt.get_updater(self._optimizer)
+        return updater
+
+    def _bring_state(self, index, ctx):
+        """Copies the state of a parameter that was loaded, moved or replicated since to its device `ctx`."""
+        state = self._loaded.get(index, _NO_STATE)
+        counts = self._optimizer._all_index_update_counts
+        for device, updater in list(self._updaters.items()):
+            if index in updater.states and state is _NO_STATE:
+                state = updater.states[index]
+                if index in counts.get(device.device_id, ()):
+                    counts.setdefault(ctx.device_id, {})[index] = counts[device.device_id][index]
+            if device not in self._params[index]._data:
+                updater.states.pop(index, None)
+        if state is not _NO_STATE:
+            updater = self._updater(ctx)
+            updater.states[index] = _copy_state(state, ctx)
+            updater.states_synced[index] = True
+            if all(index in self._updater(device).states for device in self._params[index]._data):
+                self._loaded.pop(index, None)
+
+    # States
+
+    def save_states(self, fname):
+        """Writes what the optimizer remembers of each parameter, by the parameter's name; it loads onto any placement.
+
+        The file is an array file like ``.params`` files. Multipliers such as ``lr_mult`` are the parameters' own and not in it.
+        """
+        arrays, shapes = {}, {}
+        counts = {}
+        for i, param in enumerate(self._params):
+            state = self._state_of(i, param)
+            if state is not _NO_STATE:
+                shapes[param.name] = _take_apart(state, param.name, arrays)
+            for per_device in self._optimizer._all_index_update_counts.values():
+                if i in per_device:
+                    counts[param.name] = max(counts.get(param.name, 0), per_device[i])
+        header = {
+            "format": _FORMAT,
+            "optimizer": type(self._optimizer).__name__,
+            "num_update": self._optimizer.num_update,
+            "learning_rate": self._optimizer.lr,
+            "counts": counts,
+            "states": shapes,
+        }
+        text = json.dumps(header, sort_keys=True).encode()
+        arrays[_HEADER] = nd.array(list(text), dtype="uint8")
+        nd.save(fname, arrays)
+
+    def _state_of(self, index, param):
+        for ctx in param._data or ():
+            updater = self._updaters.get(ctx)
+            if updater is not None and index in updater.states:
+                return updater.states[index]
+        if index in self._loaded:
+            return self._loaded[index]
+        # A parameter that was moved since the last step.
+        return next((updater.states[index] for updater in self._updaters.values() if index in updater.states), _NO_STATE)
+
+    def load_states(self, fname):
+        """Reads what `save_states` wrote; parameters may live on other devices than they did.
+
+        Raises
+        ------
+        MXNetError
+            When the file is no such file, or belongs to other parameters or another optimizer; nothing is changed then.
+        """
+        if not os.path.exists(fname):
+            raise FileNotFoundError(f"Trainer.load_states: there is no file '{fname}'")
+        try:
+            arrays = nd.load(fname)
+        except MXNetError as error:
+            raise MXNetError(f"'{fname}' is no file of trainer states ({error})") from error
+        header = _read_header(arrays, fname)
+        kind = type(self._optimizer).__name__
+        if header["optimizer"] != kind:
+            raise MXNetError(f"'{fname}' holds states of optimizer {header['optimizer']}, but this trainer has {kind}")
+        states = header["states"]
+        unknown = [name for name in states if name not in self._param2idx]
+        if unknown:
+            raise MXNetError(
+                f"'{fname}' holds states of parameters that this trainer does not have: {brief(unknown)}; it has {brief(self._param2idx)}"
+            )
+        missing = [param.name for param in self._params if param.grad_req != "null" and param.name not in states] if states else []
+        if missing:
+            raise MXNetError(f"'{fname}' has no states of the parameters {brief(missing)}")
+        loaded = {}
+        for name, shape in states.items():
+            index = self._param2idx[name]
+            loaded[index] = _put_together(shape, name, arrays, fname)
+            _check_state(loaded[index], self._params[index], fname)
+        self._updaters.clear()
+        self._loaded = loaded
+        optimizer = self._optimizer
+        optimizer.num_update = header["num_update"]
+        if optimizer.lr_scheduler is None and header["learning_rate"] is not None:
+            optimizer.lr = header["learning_rate"]
+        counts = {self._param2idx[name]: count for name, count in header["counts"].items() if name in self._param2idx}
+        optimizer._all_index_update_counts.clear()
+        for ctx in {ctx for param in self._params for ctx in param.list_ctx()}:
+            optimizer._all_index_update_counts[ctx.device_id] = dict(counts)
+        optimizer._index_update_count = next(iter(optimizer._all_index_update_counts.values()))
+
+
+_HEADER = "trainer_states"
+_NO_STATE = object()
+
+
+def _copy_state(state, ctx):
+    """A copy of a nested state on device `ctx`."""
+    if isinstance(state, nd.NDArray):
+        return state.copyto(ctx)
+    if isinstance(state, (tuple, list)):
+        return type(state)(_copy_state(part, ctx) for part in state)
+    return state
+
+
+def _take_apart(state, name, arrays):
+    """Adds the arrays of a nested state to `arrays`; returns its structure for JSON."""
+    if isinstance(state, nd.NDArray):
+        arrays[name] = state
+        return "array"
+    if isinstance(state, (tuple, list)):
+        return [_take_apart(part, f"{name}:{i}", arrays) for i, part in enumerate(state)]
+    if state is None or isinstance(state, (int, float, bool)):
+        return {"value": state}
+    raise MXNetError(f"Trainer.save_states: the state of parameter '{name}' holds a {type(state).__name__}, which can't be saved")
+
+
+def _put_together(shape, name, arrays, fname):
+    if shape == "array":
+        if name not in arrays:
+            raise MXNetError(f"'{fname}' is damaged: the array '{name}' is missing")
+        return arrays[name]
+    if isinstance(shape, list):
+        return tuple(_put_together(part, f"{name}:{i}", arrays, fname) for i, part in enumerate(shape))
+    if isinstance(shape, dict) and "value" in shape:
+        return shape["value"]
+    raise MXNetError(f"'{fname}' is damaged: the state of '{name}' has no structure")
+
+
+def _check_state(state, param, fname):
+    """Every array of a state has the shape of its parameter, or one element, or (layer-wise rates) fewer dimensions."""
+    if isinstance(state, tuple):
+        for part in state:
+            _check_state(part, param, fname)
+    elif isinstance(state, nd.NDArray) and state.ndim == len(param.shape or ()):
+        if any(known not in (0, -1, size) for known, size in zip(param.shape, state.shape)):
+            raise MXNetError(
+                f"'{fname}' holds a state of shape {state.shape} for parameter '{param.name}', which has shape {param.shape}"
+            )
+
+
+def _read_header(arrays, fname):
+    if not isinstance(arrays, dict) or _HEADER not in arrays:
+        raise MXNetError(f"'{fname}' is no file of trainer states")
+    try:
+        header = json.loads(bytes(arrays[_HEADER].asnumpy().astype("uint8").tolist()))
+    except ValueError as error:
+        raise MXNetError(f"'{fname}' is damaged: {error}") from error
+    kinds = {"optimizer": str, "num_update": int, "counts": dict, "states": dict}
+    if not isinstance(header, dict) or header.get("format") != _FORMAT:
+        raise MXNetError(f"'{fname}' is no file of trainer states that this version reads")
+    if any(not isinstance(header.get(key), kind) for key, kind in kinds.items()) or "learning_rate" not in header:
+        raise MXNetError(f"'{fname}' is damaged: its header is incomplete")
+    return header
