@@ -100,6 +100,7 @@ class Block:
         self._reg_params = {}
         self._forward_hooks = {}
         self._forward_pre_hooks = {}
+        self._scope_ids = {}  # scope of the calling block -> scope of this one
 
     def __repr__(self):
         children = [(name, value) for name, value in self.__dict__.items() if isinstance(value, Block)]
@@ -319,8 +320,8 @@ class Block:
 
     def __call__(self, *args):
         """Calls `forward`, with hooks around it."""
-        outer = _core.set_scope(0)
-        scope = self.__dict__.get("_scope_ids", _NO_SCOPES).get(outer)
+        outer = _core.get_scope()
+        scope = self._scope_ids.get(outer)
         _core.set_scope(self._scope_id(outer) if scope is None else scope)
         try:
             if self._forward_pre_hooks:
@@ -339,9 +340,8 @@ class Block:
 
     def _scope_id(self, outer):
         """The number of the path of this block within the block of scope `outer`, under which its work is queued."""
-        ids = self.__dict__.setdefault("_scope_ids", {})
-        ids[outer] = _core.intern_scope(block_path())
-        return ids[outer]
+        self._scope_ids[outer] = _core.intern_scope(block_path())
+        return self._scope_ids[outer]
 
     def _run(self, *args):
         return self.forward(*args)
@@ -378,9 +378,6 @@ class Block:
         from ._summary import print_summary
 
         print_summary(self, inputs)
-
-
-_NO_SCOPES = {}
 
 
 def block_path():

@@ -221,8 +221,10 @@ class _Norm(HybridBlock):
         )
 
     def __repr__(self):
-        content = ", ".join(f"{name}={value!r}" for name, value in self._kwargs.items())
-        return f"{type(self).__name__}({content}, in_channels={self._shown_channels()})"
+        return f"{type(self).__name__}({self._content()}, in_channels={self._shown_channels()})"
+
+    def _content(self):
+        return ", ".join(f"{name}={value!r}" for name, value in self._kwargs.items())
 
     def _shown_channels(self):
         return self.gamma.shape[0]
@@ -366,14 +368,13 @@ class LayerNorm(_Norm):
 
 
 class GroupNorm(_Norm):
-    """Normalises each sample over groups of channels (axis 1).
+    """Normalises each sample over groups of channels (axis 1); each group has one `gamma` and one `beta`.
 
     Parameters
     ----------
     num_groups : int, default 1
     epsilon : float, default 1e-5
     center, scale : bool, default True
-    in_channels : int, default 0
     """
 
     def __init__(
@@ -384,7 +385,6 @@ class GroupNorm(_Norm):
         scale=True,
         beta_initializer="zeros",
         gamma_initializer="ones",
-        in_channels=0,
         prefix=None,
         params=None,
     ):
@@ -392,10 +392,13 @@ class GroupNorm(_Norm):
         self._kwargs = {"eps": epsilon, "num_groups": num_groups, "center": center, "scale": scale}
         self._num_groups = num_groups
         self._epsilon = epsilon
-        self._make_scale(in_channels, scale, center, gamma_initializer, beta_initializer, False)
+        self._make_scale(num_groups, scale, center, gamma_initializer, beta_initializer, False)
 
     def hybrid_forward(self, F, x, gamma, beta):
         return F.GroupNorm(x, gamma, beta, num_groups=self._num_groups, eps=self._epsilon)
+
+    def __repr__(self):
+        return f"{type(self).__name__}({self._content()})"
 
 
 class Flatten(HybridBlock):

@@ -136,8 +136,6 @@ class _Conv(HybridBlock):
             text += f", padding={options['pad']}"
         if any(size != 1 for size in options["dilate"]):
             text += f", dilation={options['dilate']}"
-        if any(options.get("adj", ())):
-            text += f", output_padding={options['adj']}"
         if options["num_group"] != 1:
             text += f", groups={options['num_group']}"
         if self.bias is None:
