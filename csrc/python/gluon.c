@@ -1,5 +1,5 @@
-/* What mpgluon.gluon needs of the core: inference on partly known shapes, the scope under which work is queued, reserved
- * random numbers, names of dtypes. See core.h. */
+/* What mpgluon.gluon needs of the core: inference on partly known shapes, the scope under which work is queued, names
+ * of dtypes. See core.h. */
 #include "python/core.h"
 
 /* --- Inference ---------------------------------------------------------------------------------------------------- */
@@ -126,7 +126,7 @@ done:
   return result;
 }
 
-/* --- Scopes, random numbers, dtypes ------------------------------------------------------------------------------- */
+/* --- Scopes, dtypes ----------------------------------------------------------------------------------------------- */
 static PyObject *intern_scope(PyObject *module, PyObject *path) {
   (void)module;
   const char *text = PyUnicode_Check(path) ? PyUnicode_AsUTF8(path) : NULL;
@@ -149,24 +149,6 @@ static PyObject *get_scope(PyObject *module, PyObject *unused) {
   return PyLong_FromUnsignedLong(mpg_autograd_scope());
 }
 
-static PyObject *random_reserve(PyObject *module, PyObject *calls) {
-  (void)module;
-  unsigned long long count = PyLong_AsUnsignedLongLong(calls);
-  if (count == (unsigned long long)-1 && PyErr_Occurred()) return NULL;
-  mpg_random_key key = mpg_random_next(count);
-  return Py_BuildValue("KK", (unsigned long long)key.seed, (unsigned long long)key.call);
-}
-
-static PyObject *random_swap(PyObject *module, PyObject *args) {
-  (void)module;
-  unsigned long long seed, call;
-  if (!PyArg_ParseTuple(args, "KK", &seed, &call)) return NULL;
-  mpg_random_key former = mpg_random_state(), key = {.seed = seed};
-  key.call = call;
-  mpg_random_restore(key);
-  return Py_BuildValue("KK", (unsigned long long)former.seed, (unsigned long long)former.call);
-}
-
 static PyObject *dtype_name(PyObject *module, PyObject *dtype) {
   (void)module;
   mpg_dtype number = mpg_py_dtype(dtype);
@@ -180,8 +162,6 @@ static PyMethodDef methods[] = {
     {"intern_scope", intern_scope, METH_O, "intern_scope(path)\n--\n\nThe number of a block path."},
     {"set_scope", set_scope, METH_O, "set_scope(number)\n--\n\nFrom now on this thread queues work under that block path. Returns the former number."},
     {"get_scope", get_scope, METH_NOARGS, "get_scope()\n--\n\nThe number of the block path under which this thread queues work."},
-    {"random_reserve", random_reserve, METH_O, "random_reserve(calls)\n--\n\nPasses over so many random calls; returns (seed, number of the first)."},
-    {"random_swap", random_swap, METH_VARARGS, "random_swap(seed, call)\n--\n\nSets the random state; returns the former (seed, call)."},
     {"dtype_name", dtype_name, METH_O, "dtype_name(dtype)\n--\n\nThe name of a dtype, however it is given: 'float32'."},
     {0}};
 

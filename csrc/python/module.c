@@ -38,6 +38,7 @@ static int exec_module(PyObject *module) {
     return -1;
   if (mpg_py_cached_op_init != NULL && mpg_py_cached_op_init(module) < 0) return -1;
   if (mpg_py_io_init != NULL && mpg_py_io_init(module) < 0) return -1;
+  if (mpg_py_gluon_init(module) < 0) return -1;
   return 0;
 }
 

@@ -5,7 +5,7 @@ import warnings
 
 import numpy as np
 
-from .. import _core, autograd, initializer
+from .. import autograd, initializer, random
 from .. import ndarray as nd
 from .._core import dtype_name
 from ..base import MXNetError
@@ -25,11 +25,19 @@ _CALLS_PER_INITIALIZATION = 64
 @contextlib.contextmanager
 def _random_calls(key):
     """Random operators inside draw what they would have drawn at `key`; those after are as if nothing had been drawn."""
-    former = _core.random_swap(*key)
+    former = random.get_state()
+    random.set_state(key)
     try:
         yield
     finally:
-        _core.random_swap(*former)
+        random.set_state(former)
+
+
+def _reserve_random_calls():
+    """Passes over the random calls of one initialisation; returns the state in which it is to happen."""
+    key = seed, call = random.get_state()
+    random.set_state((seed, call + _CALLS_PER_INITIALIZATION))
+    return key
 
 
 class DeferredInitializationError(MXNetError):
@@ -304,7 +312,7 @@ class Parameter:
         if not shape_is_known(self._shape) and not self._allow_deferred_init:
             raise ValueError(f"Cannot initialize Parameter '{self.name}' because it has invalid shape: {self._shape}.")
         self._data = self._grad = None
-        key = _core.random_reserve(_CALLS_PER_INITIALIZATION)
+        key = _reserve_random_calls()
         self._deferred_init = (init, contexts, default_init, None, key)
         if shape_is_known(self._shape):
             self._finish_deferred_init()
