@@ -89,15 +89,16 @@ def cotangents(outputs, seed):
     return [mx.nd.array(random.uniform(-1, 1, o.shape), ctx=o.context, dtype=o.dtype) if np.dtype(o.dtype).kind == "f" else None for o in outputs]
 
 
-def projected(name, sample, arrays, heads=None):
-    """sum over outputs of <output, cotangent>, a one-element array, and the cotangents used."""
+def projected(name, sample, arrays, heads=None, squared=False):
+    """sum over outputs of <output, cotangent>, a one-element array, and the cotangents used; `squared`: of <output * output, .>,
+    so that linear ops have a second gradient too."""
     outputs = call(name, arrays, sample.params)
     heads = heads or cotangents(outputs, 7)
     total = None
     for output, head in zip(outputs, heads):
         if head is None:
             continue
-        term = mx.nd.sum(output * head)
+        term = mx.nd.sum(output * output * head if squared else output * head)
         total = term if total is None else total + term
     return total, heads
 
@@ -148,7 +149,7 @@ def test_gradient_of_gradient(name, sample):
     def gradient_sum(values, create):
         mx.random.seed(3)
         with autograd.record(train_mode=sample.train):
-            total, _ = projected(name, sample, values, heads)
+            total, _ = projected(name, sample, values, heads, squared=True)
             gradients = autograd.grad(total, [values[i] for i in wanted], create_graph=create, retain_graph=True)
             result = None
             for k, gradient in enumerate(gradients):
