@@ -1,0 +1,331 @@
+"""Data sets, samplers and the loader: order, batches, processes, threads, failures."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon.gluon import data
+
+VALUES = np.arange(20, dtype="float32").reshape(10, 2)
+LABELS = np.arange(10, dtype="int32")
+WAYS = {
+    "direct": {},
+    "processes": {"num_workers": 2},
+    "threads": {"num_workers": 2, "thread_pool": True},
+}
+
+
+@pytest.fixture(params=WAYS)
+def way(request):
+    return WAYS[request.param]
+
+
+class Function(data.Dataset):
+    """Sample i is fn(i)."""
+
+    def __init__(self, length, fn):
+        self._length, self._fn = length, fn
+
+    def __len__(self):
+        return self._length
+
+    def __getitem__(self, i):
+        return self._fn(int(i))
+
+
+# --- Data sets and samplers ---
+
+
+def test_array_dataset():
+    dataset = data.ArrayDataset(mx.nd.array(VALUES), mx.nd.array(LABELS, dtype="int32"))
+    assert len(dataset) == 10
+    values, label = dataset[3]
+    np.testing.assert_array_equal(values.asnumpy(), VALUES[3])
+    assert label == 3 and isinstance(label, np.int32)
+    assert data.ArrayDataset(LABELS)[4] == 4
+    with pytest.raises(ValueError):
+        data.ArrayDataset(VALUES, LABELS[:5])
+    with pytest.raises(ValueError):
+        data.ArrayDataset()
+
+
+def test_views_of_a_dataset():
+    dataset = data.SimpleDataset(list(range(11)))
+    everything = lambda d: [d[i] for i in range(len(d))]  # noqa: E731
+    assert everything(dataset.filter(lambda x: x % 3 == 0)) == [0, 3, 6, 9]
+    assert [everything(dataset.shard(3, i)) for i in range(3)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
+    assert everything(dataset.take(3)) == [0, 1, 2] and len(dataset.take(None)) == len(dataset.take(50)) == 11
+    assert everything(dataset.sample(data.SequentialSampler(2, start=4))) == [4, 5]
+    assert everything(dataset.transform(lambda x: x * 2).take(3)) == [0, 2, 4]
+    pairs = data.SimpleDataset([(1, 2), (3, 4)])
+    assert everything(pairs.transform(lambda a, b: a + b, lazy=False)) == [3, 7]
+    assert everything(pairs.transform_first(lambda a: -a)) == [(-1, 2), (-3, 4)]
+    for wrong in (lambda: dataset.shard(0, 0), lambda: dataset.shard(2, 2), lambda: dataset.take(-1)):
+        with pytest.raises(ValueError):
+            wrong()
+    with pytest.raises(TypeError):
+        dataset.sample([1, 2])
+
+
+def test_samplers():
+    assert list(data.IntervalSampler(10, 4)) == [0, 4, 8, 1, 5, 9, 2, 6, 3, 7]
+    assert list(data.IntervalSampler(10, 4, rollover=False)) == [0, 4, 8] and len(data.IntervalSampler(10, 4, rollover=False)) == 3
+    np.random.seed(1)
+    first = list(data.RandomSampler(50))
+    assert sorted(first) == list(range(50)) and first != sorted(first)
+    np.random.seed(1)
+    assert list(data.RandomSampler(50)) == first
+    for last_batch, expected in (("keep", [4, 4, 2]), ("discard", [4, 4]), ("rollover", [4, 4])):
+        sampler = data.BatchSampler(data.SequentialSampler(10), 4, last_batch)
+        assert len(sampler) == len(expected)
+        assert [len(batch) for batch in sampler] == expected
+    assert len(sampler) == 3 and [len(batch) for batch in sampler] == [4, 4, 4]
+    with pytest.raises(ValueError):
+        data.BatchSampler(data.SequentialSampler(10), 4, "drop")
+    with pytest.raises(ValueError):
+        data.BatchSampler(data.SequentialSampler(10), 0)
+
+
+# --- Batches ---
+
+
+def test_batches_in_order(way):
+    loader = data.DataLoader(data.ArrayDataset(VALUES, LABELS), batch_size=4, **way)
+    assert len(loader) == 3
+    for _ in range(2):
+        batches = list(loader)
+        np.testing.assert_array_equal(np.concatenate([x.asnumpy() for x, _ in batches]), VALUES)
+        np.testing.assert_array_equal(np.concatenate([y.asnumpy() for _, y in batches]), LABELS)
+        assert all(isinstance(y, mx.nd.NDArray) and y.dtype == np.int32 and y.context == mx.cpu(0) for _, y in batches)
+
+
+def test_arrays_of_the_framework(way):
+    loader = data.DataLoader(data.ArrayDataset(mx.nd.array(VALUES), mx.nd.array(LABELS)), batch_size=3, last_batch="discard", **way)
+    batches = list(loader)
+    assert len(batches) == 3 and batches[0][0].shape == (3, 2)
+    np.testing.assert_array_equal(batches[1][0].asnumpy(), VALUES[3:6])
+
+
+def test_shuffled_rounds_differ_and_are_complete(way):
+    loader = data.DataLoader(LABELS, batch_size=3, shuffle=True, **way)
+    rounds = [np.concatenate([b.asnumpy() for b in loader]) for _ in range(3)]
+    assert all(sorted(r) == list(range(10)) for r in rounds)
+    assert any(not np.array_equal(rounds[0], r) for r in rounds[1:])
+
+
+def test_large_batches(way):
+    values = np.random.default_rng(0).normal(size=(8, 300, 301)).astype("float32")
+    for batch, expected in zip(data.DataLoader(values, batch_size=4, **way), (values[:4], values[4:])):
+        np.testing.assert_array_equal(batch.asnumpy(), expected)
+
+
+def own_batch(samples):
+    return {"n": len(samples), "values": [mx.nd.array(s) * 2 for s in samples], "host": np.stack(samples), "text": "x" * 5000}
+
+
+def test_own_batchify_and_nested_results(way):
+    for i, batch in enumerate(data.DataLoader(VALUES, batch_size=5, batchify_fn=own_batch, **way)):
+        assert batch["n"] == 5 and batch["text"] == "x" * 5000
+        np.testing.assert_array_equal(batch["host"], VALUES[5 * i : 5 * i + 5])
+        np.testing.assert_array_equal(batch["values"][1].asnumpy(), VALUES[5 * i + 1] * 2)
+
+
+def test_zero_sized_and_single_samples(way):
+    batches = list(data.DataLoader(data.SimpleDataset([np.zeros((0, 3), "float32")] * 3), batch_size=2, **way))
+    assert [b.shape for b in batches] == [(2, 0, 3), (1, 0, 3)]
+    assert list(data.DataLoader([], batch_size=2, **way)) == []
+
+
+def test_batch_sampler_and_auto_reload(way):
+    loader = data.DataLoader(LABELS, batch_sampler=data.BatchSampler(data.IntervalSampler(10, 5), 2), auto_reload=True, **way)
+    for _ in range(2):
+        assert [b.asnumpy().tolist() for b in loader] == [[0, 5], [1, 6], [2, 7], [3, 8], [4, 9]]
+
+
+def test_two_iterations_at_once_and_one_left_early(way):
+    loader = data.DataLoader(LABELS, batch_size=2, **way)
+    for a, b in zip(loader, loader):
+        np.testing.assert_array_equal(a.asnumpy(), b.asnumpy())
+    for first in loader:
+        break
+    assert [b.asnumpy().tolist() for b in loader][0] == first.asnumpy().tolist() == [0, 1]
+
+
+def test_wrong_arguments():
+    for options in (
+        {},
+        {"batch_size": 2, "shuffle": True, "sampler": data.SequentialSampler(10)},
+        {"batch_size": 2, "batch_sampler": data.BatchSampler(data.SequentialSampler(10), 2)},
+        {"batch_size": 2, "timeout": 0},
+    ):
+        with pytest.raises(ValueError):
+            data.DataLoader(LABELS, **options)
+
+
+# --- Worker processes ---
+
+
+def random_sample(i):
+    return np.random.rand(2).astype("float32")
+
+
+def test_random_numbers_do_not_depend_on_the_number_of_workers():
+    def draw(workers):
+        np.random.seed(5)
+        loader = data.DataLoader(Function(8, random_sample), batch_size=2, num_workers=workers)
+        return [np.concatenate([b.asnumpy() for b in loader]) for _ in range(2)]
+
+    one, three = draw(1), draw(3)
+    np.testing.assert_array_equal(one, three)
+    assert len(np.unique(np.concatenate(one))) == 32
+
+
+def test_workers_may_compute_with_arrays():
+    def sample(i):
+        x = mx.nd.ones((100, 100)) * i
+        return mx.nd.dot(x, x)
+
+    mx.nd.dot(mx.nd.ones((100, 100), ctx=mx.cpu(1)), mx.nd.ones((100, 100), ctx=mx.cpu(1))).wait_to_read()
+    loader = data.DataLoader(Function(4, sample), batch_size=2, num_workers=2, timeout=60)
+    assert [b.asnumpy()[:, 0, 0].tolist() for b in loader] == [[0, 100], [400, 900]]
+
+
+class Odd(Exception):
+    def __init__(self, number, more):
+        super().__init__(f"sample {number} is odd")
+
+
+def failing(i):
+    if i == 5:
+        raise KeyError("no sample 5")
+    return float(i)
+
+
+def failing_oddly(i):
+    raise Odd(i, None)
+
+
+def test_an_error_of_the_data_set_is_raised_and_the_loader_goes_on(way):
+    loader = data.DataLoader(Function(8, failing), batch_size=2, **way)
+    for _ in range(2):
+        got = []
+        with pytest.raises(KeyError, match="no sample 5"):
+            for batch in loader:
+                got.append(batch.asnumpy().tolist())
+        assert got == [[0, 1], [2, 3]]
+
+
+def test_an_error_that_cannot_be_pickled_is_told_as_text():
+    with pytest.raises(RuntimeError, match="sample 0 is odd"):
+        list(data.DataLoader(Function(2, failing_oddly), batch_size=2, num_workers=1))
+
+
+def dying(i):
+    if i == 5 and os.environ.get("DATA_TEST_DIES") == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return float(i)
+
+
+def test_a_worker_that_dies_is_an_error_at_once(monkeypatch):
+    monkeypatch.setenv("DATA_TEST_DIES", "1")
+    loader = data.DataLoader(Function(8, dying), batch_size=2, num_workers=2)
+    begin = time.time()
+    with pytest.raises(RuntimeError, match="killed by SIGKILL"):
+        list(loader)
+    assert time.time() - begin < 10
+    monkeypatch.setenv("DATA_TEST_DIES", "0")
+    assert len(list(loader)) == 4
+
+
+def leaving(i):
+    sys.exit(3)
+
+
+def test_a_worker_that_exits_is_an_error():
+    with pytest.raises(RuntimeError, match="exited with code 3"):
+        list(data.DataLoader(Function(8, leaving), batch_size=2, num_workers=1))
+
+
+def slow(i):
+    time.sleep(30)
+
+
+@pytest.mark.parametrize("way", ["processes", "threads"])
+def test_timeout(way):
+    if way == "threads":
+        loader = data.DataLoader(Function(2, lambda i: time.sleep(2)), batch_size=2, timeout=0.2, **WAYS[way])
+    else:
+        loader = data.DataLoader(Function(2, slow), batch_size=2, timeout=0.2, **WAYS[way])
+    with pytest.raises(TimeoutError, match="0.2 s"):
+        list(loader)
+
+
+SCRIPT = """
+import os, sys, time
+import numpy as np
+import mpgluon as mx
+from mpgluon.gluon import data
+class Slow(data.Dataset):
+    def __len__(self): return 1000
+    def __getitem__(self, i):
+        time.sleep(0.05)
+        return float(i)
+loader = data.DataLoader(Slow(), batch_size=1, num_workers=2)
+for n in range(2):
+    try:
+        for batch in loader:
+            print([p.pid for p in __import__('multiprocessing').active_children()], flush=True)
+            if n: break
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+print("done", flush=True)
+"""
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def start_script():
+    child = subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    return child, eval(child.stdout.readline())
+
+
+def test_ctrl_c_reaches_the_loop_and_nothing_is_left():
+    child, workers = start_script()
+    os.killpg(child.pid, signal.SIGINT)  # as a terminal does: to all processes of the group
+    out, err = child.communicate(timeout=30)
+    assert "interrupted" in out and out.rstrip().endswith("done") and "Traceback" not in err, (out, err)
+    assert not any(alive(pid) for pid in workers)
+
+
+def test_workers_end_when_their_parent_is_killed():
+    child, workers = start_script()
+    child.kill()
+    child.wait()
+    child.stdout.close()
+    child.stderr.close()
+    end = time.time() + 15
+    while time.time() < end and any(alive(pid) for pid in workers):
+        time.sleep(0.1)
+    assert not any(alive(pid) for pid in workers)
+
+
+def test_workers_end_with_the_loader():
+    loader = data.DataLoader(LABELS, batch_size=2, num_workers=2)
+    list(loader)
+    pids = [process.pid for process, _ in loader._pool._workers]
+    descriptors = len(os.listdir("/proc/self/fd"))
+    del loader
+    assert not any(alive(pid) for pid in pids)
+    assert len(os.listdir("/proc/self/fd")) < descriptors
