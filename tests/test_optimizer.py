@@ -104,6 +104,17 @@ def test_adam_against_the_formula_in_float64():
     np.testing.assert_allclose(got, weight, rtol=1e-6)
 
 
+def test_nag_with_decay_against_the_formula():
+    """MXNet's kernel takes the decay of the momentum from the weight it has just changed; here it is the weight of before."""
+    weight, momentum = WEIGHT.astype("float64"), 0.0
+    for gradient in GRADIENTS:
+        gradient = gradient + 0.01 * weight
+        momentum = 0.9 * momentum - 0.1 * gradient
+        weight = weight + 0.9 * momentum - 0.1 * gradient
+    got = train(mx.optimizer.create("nag", learning_rate=0.1, momentum=0.9, wd=0.01)).asnumpy()
+    np.testing.assert_allclose(got, weight, rtol=2e-6)
+
+
 def test_momentum_sgd_with_delayed_compensation():
     weight, previous, momentum = WEIGHT.astype("float64"), WEIGHT.astype("float64"), 0.0
     for gradient in GRADIENTS:
