@@ -2,7 +2,7 @@
  * where the processor has them, so that an element's bits do not depend on its place in a loop. Largest errors in units of
  * the last place: exp 1, expm1 2, log 1, log1p 2, tanh 3, sigmoid 2, erf 2; sine and cosine 2 up to MPG_TRIG_LIMIT, beyond
  * which the caller uses the C library. The coefficients are minimax fits over the reduced ranges.
- * Doubles go to the C library. Stateless; any thread.
+ * Doubles go to the C library. MPG_MATH_WITHOUT_FMA, defined before: plain products and sums everywhere. Stateless; any thread.
  */
 #ifndef KERNELS_CPU_VECTOR_MATH_H
 #define KERNELS_CPU_VECTOR_MATH_H
@@ -14,7 +14,7 @@
 #define MPG_INLINE static inline __attribute__((always_inline))
 
 MPG_INLINE float mpg_fma(float a, float b, float c) {
-#ifdef __FMA__
+#if defined(__FMA__) && !defined(MPG_MATH_WITHOUT_FMA)
   return __builtin_fmaf(a, b, c);
 #else
   return a * b + c;

@@ -1,0 +1,123 @@
+/* Random numbers and dropout: inference and gradients. */
+#include "op/infer.h"
+
+/* The parameter of that name in an op's struct. */
+static const void *param(const mpg_infer *infer, const char *name) {
+  int index = mpg_params_find(infer->op->params, name);
+  return index < 0 ? NULL : (const char *)infer->params + infer->op->params->params[index].offset;
+}
+
+static mpg_status created(mpg_infer *infer, mpg_dtype fallback, mpg_dtype_set allowed) {
+  const mpg_tuple *tuple = param(infer, "shape");
+  int32_t dtype = *(const int32_t *)param(infer, "dtype");
+  mpg_shape shape = {.ndim = 1, .dims = {1}};
+  if (tuple->count >= 0) MPG_TRY(mpg_infer_tuple_shape(infer, tuple, &shape));
+  if (dtype == MPG_DTYPE_NONE) dtype = fallback;
+  if (!(allowed & MPG_DTYPE_BIT(dtype))) return mpg_infer_fail(infer, "cannot draw numbers of dtype %s", mpg_dtype_name((mpg_dtype)dtype));
+  mpg_infer_set(infer, 0, &shape, (mpg_dtype)dtype);
+  return MPG_OK;
+}
+
+mpg_status mpg_infer_random(mpg_infer *infer) { return created(infer, MPG_FLOAT32, MPG_DTYPES_FLOAT); }
+
+mpg_status mpg_infer_randint(mpg_infer *infer) {
+  const mpg_randint_params *params = infer->params;
+  if (params->low >= params->high)
+    return mpg_infer_fail(infer, "low must be below high; they are %lld and %lld", (long long)params->low, (long long)params->high);
+  return created(infer, MPG_INT32, MPG_DTYPES_INTEGER);
+}
+
+/* A shape followed by the dimensions of a tuple. */
+static mpg_status extend(mpg_infer *infer, mpg_shape *shape, const mpg_tuple *tuple) {
+  if (shape->ndim < 0 || tuple->count <= 0) return MPG_OK;
+  mpg_shape more;
+  MPG_TRY(mpg_infer_tuple_shape(infer, tuple, &more));
+  if (shape->ndim + more.ndim > MPG_MAX_NDIM) return mpg_infer_fail(infer, "the result would have more than %d dimensions", MPG_MAX_NDIM);
+  for (int i = 0; i < more.ndim; i++) shape->dims[shape->ndim++] = more.dims[i];
+  return MPG_OK;
+}
+
+mpg_status mpg_infer_sample(mpg_infer *infer) {
+  const mpg_sample_params *params = infer->params;
+  mpg_shape shape = infer->inputs[0].shape;
+  if (infer->num_inputs == 2) {
+    if (!mpg_shape_merge(&shape, &infer->inputs[1].shape)) return mpg_infer_fail(infer, "the parameters must have one shape");
+    MPG_TRY(mpg_infer_expect_dtype(infer, 1, infer->inputs[0].dtype));
+  }
+  MPG_TRY(extend(infer, &shape, &params->shape));
+  mpg_dtype dtype = params->dtype == MPG_DTYPE_NONE ? infer->inputs[0].dtype : (mpg_dtype)params->dtype;
+  if (dtype != MPG_DTYPE_NONE && !mpg_dtype_is_float(dtype)) return mpg_infer_fail(infer, "cannot draw numbers of dtype %s", mpg_dtype_name(dtype));
+  mpg_infer_set(infer, 0, &shape, dtype);
+  return MPG_OK;
+}
+
+int mpg_arity_sample_multinomial(const mpg_op *op, const void *params, int given) {
+  (void)op, (void)given;
+  return ((const mpg_sample_multinomial_params *)params)->get_prob ? 2 : 1;
+}
+
+mpg_status mpg_infer_sample_multinomial(mpg_infer *infer) {
+  const mpg_sample_multinomial_params *params = infer->params;
+  mpg_shape shape = infer->inputs[0].shape;
+  if (shape.ndim == 0) return mpg_infer_fail(infer, "the probabilities must have at least one dimension");
+  if (shape.ndim > 0) {
+    int64_t outcomes = shape.dims[--shape.ndim];
+    shape.dims[shape.ndim] = 0;
+    MPG_TRY(extend(infer, &shape, &params->shape));
+    if (shape.ndim == 0) shape = (mpg_shape){.ndim = 1, .dims = {1}};
+    if (outcomes == 0 && mpg_shape_size(&shape) > 0) return mpg_infer_fail(infer, "there is no outcome to draw");
+  }
+  mpg_infer_set(infer, 0, &shape, (mpg_dtype)params->dtype);
+  if (infer->num_outputs == 2) mpg_infer_set(infer, 1, &shape, infer->inputs[0].dtype);
+  return MPG_OK;
+}
+
+mpg_status mpg_infer_backward_sample_multinomial(mpg_infer *infer) {
+  mpg_infer_set(infer, 0, &infer->inputs[1].shape, infer->inputs[1].dtype);
+  return MPG_OK;
+}
+
+void mpg_gradient_sample_multinomial(mpg_gradient *g) {
+  if (g->num_outputs < 2 || !mpg_has_value(g->out_grads[1])) return;
+  g->in_grads[0] = mpg_emit3(g, MPG_OP__backward_sample_multinomial, NULL, g->out_grads[1], g->inputs[0], g->outputs[0]);
+}
+
+/* --- Dropout ------------------------------------------------------------------------------------------------------ */
+
+static bool drops(const mpg_dropout_params *params, bool train) {
+  enum { TRAINING, ALWAYS };
+  return (train || params->mode == ALWAYS) && params->p > 0;
+}
+
+/* The mask: a byte for each value that is drawn; empty when none is. */
+mpg_status mpg_infer_dropout(mpg_infer *infer) {
+  const mpg_dropout_params *params = infer->params;
+  const mpg_desc *data = &infer->inputs[0];
+  mpg_shape mask = data->shape;
+  if (!drops(params, infer->train)) mask = (mpg_shape){.ndim = 1, .dims = {0}};
+  else if (mask.ndim >= 0) {
+    for (int k = 0; k < params->axes.count; k++) {
+      int axis;
+      MPG_TRY(mpg_axis_normalize(params->axes.values[k], mask.ndim, infer->op->name, &axis));
+      if (mask.dims[axis] > 1) mask.dims[axis] = 1;
+    }
+  }
+  mpg_infer_set(infer, 0, &data->shape, data->dtype);
+  mpg_infer_set(infer, 1, &mask, MPG_UINT8);
+  return MPG_OK;
+}
+
+mpg_status mpg_infer_dropout_apply(mpg_infer *infer) {
+  MPG_TRY(mpg_infer_expect_dtype(infer, 1, MPG_UINT8));
+  mpg_infer_set(infer, 0, &infer->inputs[0].shape, infer->inputs[0].dtype);
+  return MPG_OK;
+}
+
+void mpg_gradient_dropout(mpg_gradient *g) {
+  const mpg_dropout_params *params = g->params;
+  g->in_grads[0] = drops(params, g->train) ? mpg_emit2(g, MPG_OP__dropout_apply, params, g->out_grads[0], g->outputs[1]) : g->out_grads[0];
+}
+
+void mpg_gradient_dropout_apply(mpg_gradient *g) {
+  if (g->needed[0]) g->in_grads[0] = mpg_emit2(g, MPG_OP__dropout_apply, g->params, g->out_grads[0], g->inputs[1]);
+}

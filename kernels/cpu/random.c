@@ -1,0 +1,539 @@
+/* Random numbers.
+ *
+ * The scheme, which every backend repeats. Philox (base/philox.h) under a call's key (seed, call) gives a stream of 32-bit
+ * words: word w is value[w % 4] of block w / 4. An element's position is P = its index + key.position. What it takes:
+ *   uniform, dropout           float32 and halves: word P, its upper 24 bits
+ *                              float64: words 2P (high) and 2P + 1, 53 bits
+ *   normal                     pairs q = P / 2 by Box and Muller. float32 and halves: a = word 2q, b = word 2q + 1, radius
+ *                              sqrt(-2 ln((a + 0.5) / 2^32)), angle b / 2^32 turns (24 bits); P even: cosine, odd: sine.
+ *                              float64: a and b are the 53-bit numbers of words 4q, 4q + 1 and 4q + 2, 4q + 3
+ *   exponential                -ln(u) / lam, u = (word P + 0.5) / 2^32; float64: u = 1 - the 53-bit number of words 2P, 2P + 1
+ *   randint                    the upper 64 bits of (64-bit word 2P, 2P + 1) * (high - low), added to low
+ *   multinomial                the 53-bit number of words 2P, 2P + 1, looked up in the running sums
+ *   shuffle                    row r has the 64-bit key of words 2r, 2r + 1; rows are sorted by key, equal keys by row
+ *   gamma, poisson, negative binomials   try k of element P uses the four words of block P + (k + 1) * 2^40: as many tries
+ *                              as it needs, and none of another element's
+ * Floats are computed by the functions of vector_math.h without fused multiply-adds, so that all instruction sets give
+ * the same bits. The samplers of the last line decide in double with the C library's functions.
+ */
+#include <math.h>
+
+#include "base/memory.h"
+#include "device/device.h"
+#define MPG_MATH_WITHOUT_FMA
+#include "kernels/cpu/convert.h"
+#include "kernels/cpu/vector_math.h"
+
+enum { WORDS = 2 * MPG_CPU_BLOCK + 8, GROUP = 16 };
+
+/* Words [first, first + count) of a call's stream, count <= WORDS - 8; 16 blocks at a time, for vector instructions. */
+static const uint32_t *words_of(mpg_random_key key, uint64_t first, int64_t count, uint32_t *buffer) {
+  uint64_t block = first >> 2, end = (first + (uint64_t)count + 3) >> 2;
+  uint32_t *out = buffer;
+  for (; block < end; block += GROUP, out += 4 * GROUP) {
+    uint32_t c0[GROUP], c1[GROUP], c2[GROUP], c3[GROUP];
+    uint32_t k0 = (uint32_t)key.seed, k1 = (uint32_t)(key.seed >> 32);
+    for (int i = 0; i < GROUP; i++) {
+      c0[i] = (uint32_t)(block + (uint64_t)i);
+      c1[i] = (uint32_t)((block + (uint64_t)i) >> 32);
+      c2[i] = (uint32_t)key.call;
+      c3[i] = (uint32_t)(key.call >> 32);
+    }
+    for (int round = 0; round < 10; round++) {
+      for (int i = 0; i < GROUP; i++) {
+        uint64_t p0 = (uint64_t)0xD2511F53u * c0[i], p1 = (uint64_t)0xCD9E8D57u * c2[i];
+        uint32_t n0 = (uint32_t)(p1 >> 32) ^ c1[i] ^ k0, n2 = (uint32_t)(p0 >> 32) ^ c3[i] ^ k1;
+        c1[i] = (uint32_t)p1;
+        c3[i] = (uint32_t)p0;
+        c0[i] = n0;
+        c2[i] = n2;
+      }
+      k0 += 0x9E3779B9u;
+      k1 += 0xBB67AE85u;
+    }
+    for (int i = 0; i < GROUP; i++) {
+      out[4 * i] = c0[i];
+      out[4 * i + 1] = c1[i];
+      out[4 * i + 2] = c2[i];
+      out[4 * i + 3] = c3[i];
+    }
+  }
+  return buffer + (first & 3);
+}
+enum { WORD_BUFFER = WORDS + 4 * GROUP };
+
+/* (0, 1): never 0, and 1 only where a word rounds up to 2^32. */
+static inline float open_uniform(uint32_t word) { return (float)word * 0x1p-32f + 0x1p-33f; }
+static inline float sine_of_turns(uint32_t word, uint32_t quarters) { /* sin(2 pi (word / 2^32 + quarters / 4)) */
+  float turns = (float)(word >> 8) * 0x1p-22f; /* in quarters */
+  float shifted = turns + MPG_ROUNDER;
+  return mpg_sine_or_cosine((turns - (shifted - MPG_ROUNDER)) * 0x1.921fb6p+0f, mpg_float_bits(shifted) + quarters);
+}
+
+typedef enum distribution { UNIFORM, NORMAL, GAMMA, EXPONENTIAL, POISSON, NEGATIVE_BINOMIAL, GENERALIZED, INTEGERS } distribution;
+
+/* Runs of one set of parameters: elements [0, n) from position `position`. */
+static void uniform_run(mpg_random_key key, uint64_t position, int64_t n, bool wide, double low, double high, void *out) {
+  uint32_t buffer[WORD_BUFFER];
+  if (wide) {
+    const uint32_t *w = words_of(key, 2 * position, 2 * n, buffer);
+    double *to = out;
+    for (int64_t i = 0; i < n; i++) {
+      double value = low + (high - low) * mpg_philox_uniform_double(w[2 * i], w[2 * i + 1]);
+      to[i] = value < high ? value : low;
+    }
+    return;
+  }
+  const uint32_t *w = words_of(key, position, n, buffer);
+  float *to = out, a = (float)low, b = (float)high;
+  for (int64_t i = 0; i < n; i++) {
+    float value = a + (b - a) * mpg_philox_uniform(w[i]);
+    to[i] = value < b ? value : a;
+  }
+}
+
+static void normal_run(mpg_random_key key, uint64_t position, int64_t n, bool wide, double mean, double deviation, void *out) {
+  uint32_t buffer[WORD_BUFFER];
+  if (wide) {
+    double *to = out;
+    for (int64_t i = 0; i < n;) {
+      int64_t m = n - i < MPG_CPU_BLOCK / 2 ? n - i : MPG_CPU_BLOCK / 2;
+      uint64_t first = (position + (uint64_t)i) & ~(uint64_t)1;
+      const uint32_t *w = words_of(key, 2 * first, 2 * (m + 2), buffer);
+      for (int64_t j = 0; j < m; j++) {
+        uint64_t p = position + (uint64_t)(i + j);
+        const uint32_t *pair = w + 2 * ((p & ~(uint64_t)1) - first);
+        double radius = sqrt(-2 * log(1 - mpg_philox_uniform_double(pair[0], pair[1])));
+        double angle = 2 * M_PI * mpg_philox_uniform_double(pair[2], pair[3]);
+        to[i + j] = mean + deviation * (radius * (p & 1 ? sin(angle) : cos(angle)));
+      }
+      i += m;
+    }
+    return;
+  }
+  float *to = out, z[MPG_CPU_BLOCK + 2], m = (float)mean, d = (float)deviation;
+  uint64_t first = position & ~(uint64_t)1;
+  int64_t pairs = ((int64_t)(position - first) + n + 1) / 2;
+  const uint32_t *w = words_of(key, first, 2 * pairs, buffer);
+  for (int64_t q = 0; q < pairs; q++) {
+    float radius = sqrtf(-2.0f * mpg_logf(open_uniform(w[2 * q])));
+    z[2 * q] = radius * sine_of_turns(w[2 * q + 1], 1);
+    z[2 * q + 1] = radius * sine_of_turns(w[2 * q + 1], 0);
+  }
+  const float *from = z + (position - first);
+  for (int64_t i = 0; i < n; i++) to[i] = m + d * from[i];
+}
+
+static void exponential_run(mpg_random_key key, uint64_t position, int64_t n, bool wide, double rate, void *out) {
+  uint32_t buffer[WORD_BUFFER];
+  if (wide) {
+    const uint32_t *w = words_of(key, 2 * position, 2 * n, buffer);
+    for (int64_t i = 0; i < n; i++) ((double *)out)[i] = -log(1 - mpg_philox_uniform_double(w[2 * i], w[2 * i + 1])) / rate;
+    return;
+  }
+  const uint32_t *w = words_of(key, position, n, buffer);
+  float *to = out, r = (float)rate;
+  for (int64_t i = 0; i < n; i++) {
+    float value = -mpg_logf(open_uniform(w[i])) / r;
+    to[i] = value > 0 ? value : 0;
+  }
+}
+
+/* One element's own stream of tries. */
+typedef struct stream {
+  mpg_random_key key;
+  uint64_t position;
+  uint64_t tries;
+} stream;
+static mpg_philox_block next(stream *s) { return mpg_philox(s->key.seed, s->key.call, s->position + (++s->tries << 40)); }
+static double to_unit(uint32_t word) { return ((double)word + 0.5) * 0x1p-32; }
+
+static double draw_gamma(stream *s, double alpha, double scale) { /* Marsaglia and Tsang */
+  if (!(alpha > 0) || !(scale > 0)) return alpha == 0 || scale == 0 ? 0 : (double)NAN;
+  double a = alpha < 1 ? alpha + 1 : alpha, d = a - 1.0 / 3, c = 1 / sqrt(9 * d);
+  for (;;) {
+    mpg_philox_block b = next(s);
+    double x = sqrt(-2 * log(to_unit(b.value[0]))) * cos(2 * M_PI * to_unit(b.value[1]));
+    double v = 1 + c * x;
+    if (v <= 0) continue;
+    v = v * v * v;
+    if (log(to_unit(b.value[2])) >= 0.5 * x * x + d - d * v + d * log(v)) continue;
+    double result = d * v * scale;
+    return alpha < 1 ? result * pow(to_unit(b.value[3]), 1 / alpha) : result;
+  }
+}
+
+static double draw_poisson(stream *s, double mean) {
+  if (!(mean > 0)) return mean == 0 ? 0 : (double)NAN;
+  if (mean > 1e15) return mean;
+  if (mean < 10) { /* how many uniform factors keep the product above exp(-mean) */
+    double limit = exp(-mean), product = 1;
+    for (double count = 0;;) {
+      mpg_philox_block b = next(s);
+      for (int i = 0; i < 4; i++, count++) {
+        product *= to_unit(b.value[i]);
+        if (product <= limit) return count;
+      }
+    }
+  }
+  /* Hörmann's transformed rejection (PTRS). */
+  double b = 0.931 + 2.53 * sqrt(mean), a = -0.059 + 0.02483 * b, inverse_alpha = 1.1239 + 1.1328 / (b - 3.4), v_r = 0.9277 - 3.6224 / (b - 2);
+  for (;;) {
+    mpg_philox_block words = next(s);
+    double u = to_unit(words.value[0]) - 0.5, v = to_unit(words.value[1]), us = 0.5 - fabs(u);
+    double k = floor((2 * a / us + b) * u + mean + 0.43);
+    if (us >= 0.07 && v <= v_r) return k;
+    if (k < 0 || (us < 0.013 && v > us)) continue;
+    int sign;
+    if (log(v) + log(inverse_alpha) - log(a / (us * us) + b) <= -mean + k * log(mean) - lgamma_r(k + 1, &sign)) return k;
+  }
+}
+
+static double draw(distribution kind, stream *s, double a, double b) {
+  switch (kind) {
+    case GAMMA: return draw_gamma(s, a, b);
+    case POISSON: return draw_poisson(s, a);
+    case NEGATIVE_BINOMIAL: return draw_poisson(s, draw_gamma(s, a, (1 - b) / b));
+    default: return draw_poisson(s, b == 0 ? a : draw_gamma(s, 1 / b, a * b));
+  }
+}
+
+typedef struct draw_plan {
+  distribution kind;
+  mpg_random_key key;
+  mpg_dtype dtype;
+  void *out;
+  double a, b;
+  int64_t low;
+  uint64_t span;
+  /* sample_*: parameters by element, each for `each` results. */
+  const void *as, *bs;
+  mpg_dtype param_dtype;
+  int64_t each;
+} draw_plan;
+
+static void draw_run(const draw_plan *p, int64_t begin, int64_t n, double a, double b) {
+  mpg_block_buffer result;
+  mpg_compute compute = p->dtype == MPG_FLOAT64 ? MPG_COMPUTE_F64 : MPG_COMPUTE_F32;
+  bool wide = compute == MPG_COMPUTE_F64;
+  uint64_t position = (uint64_t)begin + p->key.position;
+  void *place = &result;
+  switch (p->kind) {
+    case UNIFORM: uniform_run(p->key, position, n, wide, a, b, place); break;
+    case NORMAL: normal_run(p->key, position, n, wide, a, b, place); break;
+    case EXPONENTIAL: exponential_run(p->key, position, n, wide, a, place); break;
+    case INTEGERS: {
+      uint32_t buffer[WORD_BUFFER];
+      const uint32_t *w = words_of(p->key, 2 * position, 2 * n, buffer);
+      for (int64_t i = 0; i < n; i++) {
+        uint64_t word = (uint64_t)w[2 * i] << 32 | w[2 * i + 1];
+        result.i64[i] = (int64_t)((uint64_t)p->low + (uint64_t)((unsigned __int128)word * p->span >> 64));
+      }
+      compute = MPG_COMPUTE_I64;
+      break;
+    }
+    default:
+      compute = MPG_COMPUTE_F64;
+      for (int64_t i = 0; i < n; i++) {
+        stream s = {p->key, position + (uint64_t)i, 0};
+        result.f64[i] = draw(p->kind, &s, a, b);
+      }
+  }
+  mpg_cpu_store(compute, p->dtype, p->out, begin, n, place);
+}
+
+static void run_draw(void *context, int64_t begin, int64_t end) {
+  const draw_plan *p = context;
+  while (begin < end) {
+    int64_t n = end - begin < MPG_CPU_BLOCK ? end - begin : MPG_CPU_BLOCK;
+    double a = p->a, b = p->b;
+    if (p->as) {
+      int64_t k = begin / p->each, left = (k + 1) * p->each - begin;
+      mpg_block_buffer buffer;
+      if (n > left) n = left;
+      a = *(const double *)mpg_cpu_load(MPG_COMPUTE_F64, p->param_dtype, p->as, k, 1, &buffer);
+      if (p->bs) b = *(const double *)mpg_cpu_load(MPG_COMPUTE_F64, p->param_dtype, p->bs, k, 1, &buffer);
+    }
+    draw_run(p, begin, n, a, b);
+    begin += n;
+  }
+}
+
+static int64_t grain_of(distribution kind) { return kind == UNIFORM || kind == INTEGERS ? 16384 : kind == NORMAL || kind == EXPONENTIAL ? 4096 : 512; }
+
+MPG_CPU_KERNEL(random) {
+  const mpg_view *out = &call->outputs[0];
+  draw_plan p = {.key = call->random, .dtype = out->desc.dtype, .out = out->data};
+  switch (call->op->id) {
+#define CASE(name, kind_, first, second)                                    \
+  case MPG_OP__random_##name: {                                             \
+    const mpg_random_##name##_params *params = call->params;                \
+    p.kind = kind_, p.a = (double)params->first, p.b = (double)params->second; \
+    break;                                                                  \
+  }                                                                         \
+  case MPG_OP__random_##name##_like: {                                      \
+    const mpg_##name##_like_params *params = call->params;                  \
+    p.kind = kind_, p.a = (double)params->first, p.b = (double)params->second; \
+    break;                                                                  \
+  }
+    CASE(uniform, UNIFORM, low, high)
+    CASE(normal, NORMAL, loc, scale)
+    CASE(gamma, GAMMA, alpha, beta)
+    CASE(exponential, EXPONENTIAL, lam, lam)
+    CASE(poisson, POISSON, lam, lam)
+    CASE(negative_binomial, NEGATIVE_BINOMIAL, k, p)
+    CASE(generalized_negative_binomial, GENERALIZED, mu, alpha)
+    default: {
+      const mpg_randint_params *params = call->params;
+      p.kind = INTEGERS, p.low = params->low, p.span = (uint64_t)params->high - (uint64_t)params->low;
+    }
+  }
+  mpg_cpu_parallel_for(call, mpg_shape_size(&out->desc.shape), grain_of(p.kind), run_draw, &p);
+  return MPG_OK;
+}
+
+MPG_CPU_KERNEL(sample) {
+  const mpg_view *out = &call->outputs[0], *first = &call->inputs[0];
+  int64_t count = mpg_shape_size(&out->desc.shape), params = mpg_shape_size(&first->desc.shape);
+  draw_plan p = {.key = call->random, .dtype = out->desc.dtype, .out = out->data, .as = first->data, .param_dtype = first->desc.dtype,
+                 .bs = call->num_inputs > 1 ? call->inputs[1].data : NULL, .each = params ? count / params : 1};
+  switch (call->op->id) {
+    case MPG_OP__sample_uniform: p.kind = UNIFORM; break;
+    case MPG_OP__sample_normal: p.kind = NORMAL; break;
+    case MPG_OP__sample_gamma: p.kind = GAMMA; break;
+    case MPG_OP__sample_exponential: p.kind = EXPONENTIAL; break;
+    case MPG_OP__sample_poisson: p.kind = POISSON; break;
+    case MPG_OP__sample_negative_binomial: p.kind = NEGATIVE_BINOMIAL; break;
+    default: p.kind = GENERALIZED; break;
+  }
+  mpg_cpu_parallel_for(call, count, grain_of(p.kind), run_draw, &p);
+  return MPG_OK;
+}
+
+/* --- Multinomial -------------------------------------------------------------------------------------------------- */
+
+typedef struct choice_plan {
+  const mpg_kernel_call *call;
+  double *sums; /* (rows, outcomes): running sums of the probabilities */
+  int64_t outcomes, each;
+} choice_plan;
+
+static void run_sums(void *context, int64_t begin, int64_t end) {
+  const choice_plan *p = context;
+  const mpg_view *data = &p->call->inputs[0];
+  mpg_block_buffer buffer;
+  for (int64_t row = begin; row < end; row++) {
+    double sum = 0, *sums = p->sums + row * p->outcomes;
+    for (int64_t done = 0; done < p->outcomes; done += MPG_CPU_BLOCK) {
+      int64_t n = p->outcomes - done < MPG_CPU_BLOCK ? p->outcomes - done : MPG_CPU_BLOCK;
+      const double *values = mpg_cpu_load(MPG_COMPUTE_F64, data->desc.dtype, data->data, row * p->outcomes + done, n, &buffer);
+      for (int64_t j = 0; j < n; j++) sums[done + j] = sum += values[j] > 0 ? values[j] : 0;
+    }
+  }
+}
+
+static void run_choices(void *context, int64_t begin, int64_t end) {
+  const choice_plan *p = context;
+  const mpg_kernel_call *call = p->call;
+  mpg_block_buffer buffer;
+  for (int64_t i = begin; i < end; i++) {
+    uint64_t position = (uint64_t)i + call->random.position;
+    mpg_philox_block b = mpg_philox(call->random.seed, call->random.call, position >> 1);
+    const double *sums = p->sums + i / p->each * p->outcomes;
+    double target = mpg_philox_uniform_double(b.value[2 * (position & 1)], b.value[2 * (position & 1) + 1]) * sums[p->outcomes - 1];
+    int64_t low = 0, high = p->outcomes - 1; /* the first sum above the target */
+    while (low < high) {
+      int64_t middle = (low + high) / 2;
+      if (sums[middle] > target) high = middle;
+      else low = middle + 1;
+    }
+    mpg_cpu_store(MPG_COMPUTE_I64, call->outputs[0].desc.dtype, call->outputs[0].data, i, 1, &low);
+    if (call->num_outputs < 2) continue;
+    const mpg_view *data = &call->inputs[0];
+    double chance = log(*(const double *)mpg_cpu_load(MPG_COMPUTE_F64, data->desc.dtype, data->data, i / p->each * p->outcomes + low, 1, &buffer));
+    mpg_cpu_store(MPG_COMPUTE_F64, call->outputs[1].desc.dtype, call->outputs[1].data, i, 1, &chance);
+  }
+}
+
+MPG_CPU_KERNEL(sample_multinomial) {
+  const mpg_shape *shape = &call->inputs[0].desc.shape;
+  int64_t rows = mpg_shape_product(shape, 0, shape->ndim - 1), count = mpg_shape_size(&call->outputs[0].desc.shape);
+  if (count == 0) return MPG_OK;
+  choice_plan p = {call, NULL, shape->dims[shape->ndim - 1], count / rows};
+  p.sums = mpg_device_scratch(call->device, (size_t)(rows * p.outcomes) * sizeof(double));
+  if (!p.sums) return MPG_DEVICE_OUT_OF_MEMORY;
+  mpg_cpu_parallel_for(call, rows, 16384 / p.outcomes + 1, run_sums, &p);
+  mpg_cpu_parallel_for(call, count, 1024, run_choices, &p);
+  return MPG_OK;
+}
+
+MPG_CPU_KERNEL(backward_sample_multinomial) { /* grad / data at each drawn index, summed over the draws of a row */
+  const mpg_view *grad = &call->inputs[0], *data = &call->inputs[1], *index = &call->inputs[2], *out = &call->outputs[0];
+  const mpg_shape *shape = &data->desc.shape;
+  int64_t outcomes = shape->dims[shape->ndim - 1], rows = mpg_shape_product(shape, 0, shape->ndim - 1), count = mpg_shape_size(&grad->desc.shape);
+  memset(out->data, 0, (size_t)mpg_shape_size(shape) * mpg_dtype_size(out->desc.dtype));
+  mpg_block_buffer buffer;
+  for (int64_t i = 0; i < count; i++) {
+    int64_t choice = *(const int64_t *)mpg_cpu_load(MPG_COMPUTE_I64, index->desc.dtype, index->data, i, 1, &buffer);
+    if (choice < 0 || choice >= outcomes) continue;
+    int64_t at = i / (count / rows) * outcomes + choice;
+    double g = *(const double *)mpg_cpu_load(MPG_COMPUTE_F64, grad->desc.dtype, grad->data, i, 1, &buffer);
+    double chance = *(const double *)mpg_cpu_load(MPG_COMPUTE_F64, data->desc.dtype, data->data, at, 1, &buffer);
+    double sum = *(const double *)mpg_cpu_load(MPG_COMPUTE_F64, out->desc.dtype, out->data, at, 1, &buffer) + g / chance;
+    mpg_cpu_store(MPG_COMPUTE_F64, out->desc.dtype, out->data, at, 1, &sum);
+  }
+  return MPG_OK;
+}
+
+/* --- Shuffle ------------------------------------------------------------------------------------------------------ */
+
+typedef struct keyed_row {
+  uint64_t key;
+  int64_t row;
+} keyed_row;
+
+/* By the bytes of the key, lowest first; each pass keeps the order of equal bytes. Eight passes: the result is in `rows`. */
+static void sort_rows(keyed_row *rows, keyed_row *other, int64_t count) {
+  for (int shift = 0; shift < 64; shift += 8) {
+    int64_t starts[256] = {0}, total = 0;
+    for (int64_t i = 0; i < count; i++) starts[rows[i].key >> shift & 255]++;
+    for (int k = 0; k < 256; k++) {
+      int64_t n = starts[k];
+      starts[k] = total;
+      total += n;
+    }
+    for (int64_t i = 0; i < count; i++) other[starts[rows[i].key >> shift & 255]++] = rows[i];
+    keyed_row *swap = rows;
+    rows = other;
+    other = swap;
+  }
+}
+
+typedef struct gather_plan {
+  const keyed_row *rows;
+  const char *in;
+  char *out;
+  int64_t bytes;
+} gather_plan;
+
+static void run_gather(void *context, int64_t begin, int64_t end) {
+  const gather_plan *p = context;
+  for (int64_t i = begin; i < end; i++) memcpy(p->out + i * p->bytes, p->in + p->rows[i].row * p->bytes, (size_t)p->bytes);
+}
+
+MPG_CPU_KERNEL(shuffle) {
+  const mpg_desc *desc = &call->inputs[0].desc;
+  int64_t size = mpg_shape_size(&desc->shape), rows = desc->shape.ndim ? desc->shape.dims[0] : 1;
+  if (size == 0) return MPG_OK;
+  keyed_row *keyed = mpg_device_scratch(call->device, 2 * (size_t)rows * sizeof *keyed);
+  if (!keyed) return MPG_DEVICE_OUT_OF_MEMORY;
+  for (int64_t r = 0; r < rows; r++) {
+    uint64_t position = (uint64_t)r + call->random.position;
+    mpg_philox_block b = mpg_philox(call->random.seed, call->random.call, position >> 1);
+    keyed[r] = (keyed_row){(uint64_t)b.value[2 * (position & 1)] << 32 | b.value[2 * (position & 1) + 1], r};
+  }
+  sort_rows(keyed, keyed + rows, rows);
+  gather_plan p = {keyed, call->inputs[0].data, call->outputs[0].data, size / rows * (int64_t)mpg_dtype_size(desc->dtype)};
+  mpg_cpu_parallel_for(call, rows, 65536 / p.bytes + 1, run_gather, &p);
+  return MPG_OK;
+}
+
+/* --- Dropout ------------------------------------------------------------------------------------------------------ */
+
+typedef struct dropout_plan {
+  mpg_random_key key;
+  mpg_dtype dtype;
+  const void *in;
+  void *out;
+  uint8_t *mask;
+  double scale;
+  uint32_t threshold; /* kept when the upper 24 bits of the word are below */
+  bool drawn;         /* whether the mask is made here, element by element */
+  int ndim;           /* 0: the mask has the data's shape; else as of run_apply */
+  int64_t dims[MPG_MAX_NDIM], strides[MPG_MAX_NDIM];
+} dropout_plan;
+
+static void draw_mask(const dropout_plan *p, int64_t begin, int64_t n) {
+  uint32_t buffer[WORD_BUFFER];
+  const uint32_t *w = words_of(p->key, (uint64_t)begin + p->key.position, n, buffer);
+  uint8_t *mask = p->mask + begin;
+  for (int64_t i = 0; i < n; i++) mask[i] = (w[i] >> 8) < p->threshold;
+}
+
+static void run_mask(void *context, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; i += MPG_CPU_BLOCK) draw_mask(context, i, end - i < MPG_CPU_BLOCK ? end - i : MPG_CPU_BLOCK);
+}
+
+/* The mask's elements for data elements [begin, begin + n), spread out along the axes that share one. */
+static const uint8_t *mask_of(const dropout_plan *p, int64_t begin, int64_t n, uint8_t *buffer) {
+  if (!p->ndim) return p->mask + begin;
+  for (int64_t i = 0; i < n; i++) {
+    int64_t rest = begin + i, at = 0;
+    for (int d = p->ndim - 1; d >= 0; d--) {
+      at += rest % p->dims[d] * p->strides[d];
+      rest /= p->dims[d];
+    }
+    buffer[i] = p->mask[at];
+  }
+  return buffer;
+}
+
+static void run_dropout(void *context, int64_t begin, int64_t end) {
+  const dropout_plan *p = context;
+  mpg_compute compute = mpg_compute_of(p->dtype);
+  mpg_block_buffer in, result;
+  uint8_t spread[MPG_CPU_BLOCK];
+  for (int64_t i = begin; i < end; i += MPG_CPU_BLOCK) {
+    int64_t n = end - i < MPG_CPU_BLOCK ? end - i : MPG_CPU_BLOCK;
+    if (p->drawn) draw_mask(p, i, n);
+    const uint8_t *mask = mask_of(p, i, n, spread);
+    const void *values = mpg_cpu_load(compute, p->dtype, p->in, i, n, &in);
+    if (compute == MPG_COMPUTE_F64) {
+      for (int64_t j = 0; j < n; j++) result.f64[j] = mask[j] ? ((const double *)values)[j] * p->scale : 0;
+    } else {
+      float scale = (float)p->scale;
+      for (int64_t j = 0; j < n; j++) result.f32[j] = mask[j] ? ((const float *)values)[j] * scale : 0;
+    }
+    mpg_cpu_store(compute, p->dtype, p->out, i, n, &result);
+  }
+}
+
+static void align_mask(dropout_plan *p, const mpg_shape *data, const mpg_shape *mask) {
+  if (mpg_shape_equal(data, mask)) return;
+  int64_t step = 1;
+  p->ndim = data->ndim;
+  for (int d = data->ndim - 1; d >= 0; d--) {
+    p->dims[d] = data->dims[d];
+    p->strides[d] = mask->dims[d] == 1 ? 0 : step;
+    step *= mask->dims[d];
+  }
+}
+
+MPG_CPU_KERNEL(dropout) {
+  enum { TRAINING, ALWAYS };
+  const mpg_dropout_params *params = call->params;
+  const mpg_view *data = &call->inputs[0], *out = &call->outputs[0], *mask = &call->outputs[1];
+  int64_t count = mpg_shape_size(&data->desc.shape);
+  if (!(call->train || params->mode == ALWAYS) || !(params->p > 0)) {
+    if (out->data != data->data) memcpy(out->data, data->data, (size_t)count * mpg_dtype_size(data->desc.dtype));
+    return MPG_OK;
+  }
+  double keep = 1 - params->p;
+  dropout_plan p = {.key = call->random, .dtype = data->desc.dtype, .in = data->data, .out = out->data, .mask = mask->data,
+                    .scale = keep > 0 ? 1 / keep : 0, .threshold = (uint32_t)(keep * 0x1p24 + 0.5)};
+  align_mask(&p, &data->desc.shape, &mask->desc.shape);
+  p.drawn = p.ndim == 0;
+  if (!p.drawn) mpg_cpu_parallel_for(call, mpg_shape_size(&mask->desc.shape), 16384, run_mask, &p);
+  mpg_cpu_parallel_for(call, count, 16384, run_dropout, &p);
+  return MPG_OK;
+}
+
+MPG_CPU_KERNEL(dropout_apply) {
+  const mpg_dropout_params *params = call->params;
+  const mpg_view *data = &call->inputs[0], *mask = &call->inputs[1];
+  double keep = 1 - params->p;
+  dropout_plan p = {.dtype = data->desc.dtype, .in = data->data, .out = call->outputs[0].data, .mask = mask->data, .scale = keep > 0 ? 1 / keep : 0};
+  align_mask(&p, &data->desc.shape, &mask->desc.shape);
+  mpg_cpu_parallel_for(call, mpg_shape_size(&data->desc.shape), 16384, run_dropout, &p);
+  return MPG_OK;
+}
