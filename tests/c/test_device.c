@@ -115,6 +115,33 @@ static void test_backpressure(void) {
   CHECK_OK(mpg_wait_all());
 }
 
+static void test_inline_ownership(void) { /* whoever holds the lock and finds the device idle owns it: no points, no atomics */
+  int64_t counter = 0;
+  for (int64_t i = 0; i < 3000; i++) {
+    if (mpg_device_runs_inline(cpu(0))) {
+      CHECK(counter == i);
+      counter++;
+    } else {
+      submit(cpu(0), add_one, &(step){&counter, i}, sizeof(step), NULL, 0);
+    }
+    if (i % 3 == 0) submit(cpu(0), nothing, NULL, 0, NULL, 0);
+    if (i % 7 == 0) CHECK_OK(mpg_device_wait_all(cpu(0)));
+  }
+  CHECK_OK(mpg_device_wait_all(cpu(0)));
+  CHECK(counter == 3000);
+}
+
+static void test_wake_ups(void) { /* pauses around the length of a spin: no wake-up may get lost, in either direction */
+  for (int i = 0; i < 2000; i++) {
+    mpg_tick tick = submit(cpu(0), nothing, NULL, 0, NULL, 0);
+    mpg_tick other = submit(cpu(1), nothing, NULL, 0, &(mpg_point){.device = cpu(0), .tick = tick}, 1);
+    for (int64_t end = mpg_clock_ns() + i % 50 * 1000; mpg_clock_ns() < end;) continue;
+    int64_t begin = mpg_clock_ns();
+    CHECK_OK(mpg_point_wait((mpg_point){cpu(1), other, true}));
+    CHECK(mpg_clock_ns() - begin < 10000000000);
+  }
+}
+
 /* --- Several devices ------------------------------------------------------------------------------------------------------ */
 
 static void test_points(void) { /* every step is on another device than the one before; only points order them */
@@ -592,6 +619,8 @@ static const test tests[] = {
     {"order", test_order},
     {"payload_sizes", test_payload_sizes},
     {"backpressure", test_backpressure},
+    {"inline_ownership", test_inline_ownership},
+    {"wake_ups", test_wake_ups},
     {"points", test_points},
     {"same_time", test_same_time},
     {"resumable", test_resumable},
