@@ -1,0 +1,145 @@
+"""Callbacks, loggers, registries, and the helpers for tests."""
+
+import logging
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import callback, test_utils
+
+
+def test_speedometer_logs_and_resets(caplog):
+    caplog.set_level(logging.INFO)
+    metric = mx.metric.Loss()
+    report = callback.Speedometer(batch_size=4, frequent=2)
+    for batch in range(5):
+        metric.update(None, mx.nd.array([float(batch)]))
+        report(SimpleNamespace(epoch=3, nbatch=batch, eval_metric=metric))
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 2
+    assert lines[0].startswith("Epoch[3] Batch [0-2]\tSpeed: ") and lines[0].endswith("\tloss=1.000000")
+    assert lines[1].endswith("\tloss=3.500000")
+    assert metric.get_global()[1] == 2.0
+
+
+def test_metric_and_progress_logs(caplog):
+    caplog.set_level(logging.INFO)
+    metric = mx.metric.Loss()
+    metric.update(None, mx.nd.array([2.0]))
+    param = SimpleNamespace(epoch=1, nbatch=10, eval_metric=metric)
+    callback.log_train_metric(5, auto_reset=True)(param)
+    callback.ProgressBar(total=20, length=10)(param)
+    callback.LogValidationMetricsCallback()(SimpleNamespace(epoch=1, eval_metric=mx.metric.Loss()))
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == ["Iter[1] Batch[10] Train-loss=2.000000", "[=====-----] 50%\r", "Epoch[1] Validation-loss=nan"]
+
+
+def test_checkpoints(tmp_path):
+    save = callback.do_checkpoint(str(tmp_path / "net"), period=2)
+    for epoch in range(4):
+        save(epoch, None, {"w": mx.nd.array([epoch])}, {"mean": mx.nd.array([9])})
+    assert sorted(os.listdir(tmp_path)) == ["net-0002.params", "net-0004.params"]
+    loaded = mx.nd.load(tmp_path / "net-0004.params")
+    assert loaded["arg:w"].asscalar() == 3 and loaded["aux:mean"].asscalar() == 9
+
+    class Module:
+        saved = []
+
+        def save_checkpoint(self, *args):
+            self.saved.append(args)
+
+    every = callback.module_checkpoint(Module(), "p", period=3, save_optimizer_states=True)
+    for epoch in range(6):
+        every(epoch)
+    assert Module.saved == [("p", 3, True), ("p", 6, True)]
+
+
+def test_logger(tmp_path):
+    path = tmp_path / "log"
+    logger = mx.log.get_logger("mpgluon-test", str(path), level=mx.log.INFO)
+    assert mx.log.get_logger("mpgluon-test") is logger
+    logger.info("hello %d", 5)
+    logger.debug("not shown")
+    for handler in logger.handlers:
+        handler.close()
+    (line,) = path.read_text().splitlines()
+    assert line.startswith("I ") and line.endswith("] hello 5") and "test_training_helpers.py" in line
+
+
+def test_registry():
+    class Base:
+        def __init__(self, size=1):
+            self.size = size
+
+    register = mx.registry.get_register_func(Base, "thing")
+    create = mx.registry.get_create_func(Base, "thing")
+
+    @mx.registry.get_alias_func(Base, "thing")("short", "shorter")
+    @register
+    class LongName(Base):
+        pass
+
+    assert create("LONGNAME", 3).size == create("short", size=3).size == create('["shorter", {"size": 3}]').size == create({"thing": "short", "size": 3}).size == 3
+    assert set(mx.registry.get_registry(Base)) == {"longname", "short", "shorter"}
+    one = LongName()
+    assert create(one) is one
+    with pytest.raises(ValueError):
+        create(one, 5)
+    with pytest.raises(ValueError, match="longname, short, shorter"):
+        create("none")
+    with pytest.raises(TypeError):
+        register(int)
+    with pytest.warns(UserWarning, match="replaces"):
+        register(type("Short", (Base,), {}))
+
+
+def test_comparison():
+    a = mx.nd.array([1.0, 2.0, np.nan])
+    assert test_utils.same(mx.nd.array([1, 2]), [1, 2]) and not test_utils.same(a, a)
+    assert test_utils.almost_equal(a, a, equal_nan=True) and not test_utils.almost_equal(a, a)
+    assert not test_utils.almost_equal(mx.nd.zeros((2, 1)), mx.nd.zeros((2,)))
+    test_utils.assert_almost_equal(np.float16([1.0]), [1.005])
+    with pytest.raises(AssertionError, match=r"worst at \(1,\)"):
+        test_utils.assert_almost_equal(mx.nd.array([1.0, 2.0]), [1.0, 2.1])
+    with pytest.raises(AssertionError, match="shapes"):
+        test_utils.assert_almost_equal(np.zeros(2), np.zeros(3))
+    test_utils.assert_exception(int, ValueError, "x")
+    with pytest.raises(AssertionError):
+        test_utils.assert_exception(int, ValueError, "1")
+
+
+def test_random_shapes_and_arrays():
+    assert all(1 <= d <= 4 for d in test_utils.rand_shape_nd(6, 4)) and len(test_utils.rand_shape_2d()) == 2 and len(test_utils.rand_shape_3d()) == 3
+    array = test_utils.rand_ndarray((3, 4), ctx=mx.cpu(1))
+    assert array.shape == (3, 4) and array.context == mx.cpu(1)
+    with pytest.raises(NotImplementedError):
+        test_utils.rand_ndarray((3, 4), "csr")
+
+
+def test_default_context(monkeypatch):
+    assert test_utils.default_context() == mx.cpu(0)
+    monkeypatch.setenv("MXNET_TEST_DEFAULT_CTX", "cpu(2)")
+    assert test_utils.default_context() == mx.cpu(2)
+    monkeypatch.setattr(test_utils, "_default_context", mx.cpu(1))
+    assert test_utils.default_context() == mx.cpu(1)
+
+
+def test_numeric_gradient():
+    test_utils.check_numeric_gradient(lambda a, b: a * b + a * a, [np.array([[1.0, -2.0]]), np.array([[0.5, 3.0]])])
+
+    def wrong(a):
+        return a * mx.nd.BlockGrad(a)
+
+    with pytest.raises(AssertionError, match="gradient of input 0"):
+        test_utils.check_numeric_gradient(wrong, [np.array([1.0, 2.0])])
+
+
+def test_these_modules_load_only_when_used():
+    code = "import sys, mpgluon; print([m for m in ('multiprocessing', 'json', 'mpgluon.metric', 'mpgluon.optimizer', 'PIL') if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
