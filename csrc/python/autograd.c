@@ -334,7 +334,12 @@ static mpg_status function_backward(void *pointer, mpg_array *const *out_grads, 
   }
   result = PyObject_CallObject(state->function, args);
   if (result == NULL) goto done;
-  items = mpg_py_is_array(result) || result == Py_None ? PyTuple_Pack(1, result) : PySequence_Tuple(result);
+  if (mpg_py_is_array(result) || result == Py_None)
+    items = PyTuple_Pack(1, result);
+  else if (PyList_Check(result) || PyTuple_Check(result))
+    items = PySequence_Tuple(result);
+  else
+    PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "backward has to return an NDArray or a list of them, got %s", Py_TYPE(result)->tp_name);
   if (items == NULL) goto done;
   if (PyTuple_GET_SIZE(items) != num_inputs) {
     PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "backward has to return one gradient per input of forward: %d, got %zd", num_inputs, PyTuple_GET_SIZE(items));

@@ -179,6 +179,10 @@ static PyObject *get_basic(PyObject *self, PyObject *key) {
 static PyObject *numpy_entry(PyObject *entry) {
   if (is_basic(entry) || PyBool_Check(entry)) return Py_NewRef(entry);
   PyObject *values;
+  if (PyFloat_Check(entry) || PyArray_IsScalar(entry, Floating)) {
+    PyErr_Format(mpg_py->errors[MPG_INDEX_ERROR], "%R can't be an index: integers, slices, ..., None and integer or boolean arrays can", entry);
+    return NULL;
+  }
   if (mpg_py_is_array(entry)) {
     if (mpg_py_expect_value(mpg_py_array_of(entry), "indexing by this array together with others, or in an assignment,") < 0) return NULL;
     values = mpg_py_to_numpy(mpg_py_array_of(entry));
@@ -505,6 +509,10 @@ int mpg_py_assign_subscript(PyObject *self, PyObject *key, PyObject *value) {
   mpg_array *array = mpg_py_array_of(self);
   if (value == NULL) {
     PyErr_SetString(PyExc_TypeError, "elements of an array can't be deleted");
+    return -1;
+  }
+  if (value == Py_None) {
+    PyErr_SetString(mpg_py->errors[MPG_TYPE_ERROR], "None can't be assigned to elements of an array");
     return -1;
   }
   if (mpg_py_expect_value(array, "x[...] = value") < 0) return -1;

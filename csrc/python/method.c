@@ -80,15 +80,6 @@ static PyObject *get_version(PyObject *self, void *unused) {
   mpg_array *array = mpg_py_array_of(self);
   return PyLong_FromUnsignedLong(array->tensor.storage ? array->tensor.storage->version : 0);
 }
-static PyObject *get_priority(PyObject *self, void *unused) {
-  (void)self, (void)unused;
-  return PyFloat_FromDouble(1000.0);
-}
-static PyObject *get_none(PyObject *self, void *unused) {
-  (void)self, (void)unused;
-  Py_RETURN_NONE;
-}
-
 PyGetSetDef mpg_py_array_properties[] = {
     {"shape", get_shape, NULL, "The lengths of the dimensions, a tuple.", NULL},
     {"ndim", get_ndim, NULL, "The number of dimensions.", NULL},
@@ -104,8 +95,6 @@ PyGetSetDef mpg_py_array_properties[] = {
     {"writable", get_writable, NULL, "Whether the array may be written to.", NULL},
     {"_traced", get_traced, NULL, "Whether hybridize() is tracing the array: then it has no value.", NULL},
     {"_version", get_version, NULL, "How often the array's memory has been written.", NULL},
-    {"__array_priority__", get_priority, NULL, NULL, NULL},
-    {"__array_ufunc__", get_none, NULL, "None: operators of NumPy arrays leave the work to NDArray's.", NULL},
     {0}};
 
 /* --- Values ------------------------------------------------------------------------------------------------------- */

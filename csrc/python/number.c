@@ -199,7 +199,9 @@ static PyObject *number_int(PyObject *self) {
 }
 static PyObject *number_index(PyObject *self) {
   mpg_dtype dtype = mpg_py_array_of(self)->tensor.desc.dtype;
-  if (!mpg_dtype_is_integer(dtype)) return PyErr_Format(PyExc_TypeError, "an array of %s can't be an index", mpg_dtype_name(dtype));
+  /* TypeError for what is no index: callers such as bytes() go on to the buffer protocol then. */
+  if (!mpg_dtype_is_integer(dtype) || mpg_shape_size(&mpg_py_array_of(self)->tensor.desc.shape) != 1)
+    return PyErr_Format(PyExc_TypeError, "only an integer array of one element can be an index, not one of %s", mpg_dtype_name(dtype));
   return scalar_of(self, "an index");
 }
 

@@ -12,6 +12,7 @@ typedef struct op_object {
   PyObject *name;     /* the name it was made under */
   PyObject *names;    /* tuple of interned names: inputs, then parameters */
   int num_inputs;     /* names among inputs; a variadic one counts */
+  int min_inputs;     /* inputs that are never left out */
   bool variadic;
   bool creates;       /* `ctx` None means the current context */
   int ctx;            /* index of that parameter, or -1 */
@@ -145,6 +146,10 @@ static int add_keyword(call *c, PyObject *keyword, PyObject *value) {
 static int convert_arrays(call *c) {
   const mpg_op *op = c->self->op;
   while (c->num_arrays > 0 && c->arrays[c->num_arrays - 1] == NULL) c->num_arrays--;
+  if (c->num_arrays < c->self->min_inputs) {
+    PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s: the array %U is missing", op->name, PyTuple_GET_ITEM(c->self->names, c->num_arrays));
+    return -1;
+  }
   const mpg_array *like = NULL;
   bool all = true;
   for (int i = 0; i < c->num_arrays; i++) {
@@ -490,6 +495,8 @@ static PyObject *op_new(const mpg_op *op, const char *name) {
   self->name = intern_name(name);
   self->num_inputs = mpg_op_num_input_names(op);
   self->variadic = mpg_op_variadic(op);
+  self->min_inputs = self->num_inputs;
+  while (self->min_inputs > 0 && mpg_op_input_optional(op, self->min_inputs - 1)) self->min_inputs--;
   self->creates = (op->flags & MPG_OP_CREATES) != 0;
   self->ctx = mpg_params_find(op->params, "ctx");
   self->count_param = self->variadic ? mpg_params_find(op->params, "num_args") : -1;

@@ -1,0 +1,151 @@
+"""Contexts, memory figures, execution modes, and what the package says of itself."""
+
+import pickle
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import nd
+
+
+def test_names_and_equality():
+    assert repr(mx.cpu()) == str(mx.cpu(0)) == "cpu(0)" and repr(mx.gpu(2)) == "gpu(2)" and repr(mx.cpu_pinned(1)) == "cpu_pinned(1)"
+    assert mx.cpu(1) == mx.Context("cpu", 1) == mx.Context(1, 1) == mx.Context(mx.cpu(1)) == mx.Context(device_type="cpu", device_id=1)
+    assert mx.cpu(1) != mx.cpu(0) and mx.cpu(0) != mx.gpu(0) and mx.cpu(0) != "cpu(0)" and not mx.cpu(0) == None  # noqa: E711
+    assert len({mx.cpu(0), mx.cpu(0), mx.cpu(1), mx.gpu(0)}) == 3
+    context = mx.gpu(3)
+    assert (context.device_type, context.device_typeid, context.device_id) == ("gpu", 2, 3)
+    assert pickle.loads(pickle.dumps(context)) == context and mx.cpu(device_id=2) == mx.cpu(2)
+    assert mx.context.num_gpus() >= 0
+
+
+@pytest.mark.parametrize("make, error", [(lambda: mx.cpu(-1), ValueError), (lambda: mx.Context("tpu"), ValueError), (lambda: mx.Context(77), ValueError),
+                                         (lambda: mx.cpu("a"), TypeError), (lambda: mx.Context(1.5), TypeError), (lambda: mx.cpu(1, 2), TypeError),
+                                         (lambda: mx.cpu(device=1), TypeError), (lambda: mx.cpu(2**40), (ValueError, OverflowError))])  # fmt: skip
+def test_wrong_contexts(make, error):
+    with pytest.raises(error):
+        make()
+
+
+def test_current_context():
+    assert mx.current_context() == mx.cpu(0)
+    context = mx.cpu(1)
+    with context as entered:
+        assert entered is context and mx.current_context() == mx.cpu(1) and nd.ones(1).context == mx.cpu(1)
+        with mx.cpu(2), context:
+            assert mx.current_context() == mx.cpu(1)
+        assert mx.current_context() == mx.cpu(1)
+        seen = []
+        thread = threading.Thread(target=lambda: seen.append(mx.current_context()))
+        thread.start()
+        thread.join()
+        assert seen == [mx.cpu(0)]
+    with pytest.raises(RuntimeError, match="on purpose"):
+        with context:
+            raise RuntimeError("on purpose")
+    assert mx.current_context() == mx.cpu(0)
+
+
+def test_no_gpu():
+    if mx.num_gpus():
+        pytest.skip("there is a GPU")
+    with pytest.raises(mx.MXNetError, match="gpu"):
+        nd.zeros(3, ctx=mx.gpu(0))
+    assert nd.zeros(3).sum().asscalar() == 0
+
+
+def test_memory_figures_and_limit():
+    ctx = mx.cpu(7)
+    kept = nd.zeros((256, 1024), ctx=ctx)
+    nd.waitall()
+    stats = mx.context.memory_stats(ctx)
+    assert stats["in_use"] >= 1 << 20 and stats["held"] >= stats["in_use"] and stats["limit"] == 0
+    mx.context.set_memory_limit(ctx, 4 << 20)
+    try:
+        assert mx.context.memory_stats(ctx)["limit"] == 4 << 20
+        with pytest.raises(MemoryError) as caught:
+            nd.zeros((4096, 1024), ctx=ctx)
+        assert isinstance(caught.value, mx.MXNetError) and "cpu(7)" in str(caught.value)
+        assert nd.zeros((16, 16), ctx=ctx).sum().asscalar() == 0
+    finally:
+        mx.context.set_memory_limit(ctx, None)
+    del kept
+    ctx.empty_cache()
+    mx.context.reset_peak_memory(ctx)
+    assert mx.context.memory_stats(ctx)["peak_in_use"] <= stats["in_use"]
+    with pytest.raises((TypeError, ValueError, OverflowError)):
+        mx.context.set_memory_limit(ctx, -1)
+
+
+def test_engine_modes():
+    assert mx.engine.mode() in ("async", "sync", "shuffle")
+    before = mx.engine.mode()
+    try:
+        for mode in ("sync", "shuffle", "async"):
+            mx.engine.set_mode(mode, seed=5)
+            assert mx.engine.mode() == mode
+            x = nd.ones((3, 3), ctx=mx.cpu(1))
+            for _ in range(5):
+                x = (x + 1).as_in_context(mx.cpu(2)).as_in_context(mx.cpu(1))
+            assert x.asnumpy().tolist() == [[6] * 3] * 3
+    finally:
+        mx.engine.set_mode(before)
+    with pytest.raises(ValueError):
+        mx.engine.set_mode("fast")
+    with mx.engine.bulk(10):
+        nd.ones(2) + 1
+
+
+def test_threads():
+    mx.context.set_threads(1)
+    mx.context.set_threads(0)
+    for wrong in (-1, 10**6):
+        with pytest.raises(ValueError):
+            mx.context.set_threads(wrong)
+    nd.ones(1).wait_to_read()
+    assert dict(mx.context.opened_devices())[mx.cpu(0)] >= 1
+
+
+def test_errors_name_the_users_line():
+    from mpgluon import _core
+
+    def here():
+        return _core._current_line()
+
+    assert "test_context.py" in here() and "here" in here()
+
+
+def test_features_and_util(monkeypatch):
+    features = mx.runtime.Features()
+    assert features.is_enabled("openmp") and "CUDA" in features
+    with pytest.raises(RuntimeError):
+        features.is_enabled("no such thing")
+    mx.util.setenv("MPG_TEST_VALUE", "3")
+    assert mx.util.getenv("MPG_TEST_VALUE") == "3"
+    mx.util.setenv("MPG_TEST_VALUE", None)
+    assert mx.util.getenv("MPG_TEST_VALUE") is None
+    assert not mx.util.is_np_array() and not mx.util.is_np_shape()
+    assert mx.__version__ and mx.libinfo.__version__ == mx.__version__
+
+
+def test_info_and_import():
+    text = subprocess.run([sys.executable, "-m", "mpgluon.info"], capture_output=True, text=True, timeout=60, check=True).stdout
+    for word in (mx.__version__, "Python", "NumPy", "cpu(0)", "oneDNN", "OpenBLAS", "cores"):
+        assert word in text
+    code = "import sys, mpgluon; print(sorted(m for m in ('torch', 'scipy', 'matplotlib', 'PIL', 'setuptools', 'sysconfig', 'tqdm') if m in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout.strip() == "[]"
+    with pytest.raises(AttributeError):
+        mx.no_such_module
+    assert "gluon" in dir(mx)
+
+
+def test_many_contexts_do_not_leak():
+    before = sys.getrefcount(mx.Context)
+    for i in range(1000):
+        mx.Context("cpu", 100 + i)
+        np.testing.assert_(mx.cpu(i) == mx.cpu(i))
+    assert abs(sys.getrefcount(mx.Context) - before) < 64

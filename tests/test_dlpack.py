@@ -1,0 +1,106 @@
+"""DLPack both ways, without copies."""
+
+import gc
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import nd
+
+DTYPES = ["float16", "float32", "float64", "uint8", "int8", "int32", "int64", "bool"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_to_numpy_and_back(dtype):
+    x = nd.array([[0, 1, 1], [1, 0, 1]], dtype=dtype)
+    shared = np.from_dlpack(x)
+    assert shared.dtype == np.dtype(dtype) and shared.shape == (2, 3)
+    x[0] = 1
+    x.wait_to_read()
+    assert shared[0].tolist() == [1, 1, 1]
+    again = nd.from_dlpack(shared.copy())
+    assert again.dtype == x.dtype and again.asnumpy().tolist() == x.asnumpy().tolist()
+
+
+def test_lifetimes():
+    shared = np.from_dlpack(nd.arange(5))
+    gc.collect()
+    assert shared.tolist() == [0, 1, 2, 3, 4]
+    source = np.arange(5, dtype="float32")
+    x = nd.from_dlpack(source)
+    del source
+    gc.collect()
+    y = x * 2
+    assert y.asnumpy().tolist() == [0, 2, 4, 6, 8]
+    del x
+    assert y.asnumpy().tolist() == [0, 2, 4, 6, 8]
+
+
+def test_torch():
+    torch = pytest.importorskip("torch")
+    x = nd.arange(6).reshape((2, 3))
+    tensor = torch.from_dlpack(x)
+    tensor[0, 0] = 9
+    assert x.asnumpy()[0, 0] == 9
+    back = nd.from_dlpack(tensor)
+    back[:] = 4
+    back.wait_to_read()
+    assert tensor.eq(4).all() and x.asnumpy().sum() == 24
+    half = nd.from_dlpack(torch.tensor([1.5, 2.5], dtype=torch.bfloat16))
+    assert half.dtype is mx.bfloat16 and half.asnumpy().tolist() == [1.5, 2.5]
+    assert torch.from_dlpack(nd.array([1.5], dtype="bfloat16")).dtype == torch.bfloat16
+    with pytest.raises(ValueError, match="contiguous"):
+        nd.from_dlpack(torch.ones(3, 4).t())
+
+
+def test_capsules():
+    x = nd.array([1, 2])
+    for make in (nd.to_dlpack_for_read, nd.to_dlpack_for_write, lambda a: a.to_dlpack_for_read(), lambda a: a.__dlpack__(), lambda a: a.__dlpack__(max_version=(1, 0))):
+        capsule = make(x)
+        y = nd.from_dlpack(capsule)
+        y[0] += 1
+        with pytest.raises(ValueError):
+            nd.from_dlpack(capsule)
+        del capsule, y
+    assert x.asnumpy().tolist() == [6, 2]
+    x.__dlpack__()  # a capsule nobody uses
+    assert x.__dlpack_device__() == (1, 0)
+    copied = nd.from_dlpack(x.__dlpack__(copy=True))
+    copied[:] = 0
+    assert x.asnumpy().tolist() == [6, 2]
+
+
+def test_views_and_shapes():
+    x = nd.arange(12).reshape((4, 3))
+    assert np.from_dlpack(x[1:3]).tolist() == [[3, 4, 5], [6, 7, 8]]
+    assert np.from_dlpack(nd.zeros((0, 3))).shape == (0, 3)
+    assert np.from_dlpack(nd.array(3.0)).shape == ()
+
+
+def test_errors():
+    for wrong in (3, "a", None, [1]):
+        with pytest.raises(TypeError):
+            nd.from_dlpack(wrong)
+    with pytest.raises(ValueError):
+        nd.from_dlpack(np.zeros(3, "complex64"))
+    with pytest.raises(ValueError):
+        nd.from_dlpack(np.zeros(3, "uint16"))
+    with pytest.raises((BufferError, TypeError)):
+        nd.ones(1).__dlpack__(dl_device=(2, 0))
+    for wrong in (nd.to_dlpack_for_read, nd.to_dlpack_for_write):
+        with pytest.raises(TypeError):
+            wrong(3)
+
+
+def test_memory_comes_back():
+    kept = nd.ones((128, 128))
+    nd.waitall()
+    before = mx.context.memory_stats(mx.cpu(0))["in_use"]
+    for _ in range(100):
+        np.from_dlpack(kept * 2)
+        nd.from_dlpack(np.ones((128, 128), "float32")) + kept
+        kept.__dlpack__()
+    nd.waitall()
+    gc.collect()
+    assert mx.context.memory_stats(mx.cpu(0))["in_use"] == before

@@ -1,0 +1,220 @@
+"""x[key] and x[key] = value against NumPy."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mpgluon as mx
+from mpgluon import autograd, nd
+
+SHAPE = (4, 3, 5)
+
+
+def source():
+    values = np.arange(60, dtype="float32").reshape(SHAPE)
+    return values, nd.array(values)
+
+
+BASIC = [
+    np.s_[0], np.s_[-1], np.s_[1:3], np.s_[:], np.s_[::2], np.s_[::-1], np.s_[3:0:-2], np.s_[...], np.s_[1, 2], np.s_[1, 2, 3:5], np.s_[:, 1], np.s_[:, -1, ::2],
+    np.s_[..., 0], np.s_[..., 1:4], np.s_[1, ..., 2], np.s_[None], np.s_[:, None, 1], np.s_[..., None], np.s_[1:2, 0:3, 1:5], np.s_[2:2], np.s_[:, 3:], np.s_[10:],
+    np.s_[-10:2], np.s_[1:, :, ::-1], np.s_[np.int64(2)], np.s_[0:4, 0:3, 0:5], np.s_[:, :, None, None, 1],
+]  # fmt: skip
+ADVANCED = [
+    np.s_[[0, 2]], np.s_[[0, -1, 0]], np.s_[[[0, 1], [2, 3]]], np.s_[:, [0, 2]], np.s_[[0, 1], [1, 2]], np.s_[[0, 1], :, [1, 2]], np.s_[:, [0, 1], [1, 2]],
+    np.s_[[[0], [1]], [[1, 2]]], np.s_[1, :, [0, 1]], np.s_[1:3, [0, 1]], np.s_[..., [0, 1]], np.s_[[0, 1], ..., None, 0], np.s_[None, [0, 1]], np.s_[::-1, [2, 0], ::2],
+    np.s_[np.array([1, 2])], np.s_[np.array(1), np.array([1, 2])], np.s_[range(3)], np.s_[[]], np.s_[[0, 1], [1, 2], [3, 4]],
+    np.arange(60).reshape(SHAPE) % 7 == 0, np.array([True, False, True, False]), (slice(None), np.array([True, False, True])),
+    np.arange(12).reshape(4, 3) % 2 == 0, (np.array([True, False, True, False]), [0, 2]), np.zeros(SHAPE, bool),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", BASIC + ADVANCED, ids=str)
+def test_get(key):
+    values, array = source()
+    expected = values[key]
+    result = array[key]
+    assert result.shape == (expected.shape or (1,))
+    np.testing.assert_array_equal(result.asnumpy().reshape(expected.shape), expected)
+
+
+@pytest.mark.parametrize("key", BASIC + ADVANCED, ids=str)
+@pytest.mark.parametrize("kind", ["number", "numpy", "array", "broadcast", "float64"])
+def test_set(key, kind):
+    values, array = source()
+    region = values[key]
+    new = -1 - np.arange(region.size, dtype="float32").reshape(region.shape)
+    if kind == "number":
+        new = value = 7.5
+    elif kind == "numpy":
+        value = new
+    elif kind == "float64":
+        value = new = new.astype("float64")
+    elif kind == "array":
+        value = nd.array(new)
+    else:
+        new = new[..., :1] if new.ndim else new
+        value = nd.array(new)
+    values[key] = new
+    array[key] = value
+    np.testing.assert_array_equal(array.asnumpy(), values)
+
+
+def test_index_arrays_of_every_kind():
+    values, array = source()
+    for index in ([2, 0], (2, 0), np.array([2, 0], "int32"), np.array([2, 0], "uint8"), nd.array([2, 0], dtype="int32"), nd.array([2, 0]), nd.array([2, 0], dtype="int64")):
+        if isinstance(index, tuple):
+            np.testing.assert_array_equal(array[list(index)].asnumpy(), values[[2, 0]])
+        else:
+            np.testing.assert_array_equal(array[index].asnumpy(), values[[2, 0]])
+    mask = nd.array([1, 0, 0, 1], dtype="bool")
+    np.testing.assert_array_equal(array[mask].asnumpy(), values[[0, 3]])
+    np.testing.assert_array_equal(array[nd.array([1, 2]), nd.array([0, 1])].asnumpy(), values[[1, 2], [0, 1]])
+
+
+index_entry = st.one_of(
+    st.integers(-5, 5),
+    st.slices(5),
+    st.just(None),
+    st.just(Ellipsis),
+    st.lists(st.integers(-3, 2), min_size=2, max_size=2),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.tuples(index_entry) | st.tuples(index_entry, index_entry) | st.tuples(index_entry, index_entry, index_entry))
+def test_any_key(key):
+    values, array = source()
+    try:
+        expected = values[key].copy()
+    except IndexError:
+        with pytest.raises(IndexError):
+            array[key]
+        with pytest.raises(IndexError):
+            array[key] = 1
+        return
+    np.testing.assert_array_equal(array[key].asnumpy().reshape(expected.shape), expected)
+    values[key] = expected * 2 + 1
+    array[key] = nd.array(expected * 2 + 1)
+    np.testing.assert_array_equal(array.asnumpy(), values)
+
+
+def test_views_share_memory():
+    _, array = source()
+    row, part, whole = array[1], array[1:3], array[:]
+    array[:] = 0
+    row[:] = 5
+    part[1] = 6
+    whole[0, 0, 0] = 9
+    result = array.asnumpy()
+    assert (result[1] == 5).all() and (result[2] == 6).all() and result[0, 0, 0] == 9
+    reshaped = array.reshape((12, 5))
+    reshaped[0] = 3
+    assert (array.asnumpy()[0, 0] == 3).all()
+    copy = array[:, 1]
+    copy[:] = -1
+    assert (array.asnumpy() != -1).all()
+
+
+@pytest.mark.parametrize("key", [4, -5, (0, 3), (0, 0, 5), [4], [0, -5], np.array([9]), (slice(None), [3]), (0, 0, 0, 0), "a", 1.5, (..., ...)], ids=str)
+def test_bad_keys(key):
+    _, array = source()
+    with pytest.raises(IndexError) as caught:
+        array[key]
+    assert isinstance(caught.value, mx.MXNetError)
+    with pytest.raises(IndexError):
+        array[key] = 0
+
+
+def test_bad_values():
+    _, array = source()
+    for value in (np.ones(2), nd.ones(2), np.ones((2, 4, 3, 5)), nd.ones((5, 4))):
+        with pytest.raises(mx.MXNetError):
+            array[:] = value
+        with pytest.raises(mx.MXNetError):
+            array[1:3, :, ::2] = value
+        with pytest.raises(mx.MXNetError):
+            array[[0, 1]] = value
+    for value in ("text", object(), None):
+        with pytest.raises(TypeError):
+            array[0] = value
+    with pytest.raises(ValueError):
+        array[::0]
+    with pytest.raises(TypeError):
+        del array[0]
+    np.testing.assert_array_equal(array.asnumpy(), source()[0])
+
+
+def test_iteration_and_length():
+    values, array = source()
+    assert len(array) == 4
+    for row, expected in zip(array, values):
+        np.testing.assert_array_equal(row.asnumpy(), expected)
+    assert len(list(array)) == 4
+    assert nd.array([1, 2, 3])[1].shape == (1,)
+
+
+@pytest.mark.parametrize("key", [np.s_[1], np.s_[1:3], np.s_[:, 1], np.s_[::2, :, 1:3], np.s_[::-1], np.s_[[0, 0, 2]], np.s_[[0, 1], :, [1, 1]], np.s_[..., None, 0]], ids=str)
+def test_gradient(key):
+    values, array = source()
+    array.attach_grad()
+    with autograd.record():
+        part = array[key]
+        loss = (part * part).sum()
+    loss.backward()
+    expected = np.zeros_like(values)
+    np.add.at(expected, key, 2 * values[key])
+    np.testing.assert_array_equal(array.grad.asnumpy(), expected)
+
+
+def test_assignment_while_recording():
+    _, array = source()
+    array.attach_grad()
+    with autograd.record():
+        other = array * 2
+        for target in (array, other):
+            for key in (0, slice(None), (slice(None), 1), [0, 1]):
+                with pytest.raises(mx.MXNetError, match="record"):
+                    target[key] = 1
+        with autograd.pause():
+            array[0] = 1
+    with autograd.record():
+        fresh = nd.zeros((2, 3))
+        row = nd.array([1, 2, 3])
+        row.attach_grad()
+        fresh[0] = row * 2
+        fresh.sum().backward()
+    np.testing.assert_array_equal(row.grad.asnumpy(), [2, 2, 2])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "uint8", "int8", "int32", "int64", "bool"])
+def test_dtypes(dtype):
+    values = (np.arange(12).reshape(3, 4) % 2).astype("float32")
+    array = nd.array(values, dtype=dtype)
+    array[1:, ::2] = 1
+    values[1:, ::2] = 1
+    array[[0, 2], [1, 3]] = nd.array([0, 1])
+    values[[0, 2], [1, 3]] = [0, 1]
+    assert array.dtype == nd.zeros(1, dtype=dtype).dtype
+    np.testing.assert_array_equal(array.asnumpy().astype("float32"), values)
+    np.testing.assert_array_equal(array[:, [1, 2]].asnumpy().astype("float32"), values[:, [1, 2]])
+
+
+def test_large_integers_survive():
+    array = nd.zeros(3, dtype="int64")
+    array[1] = 2**53 + 1
+    array[:1] = 2**62
+    assert array.asnumpy().tolist() == [2**62, 2**53 + 1, 0]
+
+
+def test_zero_dimensions():
+    scalar = nd.array(5.0)
+    assert scalar.shape == () and scalar[()].asscalar() == 5
+    scalar[()] = 6
+    assert scalar.asscalar() == 6
+    with pytest.raises(IndexError):
+        scalar[0]
+    empty = nd.zeros((0, 3))
+    assert empty[:, 1].shape == (0,)
+    empty[:] = 3

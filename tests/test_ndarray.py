@@ -1,0 +1,355 @@
+"""NDArray: making, operators, methods, conversion, errors, memory."""
+
+import copy
+import gc
+import operator
+import pickle
+import sys
+import weakref
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import nd
+
+DTYPES = ["float16", "float32", "float64", "uint8", "int8", "int32", "int64", "bool"]
+
+
+def test_making():
+    assert nd.zeros((2, 3)).asnumpy().tolist() == [[0] * 3] * 2
+    assert nd.ones(3, dtype="int32").asnumpy().tolist() == [1, 1, 1]
+    assert nd.full((2,), 2.5).asnumpy().tolist() == [2.5, 2.5]
+    assert nd.empty((2, 0, 3)).shape == (2, 0, 3)
+    assert nd.arange(2, 10, 3).asnumpy().tolist() == [2, 5, 8]
+    assert nd.arange(3, repeat=2).asnumpy().tolist() == [0, 0, 1, 1, 2, 2]
+    assert nd.eye(2, 3, 1).asnumpy().tolist() == np.eye(2, 3, 1).tolist()
+    np.testing.assert_allclose(nd.linspace(0, 1, 5).asnumpy(), np.linspace(0, 1, 5))
+    assert nd.zeros_like(nd.ones((2, 2))).asnumpy().sum() == 0
+    assert nd.zeros(2, ctx=mx.cpu(1)).context == mx.cpu(1)
+
+
+def test_array_dtypes():
+    assert nd.array([1, 2]).dtype == np.float32
+    assert nd.array(np.array([1, 2], "float64")).dtype == np.float32
+    assert nd.array(np.array([1, 2], "int64")).dtype == np.float32
+    assert nd.array(nd.array([1, 2], dtype="int8")).dtype == np.int8
+    for dtype in DTYPES:
+        for given in (dtype, np.dtype(dtype), np.dtype(dtype).type):
+            array = nd.array([0, 1, 1], dtype=given)
+            assert array.dtype == np.dtype(dtype).type
+            assert array.asnumpy().dtype == np.dtype(dtype) and array.asnumpy().tolist() == [0, 1, 1]
+    assert nd.array([1], dtype=int).dtype == np.int64 and nd.array([1], dtype=float).dtype == np.float64 and nd.array([1], dtype=bool).dtype == np.bool_
+    for wrong in ("float31", "complex64", np.complex64, object, np.uint16, 3.5):
+        with pytest.raises(TypeError):
+            nd.array([1], dtype=wrong)
+
+
+def test_array_sources():
+    assert nd.array(5).shape == () and nd.array(5).asscalar() == 5
+    assert nd.array([]).shape == (0,)
+    assert nd.array([[1, 2], [3, 4]]).shape == (2, 2)
+    assert nd.array([nd.array([1, 2]), nd.array([3, 4])]).asnumpy().tolist() == [[1, 2], [3, 4]]
+    assert nd.array(np.arange(6).reshape(2, 3).T).asnumpy().tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert nd.array(np.arange(3, dtype=">f4")).asnumpy().tolist() == [0, 1, 2]
+    for wrong in ("text", object(), [[1, 2], [3]], [None, "a"], {"a": 1}):
+        with pytest.raises(TypeError):
+            nd.array(wrong)
+    with pytest.raises(ValueError):
+        nd.array(np.zeros((1,) * 11))
+    source = np.ones(3, "float32")
+    array = nd.array(source)
+    source[:] = 7
+    assert array.asnumpy().tolist() == [1, 1, 1]
+
+
+def test_bfloat16():
+    values = np.array([1.0, 1.00390625, -3.14159, 1e38, np.inf, np.nan, 65280.0], "float32")
+    array = nd.array(values, dtype="bfloat16")
+    assert array.dtype is mx.bfloat16 and array.dtype.__name__ == "bfloat16"
+    torch = pytest.importorskip("torch")
+    expected = torch.tensor(values).bfloat16().float().numpy()
+    np.testing.assert_array_equal(array.asnumpy(), expected)
+    np.testing.assert_array_equal(np.asarray(array), expected)
+    assert nd.array([1, 2], dtype=mx.bfloat16).astype("float32").asnumpy().tolist() == [1, 2]
+    with pytest.raises(BufferError):
+        memoryview(array)
+
+
+OPERATORS = [operator.add, operator.sub, operator.mul, operator.truediv, operator.mod, operator.pow]
+COMPARISONS = [operator.eq, operator.ne, operator.gt, operator.ge, operator.lt, operator.le]
+
+
+@pytest.mark.parametrize("op", OPERATORS + COMPARISONS, ids=lambda op: op.__name__)
+def test_operators(op):
+    a = np.array([[1, 2, 3], [4, 5, 6]], "float32")
+    b = np.array([[2, 2, 1]], "float32")
+    x, y = nd.array(a), nd.array(b)
+
+    def same(result, expected):
+        assert isinstance(result, nd.NDArray) and result.dtype == np.float32
+        np.testing.assert_allclose(result.asnumpy(), expected.astype("float32"), rtol=1e-6)
+
+    same(op(x, y), op(a, b))
+    same(op(y, x), op(b, a))
+    for number in (2, 2.0, True, np.float32(2), np.float64(2), np.int64(2), np.int32(2)):
+        same(op(x, number), op(a, np.float32(number)))
+        same(op(number, x), op(np.float32(number), a))
+    for other in (b, b.astype("float64")):
+        same(op(x, other), op(a, b))
+        same(op(other, x), op(b, a))
+
+
+@pytest.mark.parametrize("name", ["add", "subtract", "multiply", "divide", "modulo", "power", "maximum", "minimum", "equal", "not_equal", "greater", "greater_equal",
+                                  "lesser", "lesser_equal", "logical_and", "logical_or", "logical_xor"])  # fmt: skip
+def test_operator_functions(name):
+    function = getattr(nd, name)
+    reference = {"lesser": np.less, "lesser_equal": np.less_equal, "modulo": np.mod}.get(name) or getattr(np, name)
+    a, b = np.array([[1.0], [2], [0]], "float32"), np.array([1, 2, 3], "float32")
+    for left, right in ((a, b), (a, 2.0), (3, b)):
+        result = function(nd.array(left) if isinstance(left, np.ndarray) else left, nd.array(right) if isinstance(right, np.ndarray) else right)
+        np.testing.assert_allclose(result.asnumpy(), reference(left, right).astype("float32"))
+    assert function(3, 2) == reference(3, 2)
+    for wrong in ("a", None, [1]):
+        with pytest.raises(TypeError):
+            function(nd.ones(2), wrong)
+
+
+@pytest.mark.parametrize("op", [operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.imod], ids=lambda op: op.__name__)
+def test_in_place(op):
+    a = np.array([[1, 2, 3], [4, 5, 6]], "float32")
+    for other in (np.array([2, 3, 4], "float32"), 2, np.float32(3)):
+        x = alias = nd.array(a)
+        expected = op(a.copy(), other)
+        x = op(x, nd.array(other) if isinstance(other, np.ndarray) else other)
+        assert x is alias
+        np.testing.assert_allclose(x.asnumpy(), expected, rtol=1e-6)
+    x = nd.array(a)
+    row = x[1]
+    row *= 10
+    np.testing.assert_array_equal(x.asnumpy(), [[1, 2, 3], [40, 50, 60]])
+    with pytest.raises(mx.MXNetError):
+        row += nd.ones((3, 3))
+
+
+def test_unary_and_unsupported():
+    x = nd.array([-1, 2])
+    assert (-x).asnumpy().tolist() == [1, -2] and abs(x).asnumpy().tolist() == [1, 2] and (+x) is x
+    for op in OPERATORS:
+        for wrong in ("a", None, [1, 2], {}):
+            with pytest.raises(TypeError):
+                op(x, wrong)
+            if not (op is operator.mod and isinstance(wrong, str)):  # that formats
+                with pytest.raises(TypeError):
+                    op(wrong, x)
+    assert (x == None) is False and (x != "a") is True  # noqa: E711
+    assert (nd.ones((2, 3)) @ nd.ones((3, 4))).shape == (2, 4)
+
+
+def test_integer_arrays_keep_their_dtype():
+    x = nd.array([5, 7], dtype="int32")
+    assert (x + 2).dtype == np.int32 and (x + 2).asnumpy().tolist() == [7, 9]
+    assert (x + np.array([1, 2])).dtype == np.int32
+    assert (x == 5).dtype == np.int32
+
+
+def test_scalars():
+    one = nd.array([2.5])
+    assert one.asscalar() == np.float32(2.5) and isinstance(one.asscalar(), np.float32)
+    assert one.item() == 2.5 and isinstance(one.item(), float)
+    assert float(one) == 2.5 and int(one) == 2 and bool(one)
+    assert not nd.array([0]) and not nd.zeros((0,))
+    assert [1, 2, 3][nd.array([1], dtype="int32")] == 2
+    with pytest.raises(TypeError):
+        [1, 2][one]
+    for what in (bool, float, int, lambda x: x.asscalar(), lambda x: x.item()):
+        with pytest.raises(ValueError):
+            what(nd.ones(2))
+    assert nd.arange(6).reshape((2, 3)).item(1, 2) == 5
+    with pytest.raises(TypeError):
+        len(nd.array(1))
+
+
+def test_properties():
+    x = nd.ones((2, 3), dtype="float16")
+    assert (x.shape, x.size, x.ndim, x.dtype, x.stype, x.context, x.ctx) == ((2, 3), 6, 2, np.float16, "default", mx.cpu(0), mx.cpu(0))
+    assert x.T.shape == (3, 2) and x.grad is None and x.writable
+    with pytest.raises(AttributeError):
+        x.shape = (3, 2)
+    with pytest.raises(TypeError):
+        nd.NDArray()
+
+
+def test_reshape():
+    x = nd.arange(24).reshape(2, 3, 4)
+    for codes, shape in [((4, 0, 2), (4, 3, 2)), ((-1,), (24,)), ((2, 0, 0), (2, 3, 4)), ((6, 1, -1), (6, 1, 4)), ((-2,), (2, 3, 4)), ((2, -2), (2, 3, 4)),
+                         ((-2, 1, 1), (2, 3, 4, 1, 1)), ((-3, 4), (6, 4)), ((-3, -2), (6, 4)), ((-4, 1, 2, -2), (1, 2, 3, 4)), ((2, -4, -1, 3, -2), (2, 1, 3, 4))]:  # fmt: skip
+        assert x.reshape(codes).shape == shape
+        assert x.reshape(*codes).shape == shape
+        assert x.reshape(shape=codes).shape == shape
+    assert nd.ones((10, 5, 4)).reshape((-1, 0), reverse=True).shape == (50, 4)
+    assert nd.array([3.0]).reshape(()).shape == ()
+    for wrong in ((5, 5), (-1, -1), (7, -1), (2, 3), ()):
+        with pytest.raises(mx.MXNetError):
+            x.reshape(wrong)
+    with pytest.raises(TypeError):
+        x.reshape((2, 12), order="F")
+    with pytest.raises(TypeError):
+        x.reshape("a" and object())
+
+
+def test_copies_and_devices():
+    x = nd.array([1, 2, 3])
+    other = x.as_in_context(mx.cpu(1))
+    assert x.as_in_context(mx.cpu(0)) is x and x.as_in_ctx(mx.cpu()) is x
+    assert other.context == mx.cpu(1) and other.asnumpy().tolist() == [1, 2, 3]
+    same = x.copy()
+    same[:] = 0
+    assert x.asnumpy().tolist() == [1, 2, 3]
+    target = nd.zeros(3, ctx=mx.cpu(1), dtype="float64")
+    assert x.copyto(target) is target and target.asnumpy().tolist() == [1, 2, 3] and target.dtype == np.float64
+    assert x.copyto(mx.cpu(2)).context == mx.cpu(2)
+    with pytest.warns(RuntimeWarning):
+        assert x.copyto(x) is False
+    with pytest.raises(mx.MXNetError):
+        x.copyto(nd.zeros(4))
+    for wrong in (3, None, "cpu"[:0] + "nothing"):
+        with pytest.raises((TypeError, ValueError)):
+            x.copyto(wrong)
+    assert x.astype("int32").dtype == np.int32 and x.astype("float32", copy=False) is x and x.astype("float32") is not x
+    assert copy.copy(x).asnumpy().tolist() == [1, 2, 3] and copy.deepcopy([x])[0] is not x
+
+
+def test_different_devices_are_an_error():
+    with pytest.raises(mx.MXNetError, match="as_in_context") as caught:
+        nd.ones(2) + nd.ones(2, ctx=mx.cpu(1))
+    assert "cpu(0)" in str(caught.value) and "cpu(1)" in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, "bfloat16"])
+def test_pickle(dtype):
+    x = nd.array([[0, 1], [1, 0]], dtype=dtype, ctx=mx.cpu(1))
+    again = pickle.loads(pickle.dumps(x))
+    assert again.dtype == x.dtype and again.context == mx.cpu(1) and again.shape == x.shape
+    np.testing.assert_array_equal(again.asnumpy(), x.asnumpy())
+    assert pickle.loads(pickle.dumps(nd.ones(()))).shape == ()
+
+
+def test_repr():
+    assert repr(nd.ones((2, 3))) == "\n[[1. 1. 1.]\n [1. 1. 1.]]\n<NDArray 2x3 @cpu(0)>"
+    assert repr(nd.array([1], dtype="int32", ctx=mx.cpu(1))) == "\n[1]\n<NDArray 1 @cpu(1)>"
+    assert str(nd.zeros((0, 2))).endswith("<NDArray 0x2 @cpu(0)>")
+
+
+def test_numpy_sees_arrays():
+    x = nd.arange(6).reshape((2, 3))
+    np.testing.assert_array_equal(np.array(x), x.asnumpy())
+    np.testing.assert_array_equal(np.sum(np.asarray(x)), 15)
+    assert np.asarray(x, dtype="float64").dtype == np.float64
+    assert np.array([nd.ones(2), nd.zeros(2)]).shape == (2, 2)
+    view = memoryview(x)
+    assert view.format == "f" and view.shape == (2, 3) and view.readonly and view.tolist() == [[0, 1, 2], [3, 4, 5]]
+    del x
+    assert view.tolist() == [[0, 1, 2], [3, 4, 5]]
+    with pytest.raises((BufferError, TypeError)):
+        view[0, 0] = 1
+    assert isinstance(np.ones(3, "float32") + nd.ones(3), nd.NDArray)
+    assert isinstance(np.float64(2) * nd.ones(3), nd.NDArray)
+    assert bytes(nd.array([1, 2], dtype="uint8")) == b"\x01\x02"
+
+
+def test_from_numpy_shares():
+    source = np.arange(6, dtype="float64").reshape(2, 3)
+    x = nd.from_numpy(source)
+    assert x.dtype == np.float64 and not source.flags.writeable
+    x[0] = 7
+    assert source[0].tolist() == [7, 7, 7]
+    assert nd.from_numpy(np.arange(3), zero_copy=False).dtype == np.int64
+    with pytest.raises(ValueError):
+        nd.from_numpy(np.arange(6).reshape(2, 3).T)
+
+
+def test_functions():
+    x = nd.arange(24).reshape((2, 3, 4))
+    assert nd.moveaxis(x, 0, 2).shape == (3, 4, 2) and nd.moveaxis(x, [0, 1], [-1, -2]).shape == (4, 3, 2)
+    np.testing.assert_array_equal(nd.moveaxis(x, 2, 0).asnumpy(), np.moveaxis(x.asnumpy(), 2, 0))
+    with pytest.raises(ValueError):
+        nd.moveaxis(x, 5, 0)
+    assert nd.concatenate([x, x], axis=1).shape == (2, 6, 4) and nd.concatenate([x], always_copy=False) is x
+    assert [piece.shape for piece in nd.split_v2(x, 3, axis=1)] == [(2, 1, 4)] * 3
+    assert [piece.shape for piece in nd.split_v2(x, (1, 3), axis=2)] == [(2, 3, 1), (2, 3, 2), (2, 3, 1)]
+    with pytest.raises(ValueError):
+        nd.split_v2(x, 5, axis=1)
+    counts, edges = nd.histogram(nd.array([0, 1, 1, 3]), bins=3)
+    assert counts.asnumpy().tolist() == [1, 2, 1] and edges.shape == (4,)
+    out = nd.zeros((2, 3))
+    assert nd.onehot_encode(nd.array([2, 0]), out).asnumpy().tolist() == [[0, 0, 1], [1, 0, 0]]
+    assert x.transpose(1, 0, 2).shape == x.transpose((1, 0, 2)).shape == (3, 2, 4)
+    assert x.flatten().shape == (2, 12) and x.expand_dims(0).squeeze().shape == (2, 3, 4)
+    nd.waitall()
+
+
+def test_hash_and_weak_references():
+    x, y = nd.ones(2), nd.ones(2)
+    assert len({x: 1, y: 2}) == 2 and {x: 1}[x] == 1
+    died = []
+    reference = weakref.ref(x, died.append)
+    assert reference() is x
+    del x
+    gc.collect()
+    assert reference() is None and died
+
+
+def test_nothing_leaks():
+    x, y = nd.ones((64, 64)), nd.ones((64, 64))
+    mapping = nd.array([0, 1])
+
+    def work():
+        for _ in range(50):
+            z = (x + y) * 2.0
+            z[1:3] = 5
+            z[:, 1] = z[:, 2]
+            z[[0, 1]] = 3
+            z[mapping]
+            z.reshape((-1,)).sum()
+            nd.concat(x, y, dim=1)
+            nd.split(x, num_outputs=2)
+            z.astype("float16").asnumpy()
+            pickle.loads(pickle.dumps(mapping))
+            memoryview(mapping)
+            np.from_dlpack(mapping)
+            for wrong in (lambda: x + nd.ones((3, 3)), lambda: x[99], lambda: x.reshape((7, 7)), lambda: nd.sum(x, nothing=1), lambda: nd.array("a"), lambda: nd.sum()):
+                try:
+                    wrong()
+                except Exception:
+                    pass
+                else:
+                    raise AssertionError("no error")
+        nd.waitall()
+        gc.collect()
+
+    work()
+    work()
+    objects = [x, mapping, nd.NDArray, mx.cpu(0), None, np.float32]
+    before = mx.context.memory_stats(mx.cpu(0))["in_use"], [sys.getrefcount(item) for item in objects]
+    work()
+    after = mx.context.memory_stats(mx.cpu(0))["in_use"], [sys.getrefcount(item) for item in objects]
+    assert after[0] == before[0]
+    assert all(abs(a - b) < 20 for a, b in zip(after[1], before[1])), (before, after)
+
+
+def test_errors_of_every_kind_are_mxnet_errors():
+    for kind in (mx.base.MXNetValueError, mx.base.MXNetTypeError, mx.base.MXNetIndexError, mx.base.NotSupportedError, mx.base.DeviceMemoryError, mx.base.MXNetIOError):
+        assert issubclass(kind, mx.MXNetError) and issubclass(kind, RuntimeError)
+    for shape in ((2**40, 2**40), (-1,), (1,) * 11):
+        with pytest.raises(mx.MXNetError):
+            nd.zeros(shape)
+        with pytest.raises(mx.MXNetError):
+            nd.empty(shape)
+
+
+def test_every_advertised_name_exists():
+    for name in nd.__all__:
+        assert hasattr(nd, name), name
+    for name in ("sum", "exp", "slice_axis", "softmax", "norm", "take", "tile", "clip", "broadcast_to"):
+        assert callable(getattr(nd.ones(1), name))

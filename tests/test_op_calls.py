@@ -1,0 +1,185 @@
+"""Ops as functions: how arguments and parameters are given, what is said about them, what happens to wrong ones."""
+
+import inspect
+import pickle
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import _core, nd
+
+
+def x23():
+    return nd.array([[1, 2, 3], [4, 5, 6]])
+
+
+def test_positional_and_keyword_parameters():
+    x = x23()
+    expected = x.asnumpy().sum(1)
+    for result in (nd.sum(x, 1), nd.sum(x, axis=1), nd.sum(data=x, axis=(1,)), nd.sum(x, [1]), nd.sum(x, np.array([1])), nd.sum(x, np.int64(1)), x.sum(1), x.sum(axis=-1),
+                   nd.sum(x, axis="1"), nd.sum(x, axis="(1,)"), nd.sum(x, axis=1.0), nd.sum(x, axis=1, name="total"), nd.sum(x, axis=1, out=None)):  # fmt: skip
+        np.testing.assert_array_equal(result.asnumpy(), expected)
+    assert nd.sum(x, 1, True).shape == (2, 1) and nd.sum(x, axis=1, keepdims=np.bool_(True)).shape == (2, 1) and nd.sum(x, axis=1, keepdims=1).shape == (2, 1)
+    assert nd.sum(x, axis=None).shape in ((), (1,))
+    assert nd.clip(x, 2, 3).asnumpy().max() == 3 and nd.clip(x, a_min=np.float32(2), a_max=5).asnumpy().min() == 2
+
+
+def test_optional_inputs():
+    x, w, b = x23(), nd.ones((4, 3)), nd.ones(4)
+    with_bias = nd.FullyConnected(x, w, b, num_hidden=4)
+    without = nd.FullyConnected(x, w, num_hidden=4, no_bias=True)
+    for result in (nd.FullyConnected(x, w, None, 4, True), nd.FullyConnected(x, w, bias=None, num_hidden=4, no_bias=True), nd.FullyConnected(data=x, weight=w, num_hidden=4, no_bias=True)):
+        np.testing.assert_array_equal(result.asnumpy(), without.asnumpy())
+    np.testing.assert_array_equal(nd.FullyConnected(bias=b, num_hidden=4, weight=w, data=x).asnumpy(), with_bias.asnumpy())
+    np.testing.assert_array_equal(with_bias.asnumpy(), without.asnumpy() + 1)
+
+
+def test_variadic():
+    x = x23()
+    for result in (nd.concat(x, x, dim=0), nd.Concat(x, x, dim=0), nd.concat([x, x], dim=0), nd.concat(*[x, x], dim=0, num_args=2)):
+        assert result.shape == (4, 3)
+    assert nd.stack(x, x, axis=1).shape == (2, 2, 3)
+    many = [nd.full((2,), i) for i in range(40)]
+    assert nd.add_n(*many).asnumpy().tolist() == [780, 780]
+    assert nd.concat(*many, dim=0).shape == (80,)
+
+
+def test_several_outputs():
+    pieces = nd.split(x23(), num_outputs=3, axis=1)
+    assert isinstance(pieces, list) and [piece.shape for piece in pieces] == [(2, 1)] * 3
+    out = [nd.zeros((2, 1)) for _ in range(3)]
+    result = nd.split(x23(), num_outputs=3, axis=1, out=out)
+    assert result is out and out[2].asnumpy().tolist() == [[3], [6]]
+    with pytest.raises(ValueError):
+        nd.split(x23(), num_outputs=3, axis=1, out=out[:2])
+
+
+def test_out():
+    x, target = x23(), nd.zeros((2, 3))
+    assert nd.exp(x, out=target) is target
+    np.testing.assert_allclose(target.asnumpy(), np.exp(x.asnumpy()), rtol=1e-6)
+    row = target[0]
+    nd.zeros_like(x[0], out=row)
+    assert target.asnumpy()[0].tolist() == [0, 0, 0]
+    for wrong in (nd.zeros((3, 3)), nd.zeros((2, 3), dtype="int32"), nd.zeros((2, 3), ctx=mx.cpu(1))):
+        with pytest.raises(mx.MXNetError):
+            nd.exp(x, out=wrong)
+    for wrong in (3, "a", [target, target]):
+        with pytest.raises((TypeError, ValueError)):
+            nd.exp(x, out=wrong)
+
+
+def test_numbers_and_numpy_arrays_as_arrays():
+    x = x23()
+    np.testing.assert_array_equal(nd.broadcast_add(x, 2).asnumpy(), x.asnumpy() + 2)
+    np.testing.assert_array_equal(nd.broadcast_add(np.float64(2), x).asnumpy(), x.asnumpy() + 2)
+    np.testing.assert_array_equal(nd.broadcast_mul(x, np.array([[1.0, 2, 3]])).asnumpy(), x.asnumpy() * [1, 2, 3])
+    assert nd.exp(np.zeros(2)).asnumpy().tolist() == [1, 1]
+    on_one = nd.broadcast_add(x.as_in_context(mx.cpu(1)), np.ones((2, 3)))
+    assert on_one.context == mx.cpu(1)
+
+
+def test_dtype_and_context_parameters():
+    for dtype in ("float16", np.float16, np.dtype("float16")):
+        assert nd.cast(x23(), dtype=dtype).dtype == np.float16
+    assert nd.Cast(x23(), dtype="bfloat16").dtype is mx.bfloat16
+    for ctx in (mx.cpu(1), "cpu(1)"):
+        assert nd._internal._full(shape=(2,), value=3, ctx=ctx).context == mx.cpu(1)
+    with mx.cpu(2):
+        assert nd.zeros(2).context == mx.cpu(2) and nd._internal._full(shape=2).context == mx.cpu(2)
+        assert nd.exp(x23().as_in_context(mx.cpu(1))).context == mx.cpu(1)
+
+
+@pytest.mark.parametrize("call, words", [
+    (lambda x: nd.sum(x, axes=1), ["sum", "axes", "axis", "keepdims"]),
+    (lambda x: nd.sum(), ["sum", "data"]),
+    (lambda x: nd.sum(x, 1, axis=1), ["axis", "twice"]),
+    (lambda x: nd.sum(x, data=x), ["data", "twice"]),
+    (lambda x: nd.sum(x, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10), ["sum", "at most"]),
+    (lambda x: nd.sum("text"), ["sum", "data", "str"]),
+    (lambda x: nd.sum(x, axis="one"), ["sum", "axis"]),
+    (lambda x: nd.sum(x, axis=object()), ["sum", "axis"]),
+    (lambda x: nd.sum(x, axis=1.5), ["sum", "axis"]),
+    (lambda x: nd.sum(x, axis=(0, "b")), ["sum", "axis"]),
+    (lambda x: nd.sum(x, axis=7), ["sum"]),
+    (lambda x: nd.sum(x, axis=list(range(100))), ["sum", "axis"]),
+    (lambda x: nd.sum(x, keepdims="maybe"), ["keepdims"]),
+    (lambda x: nd.FullyConnected(x, x), ["FullyConnected", "num_hidden"]),
+    (lambda x: nd.FullyConnected(x, nd.ones((4, 3)), nd.ones(4), num_hidden="a"), ["num_hidden"]),
+    (lambda x: nd.FullyConnected(None, x, num_hidden=2), ["FullyConnected"]),
+    (lambda x: nd.Activation(x, act_type="relu6"), ["Activation", "act_type", "relu"]),
+    (lambda x: nd.cast(x, dtype="float31"), ["float31"]),
+    (lambda x: nd.clip(x, a_min="low", a_max=1), ["a_min"]),
+    (lambda x: nd.concat(x, nd.ones((5, 5)), dim=0), ["Concat", "(2, 3)", "(5, 5)"]),
+    (lambda x: nd.broadcast_add(x, nd.ones((5, 5))), ["broadcast_add", "(2, 3)", "(5, 5)"]),
+    (lambda x: nd.zeros(2, ctx="tpu(0)"), ["tpu(0)"]),
+    (lambda x: nd.zeros(2, ctx=3), ["Context"]),
+])  # fmt: skip
+def test_wrong_calls(call, words):
+    with pytest.raises((TypeError, mx.MXNetError)) as caught:
+        call(x23())
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_signatures_and_docs():
+    assert str(inspect.signature(nd.sum)) == "(data, axis=None, keepdims=False, exclude=False, out=None, name=None)"
+    assert list(inspect.signature(nd.FullyConnected).parameters)[:4] == ["data", "weight", "bias", "num_hidden"]
+    assert next(iter(inspect.signature(nd.concat).parameters.values())).kind is inspect.Parameter.VAR_POSITIONAL
+    assert nd.sum.__name__ == "sum" and "axis" in nd.sum.__doc__
+    assert list(inspect.signature(x23().sum).parameters)[0] == "axis"
+    for name in _core.list_ops():
+        op = _core.get_op(name)
+        inspect.signature(op)
+        assert op.__doc__ and len(op.describe()["doc"]) > 10
+        description = op.describe()
+        for parameter in description["params"]:
+            assert parameter["doc"] and parameter["kind"]
+
+
+def test_registry():
+    assert len(_core.list_ops()) == len(set(_core.list_ops()))
+    assert pickle.loads(pickle.dumps(nd.sum)) is nd.sum
+    with pytest.raises(ValueError):
+        _core.get_op("no_such_op")
+    with pytest.raises(TypeError):
+        type(nd.sum)()
+    assert "hidden" not in str([op.describe()["flags"] for op in vars(nd.op).values() if isinstance(op, _core.Op)])
+    assert hasattr(nd._internal, "_plus_scalar") and hasattr(nd, "_internal")
+
+
+def test_stubs(tmp_path):
+    from mpgluon import stubs
+
+    text = stubs.generate()
+    compile(text, "op.pyi", "exec")
+    assert "def FullyConnected(data: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None" in text
+    target = tmp_path / "op.pyi"
+    stubs.main([str(target)])
+    assert target.read_text() == text
+
+
+def test_random_functions():
+    mx.random.seed(3)
+    first = nd.random.uniform(shape=(3, 2)).asnumpy()
+    mx.random.seed(3)
+    np.testing.assert_array_equal(nd.random.uniform(0, 1, (3, 2), ctx=mx.cpu(1)).asnumpy(), first)
+    assert nd.random.normal(5, 0.1, shape=1000).asnumpy().mean() == pytest.approx(5, abs=0.05)
+    assert nd.random.randn(2, 3).shape == (2, 3) and nd.random.randint(0, 5, shape=10).dtype == np.int32
+    assert nd.random.uniform().shape == (1,) and mx.random.normal(shape=2).shape == (2,)
+    target = nd.zeros((4,))
+    assert nd.random.uniform(1, 2, out=target) is target and (target.asnumpy() >= 1).all()
+    assert nd.random.uniform(nd.array([0, 10]), nd.array([1, 11]), shape=3).shape == (2, 3)
+    assert sorted(nd.random.shuffle(nd.arange(5)).asnumpy().tolist()) == [0, 1, 2, 3, 4]
+    state = mx.random.get_state()
+    a = nd.random.normal(shape=3).asnumpy()
+    mx.random.set_state(state)
+    np.testing.assert_array_equal(nd.random.normal(shape=3).asnumpy(), a)
+    for wrong in ("a", 1.5, None):
+        with pytest.raises(TypeError):
+            mx.random.seed(wrong)
+    with pytest.raises((TypeError, ValueError)):
+        nd.random.uniform(nd.array([0]), 1)
+    with pytest.raises((TypeError, ValueError)):
+        nd.random.uniform("a", 1)
