@@ -1,0 +1,247 @@
+"""Samples of convolution and pooling. The references are plain loops over windows."""
+
+import itertools
+
+import numpy as np
+
+from samples.base import Sample
+
+
+def tuple_of(value, default, ndim):
+    return tuple(value) if value else (default,) * ndim
+
+
+def places(data, kernel, stride, dilate, pad):
+    return tuple((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, d, p in zip(data.shape[2:], kernel, stride, dilate, pad))
+
+
+def windows(data, kernel, stride, dilate, pad):
+    """(batch, channels, kernel..., places...)"""
+    padded = np.pad(data, ((0, 0), (0, 0)) + tuple((p, p) for p in pad))
+    out = places(data, kernel, stride, dilate, pad)
+    result = np.empty(data.shape[:2] + tuple(kernel) + out, data.dtype)
+    for at in itertools.product(*map(range, kernel)):
+        cut = tuple(slice(a * d, a * d + s * (n - 1) + 1, s) for a, d, s, n in zip(at, dilate, stride, out))
+        result[(slice(None), slice(None)) + at] = padded[(slice(None), slice(None)) + cut]
+    return result
+
+
+def convolution(data, weight, bias=None, kernel=(), stride=(), dilate=(), pad=(), num_filter=1, num_group=1, no_bias=False):
+    n = len(kernel)
+    stride, dilate, pad = tuple_of(stride, 1, n), tuple_of(dilate, 1, n), tuple_of(pad, 0, n)
+    columns = windows(data, kernel, stride, dilate, pad)
+    out = columns.shape[2 + n:]
+    columns = columns.reshape(data.shape[0], num_group, data.shape[1] // num_group * int(np.prod(kernel)), int(np.prod(out)))
+    rows = weight.reshape(num_group, num_filter // num_group, -1)
+    result = np.einsum("gfk,bgkp->bgfp", rows, columns).reshape((data.shape[0], num_filter) + out)
+    return result if no_bias else result + bias.reshape((1, -1) + (1,) * n)
+
+
+def deconvolution(data, weight, bias=None, kernel=(), stride=(), dilate=(), pad=(), adj=(), target_shape=(), num_filter=1, num_group=1,
+                  no_bias=True):
+    n = len(kernel)
+    stride, dilate, pad, adj = tuple_of(stride, 1, n), tuple_of(dilate, 1, n), tuple_of(pad, 0, n), tuple_of(adj, 0, n)
+    full = tuple(s * (i - 1) + d * (k - 1) + 1 for s, i, d, k in zip(stride, data.shape[2:], dilate, kernel))
+    if target_shape:
+        adj = tuple((f - t) % 2 for f, t in zip(full, target_shape))
+        pad = tuple((f - t + 1) // 2 for f, t in zip(full, target_shape))
+    result = np.zeros((data.shape[0], num_filter) + tuple(f + a for f, a in zip(full, adj)))
+    inputs, outputs = data.shape[1] // num_group, num_filter // num_group
+    for group in range(num_group):
+        x, w = data[:, group * inputs:(group + 1) * inputs], weight[group * inputs:(group + 1) * inputs]
+        for at in itertools.product(*map(range, kernel)):
+            cut = tuple(slice(a * d, a * d + s * (i - 1) + 1, s) for a, d, s, i in zip(at, dilate, stride, data.shape[2:]))
+            part = np.tensordot(x, w[(slice(None), slice(None)) + at], axes=(1, 0))
+            result[(slice(None), slice(group * outputs, (group + 1) * outputs)) + cut] += np.moveaxis(part, -1, 1)
+    keep = tuple(slice(p, f - p + a) for p, f, a in zip(pad, full, adj))
+    result = result[(slice(None), slice(None)) + keep]
+    return result if no_bias else result + bias.reshape((1, -1) + (1,) * n)
+
+
+def pooling(data, kernel=(), pool_type="max", global_pool=False, pooling_convention="valid", stride=(), pad=(), p_value=None,
+            count_include_pad=True):
+    n = data.ndim - 2
+    kernel = data.shape[2:] if global_pool else kernel
+    stride, pad = tuple_of(stride, 1, n), tuple_of(pad, 0, n)
+    if pooling_convention == "same":
+        out = tuple(-(-i // s) for i, s in zip(data.shape[2:], stride))
+    else:
+        steps = [(i + 2 * p - k, s) for i, p, k, s in zip(data.shape[2:], pad, kernel, stride)]
+        out = tuple(1 + (-(-d // s) if pooling_convention == "full" else d // s) for d, s in steps)
+    result = np.zeros(data.shape[:2] + out)
+    for at in itertools.product(*map(range, out)):
+        begin = [a * s - p for a, s, p in zip(at, stride, pad)]
+        end = [min(b + k, i + p) for b, k, i, p in zip(begin, kernel, data.shape[2:], pad)]
+        counted = np.prod([e - b for b, e in zip(begin, end)])
+        cut = tuple(slice(max(b, 0), min(e, i)) for b, e, i in zip(begin, end, data.shape[2:]))
+        window = data[(slice(None), slice(None)) + cut]
+        window = window.reshape(data.shape[:2] + (int(np.prod(window.shape[2:])),))
+        if not count_include_pad:
+            counted = window.shape[-1]
+        if pool_type == "max":
+            value = window.max(-1)
+        elif pool_type == "lp":
+            value = (window ** p_value).sum(-1)
+            value = np.cbrt(value) if p_value == 3 else value ** (1 / p_value)
+        else:
+            value = window.sum(-1) / (counted if pool_type == "avg" else 1)
+        result[(slice(None), slice(None)) + at] = value
+    return result
+
+
+def im2col(data, kernel, stride=(), dilate=(), pad=()):
+    n = len(kernel)
+    stride, dilate, pad = tuple_of(stride, 1, n), tuple_of(dilate, 1, n), tuple_of(pad, 0, n)
+    columns = windows(data, kernel, stride, dilate, pad)
+    return columns.reshape(data.shape[0], data.shape[1] * int(np.prod(kernel)), -1)
+
+
+def col2im(data, output_size, kernel, stride=(), dilate=(), pad=()):
+    n = len(kernel)
+    channels = data.shape[1] // int(np.prod(kernel))
+    size = channels * int(np.prod(output_size))
+    index = im2col(np.arange(size, dtype=np.float64).reshape((1, channels) + tuple(output_size)) + 1, kernel, stride, dilate, pad)[0]
+    result = np.zeros((data.shape[0], size + 1))  # position 0 takes what falls on the padding
+    for batch in range(data.shape[0]):
+        np.add.at(result[batch], index.astype(int).ravel(), data[batch].ravel())
+    return result[:, 1:].reshape((data.shape[0], channels) + tuple(output_size))
+
+
+def upsampling(*arrays, scale, sample_type, multi_input_mode="concat", num_args=1):
+    height = arrays[0].shape[2] * scale
+    parts = [a.repeat(height // a.shape[2], 2).repeat(height // a.shape[2], 3) for a in arrays]
+    return np.concatenate(parts, 1) if multi_input_mode == "concat" else sum(parts)
+
+
+def backward_data(grad, weight, stride=(), dilate=(), pad=(), num_group=1, shape=()):
+    """The adjoint of the convolution in its data: columns of weight^T x grad, added up where they came from."""
+    kernel = weight.shape[2:]
+    rows = weight.reshape(num_group, weight.shape[0] // num_group, -1)
+    grads = grad.reshape(grad.shape[0], num_group, grad.shape[1] // num_group, -1)
+    columns = np.einsum("gfk,bgfp->bgkp", rows, grads).reshape(grad.shape[0], -1, grads.shape[-1])
+    return col2im(columns, shape[2:], kernel, stride, dilate, pad)
+
+
+def backward_weight(grad, data, stride=(), dilate=(), pad=(), num_group=1, shape=()):
+    columns = im2col(data, shape[2:], stride, dilate, pad).reshape(data.shape[0], num_group, shape[1] * int(np.prod(shape[2:])), -1)
+    grads = grad.reshape(grad.shape[0], num_group, grad.shape[1] // num_group, -1)
+    return np.einsum("bgfp,bgkp->gfk", grads, columns).reshape(shape)
+
+
+def pooling_backward(grad, data, output, **params):
+    """Pooling is piecewise linear (but for Lp): its gradient is read off the pooling of each unit array, or of the marked maxima."""
+    result = np.zeros(data.shape)
+    for at in itertools.product(*map(range, data.shape)):
+        unit = np.zeros(data.shape)
+        unit[at] = 1
+        slope = pooling(unit, **params) if params.get("pool_type", "max") != "max" else pooling_at_max(unit, data, **params)
+        result[at] = (slope * grad).sum()
+    return result
+
+
+def pooling_at_max(values, data, **params):
+    """The values at the largest elements: by adding the smallest bit of them to data that are far apart."""
+    return (pooling(data + 1e-6 * values, **params) - pooling(data, **params)) / 1e-6
+
+
+def conv(data, weight, name, bias=True, **params):
+    params["kernel"] = weight[2:]
+    params["num_filter"] = weight[0]
+    if not bias:
+        params["no_bias"] = True
+    more = dict(grad2=True) if params.pop("grad2", False) else {}
+    if params.pop("values_only", False):
+        more["grad"] = False
+    return Sample([data, weight] + ([(weight[0],)] if bias else []), params, convolution, name=name, rtol=1e-4, atol=2e-5, **more)
+
+
+def deconv(data, weight, name, bias=False, **params):
+    params["kernel"] = weight[2:]
+    params["num_filter"] = weight[1] * params.get("num_group", 1)
+    params["no_bias"] = not bias
+    more = dict(grad2=True) if params.pop("grad2", False) else {}
+    return Sample([data, weight] + ([(params["num_filter"],)] if bias else []), params, deconvolution, name=name, rtol=1e-4, atol=2e-5,
+                  **more)
+
+
+def distinct(*shape):
+    """Values far enough apart that a small change does not change which is the largest."""
+    return np.random.RandomState(3).permutation(int(np.prod(shape))).reshape(shape) / np.prod(shape) * 2.0 - 1.0
+
+
+def pool(shape, name, dtypes=("float32", "float64", "float16"), **params):
+    return Sample([shape], params, pooling, name=name, grad2=params.get("pool_type", "max") in ("avg", "sum"), dtypes=dtypes)
+
+
+SAMPLES = {
+    "Convolution": [
+        conv((2, 3, 7), (4, 3, 3), "one_axis", stride=(2,), pad=(1,), grad2=True),
+        conv((2, 3, 6, 5), (4, 3, 3, 2), "two_axes", grad2=True),
+        conv((2, 3, 7, 6), (4, 3, 3, 3), "stride_pad_dilate", stride=(2, 1), pad=(2, 1), dilate=(1, 2)),
+        conv((2, 4, 5, 5), (6, 2, 3, 3), "groups", num_group=2, pad=(1, 1), grad2=True),
+        conv((2, 4, 5, 5), (4, 1, 3, 3), "depthwise", num_group=4, bias=False),
+        conv((1, 2, 4, 3, 5), (3, 2, 2, 2, 3), "three_axes", pad=(0, 1, 1)),
+        conv((2, 5, 4, 4), (3, 5, 1, 1), "one_by_one", bias=False),
+        conv((0, 3, 6, 5), (4, 3, 3, 2), "no_rows"),
+        conv((2, 3, 7, 7), (4, 3, 3, 3), "last_row_unused", stride=(3, 3), bias=False),
+        conv((3, 16, 20, 21), (32, 16, 3, 3), "large", pad=(1, 1), values_only=True),
+    ],
+    "Deconvolution": [
+        deconv((2, 3, 4), (3, 2, 3), "one_axis", stride=(2,), pad=(1,), adj=(1,), grad2=True),
+        deconv((2, 3, 4, 3), (3, 2, 3, 3), "two_axes", bias=True, grad2=True),
+        deconv((2, 4, 3, 3), (4, 2, 3, 2), "groups", num_group=2, stride=(2, 2), bias=True),
+        deconv((1, 2, 3, 3), (2, 3, 4, 4), "target", stride=(2, 2), target_shape=(6, 7)),
+        deconv((1, 2, 3, 3), (2, 3, 3, 3), "dilated", dilate=(2, 1), pad=(1, 0)),
+        deconv((1, 2, 3, 2, 2), (2, 2, 2, 2, 2), "three_axes", stride=(2, 1, 1)),
+    ],
+    "_backward_convolution_data": [
+        Sample([(2, 4, 3, 3), (4, 3, 3, 2)], dict(shape=(2, 3, 5, 4)), backward_data, grad2=True, name="plain"),
+        Sample([(2, 4, 3, 3), (4, 2, 3, 3)], dict(stride=(2, 2), pad=(1, 1), num_group=2, shape=(2, 4, 6, 5)), backward_data, name="groups"),
+    ],
+    "_backward_convolution_weight": [
+        Sample([(2, 4, 3, 3), (2, 3, 5, 4)], dict(shape=(4, 3, 3, 2)), backward_weight, grad2=True, name="plain"),
+        Sample([(2, 4, 3, 3), (2, 4, 6, 5)], dict(stride=(2, 2), pad=(1, 1), num_group=2, shape=(4, 2, 3, 3)), backward_weight, name="groups"),
+    ],
+    "_backward_Pooling": [
+        Sample([(1, 2, 2, 2), distinct(1, 2, 4, 4), (1, 2, 2, 2)], dict(kernel=(2, 2), stride=(2, 2)), pooling_backward, grad=[0],
+               grad2=True, dtypes=("float64",), rtol=1e-6, atol=1e-8, name="max"),
+        Sample([(1, 2, 2, 2), (1, 2, 4, 4), (1, 2, 2, 2)], dict(kernel=(3, 3), stride=(2, 2), pad=(1, 1), pool_type="avg"),
+               pooling_backward, grad=[0], grad2=True, name="avg"),
+    ],
+    "_pooling_at_max": [
+        Sample([(1, 2, 4, 4), distinct(1, 2, 4, 4)], dict(kernel=(2, 2)), pooling_at_max, grad=[0], grad2=True, dtypes=("float64",),
+               rtol=1e-6, atol=1e-8, name="max"),
+    ],
+    "Pooling": [
+        Sample([distinct(2, 2, 7)], dict(kernel=(3,), stride=(2,)), pooling, grad=[0], name="max_one_axis"),
+        Sample([distinct(2, 2, 6, 5)], dict(kernel=(2, 2), stride=(2, 2)), pooling, grad=[0], grad2=True, name="max"),
+        Sample([distinct(2, 2, 5, 5)], dict(kernel=(3, 3), stride=(2, 2), pad=(1, 1), pooling_convention="full"), pooling, grad=[0],
+               name="max_full_pad"),
+        Sample([distinct(1, 2, 4, 3, 5)], dict(kernel=(2, 2, 2)), pooling, grad=[0], name="max_three_axes"),
+        Sample([distinct(2, 3, 4, 4)], dict(global_pool=True), pooling, grad=[0], name="max_global"),
+        Sample([distinct(2, 2, 5)], dict(kernel=(2,), stride=(2,), pooling_convention="same"), pooling, grad=[0], name="max_same"),
+        pool((2, 2, 6, 5), "avg", kernel=(2, 3), stride=(2, 2), pool_type="avg"),
+        pool((2, 2, 5, 5), "avg_pad", kernel=(3, 3), stride=(2, 2), pad=(1, 1), pool_type="avg"),
+        pool((2, 2, 5, 5), "avg_exclude_pad", kernel=(3, 3), stride=(2, 2), pad=(1, 1), pool_type="avg", count_include_pad=False),
+        pool((2, 2, 6, 6), "avg_full", kernel=(3, 3), stride=(2, 2), pool_type="avg", pooling_convention="full"),
+        pool((2, 3, 4, 4), "avg_global", global_pool=True, pool_type="avg"),
+        pool((2, 2, 6), "sum", kernel=(3,), pool_type="sum"),
+        Sample([(2, 2, 5, 4)], dict(kernel=(2, 2), pool_type="lp", p_value=2), pooling, name="l2"),
+        Sample([(2, 2, 5)], dict(kernel=(2,), pool_type="lp", p_value=3), pooling, ranges=[(0.5, 1)], name="l3"),
+        pool((0, 2, 6, 5), "no_rows", kernel=(2, 2)),
+    ],
+    "im2col": [
+        Sample([(2, 3, 5, 4)], dict(kernel=(3, 2), pad=(1, 0)), im2col, grad2=True, name="two_axes"),
+        Sample([(2, 3, 7)], dict(kernel=(3,), stride=(2,), dilate=(2,)), im2col, name="one_axis"),
+    ],
+    "col2im": [
+        Sample([(2, 12, 9)], dict(output_size=(4, 4), kernel=(2, 2)), col2im, grad2=True, name="two_axes"),
+        Sample([(1, 6, 4)], dict(output_size=(7,), kernel=(3,), stride=(2,), pad=(1,)), col2im, name="one_axis"),
+    ],
+    "UpSampling": [
+        Sample([(2, 3, 2, 3)], dict(scale=2, sample_type="nearest"), upsampling, grad2=True, name="one"),
+        Sample([(2, 3, 2, 2), (2, 1, 4, 4)], dict(scale=4, sample_type="nearest", num_args=2), upsampling, name="concat"),
+        Sample([(2, 3, 2, 2), (2, 3, 4, 4)], dict(scale=4, sample_type="nearest", num_args=2, multi_input_mode="sum"), upsampling,
+               name="sum"),
+    ],
+}

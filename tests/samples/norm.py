@@ -1,0 +1,183 @@
+"""Samples of the normalisations."""
+
+import numpy as np
+
+from samples.base import Sample
+
+
+def along(vector, ndim, axis):
+    shape = [1] * ndim
+    shape[axis] = -1
+    return vector.reshape(shape)
+
+
+def batch_norm(train, data, gamma, beta, moving_mean, moving_var, eps=1e-3, momentum=0.9, fix_gamma=True, use_global_stats=False,
+               output_mean_var=False, axis=1):
+    axis %= data.ndim
+    rest = tuple(i for i in range(data.ndim) if i != axis)
+    mean, var = moving_mean, moving_var
+    if train and not use_global_stats:
+        mean, var = data.mean(rest), data.var(rest)
+    inverse = 1 / np.sqrt(var + eps)
+    shaped = [along(v, data.ndim, axis) for v in (mean, inverse, np.ones_like(gamma) if fix_gamma else gamma, beta)]
+    out = (data - shaped[0]) * shaped[1] * shaped[2] + shaped[3]
+    return (out, mean, inverse) if output_mean_var else out
+
+
+def trained(*inputs, **params):
+    return batch_norm(True, *inputs, **params)
+
+
+def predicted(*inputs, **params):
+    return batch_norm(False, *inputs, **params)
+
+
+def layer_norm(data, gamma, beta, axis=-1, eps=1e-5, output_mean_var=False):
+    mean, std = data.mean(axis, keepdims=True), np.sqrt(data.var(axis, keepdims=True) + eps)
+    out = (data - mean) / std * along(gamma, data.ndim, axis) + along(beta, data.ndim, axis)
+    return (out, mean, std) if output_mean_var else out
+
+
+def group_norm(data, gamma, beta, num_groups=1, eps=1e-5, output_mean_var=False):
+    groups = data.reshape(data.shape[0], num_groups, int(np.prod(data.shape[1:])) // num_groups)
+    mean, std = groups.mean(-1), np.sqrt(groups.var(-1) + eps)
+    out = (groups - mean[..., None]) / std[..., None] * gamma[:, None] + beta[:, None]
+    out = out.reshape(data.shape)
+    return (out, mean, std) if output_mean_var else out
+
+
+def instance_norm(data, gamma, beta, eps=1e-3):
+    return group_norm(data, gamma, beta, data.shape[1], eps)
+
+
+def l2_normalization(data, eps=1e-10, mode="instance"):
+    axes = {"instance": tuple(range(1, data.ndim)), "channel": (1,), "spatial": tuple(range(2, data.ndim))}[mode]
+    return data / np.sqrt((data * data).sum(axes, keepdims=True) + eps)
+
+
+def lrn(data, nsize, alpha=1e-4, beta=0.75, knorm=2.0):
+    half = nsize // 2
+    padded = np.pad(data * data, ((0, 0), (half, half), (0, 0), (0, 0)))
+    total = sum(padded[:, i:i + data.shape[1]] for i in range(nsize))
+    return data * (knorm + alpha / nsize * total) ** -beta
+
+
+def standard_backward(grad, data, gamma, mean, deviation, axes, channel_axes, statistics=True):
+    """The gradient of (data - mean) / deviation * gamma + beta, where mean and deviation come from `axes` of the data."""
+    x = (data - mean) / deviation
+    g = grad * gamma
+    if statistics:
+        g = g - g.mean(axes, keepdims=True) - x * (g * x).mean(axes, keepdims=True)
+    return g / deviation, (grad * x).sum(channel_axes), grad.sum(channel_axes)
+
+
+def batch_norm_backward(grad, data, gamma, mean, inverse, axis=1, fix_gamma=True, batch_stats=True):
+    axis %= data.ndim
+    rest = tuple(i for i in range(data.ndim) if i != axis)
+    # The statistics given need not be the data's: the formula in terms of them.
+    m, i, w = (along(v, data.ndim, axis) for v in (mean, inverse, np.ones_like(gamma) if fix_gamma else gamma))
+    centred, count = data - m, data.size / data.shape[axis]
+    result = grad
+    if batch_stats:
+        result = grad - grad.sum(rest, keepdims=True) / count - centred * i * i * (grad * centred).sum(rest, keepdims=True) / count
+    dgamma = (grad * centred * i).sum(rest) * (not fix_gamma)
+    return result * i * w, dgamma, grad.sum(rest)
+
+
+def layer_norm_backward(grad, data, gamma, mean, std, axis=-1):
+    axis %= data.ndim
+    rest = tuple(i for i in range(data.ndim) if i != axis)
+    return standard_backward(grad, data, along(gamma, data.ndim, axis), mean, std, axis, rest)
+
+
+def group_norm_backward(grad, data, gamma, mean, std, num_groups=1):
+    shape = (data.shape[0], num_groups, -1)
+    result = standard_backward(grad.reshape(shape), data.reshape(shape), gamma[:, None], mean[..., None], std[..., None], 2, (0, 2))
+    return result[0].reshape(data.shape), result[1], result[2]
+
+
+def lrn_backward(grad, data, norm, nsize, alpha=1e-4, beta=0.75, knorm=2.0):
+    half = nsize // 2
+    term = np.pad(grad * data * norm ** (-beta - 1), ((0, 0), (half, half), (0, 0), (0, 0)))
+    total = sum(term[:, i:i + data.shape[1]] for i in range(nsize))
+    return grad * norm ** -beta - 2 * alpha * beta / nsize * data * total
+
+
+def batch_norm_sample(shape, channels, train, dtypes=("float32", "float64"), vectors=None, grad=(0, 1, 2), name="", **params):
+    inputs = [shape] + (vectors or [(channels,)] * 4)
+    ranges = [None, (0.5, 1.5), None, None, (0.5, 1.5)]
+    return Sample(inputs, params, trained if train else predicted, grad=grad, dtypes=dtypes, ranges=ranges, train=train, name=name,
+                  rtol=1e-4, atol=1e-5)
+
+
+FLOAT32_VECTORS = [np.array(v, np.float32) for v in ([1.5, 0.5, 1], [0.1, -0.2, 0.3], [0.1, 0.2, 0.3], [1, 2, 0.5])]
+# Small float32 errors are magnified where a variance is small.
+LOOSE = dict(rtol=1e-4, atol=1e-5)
+
+SAMPLES = {
+    "BatchNorm": [
+        batch_norm_sample((4, 3, 2, 3), 3, True, fix_gamma=False, name="train"),
+        batch_norm_sample((4, 3, 2, 3), 3, False, fix_gamma=False, name="predict"),
+        batch_norm_sample((4, 3, 5), 3, True, grad=(0, 2), name="fix_gamma"),
+        batch_norm_sample((4, 3, 2, 3), 3, True, fix_gamma=False, use_global_stats=True, name="global_stats"),
+        batch_norm_sample((9, 5), 5, True, fix_gamma=False, name="columns"),
+        batch_norm_sample((9, 5), 5, False, fix_gamma=False, name="columns_predict"),
+        batch_norm_sample((2, 3, 4, 5), 5, True, fix_gamma=False, axis=-1, eps=1e-5, name="last_axis"),
+        batch_norm_sample((2, 3, 4, 5), 4, True, fix_gamma=False, axis=2, output_mean_var=True, grad=False, name="mean_var"),
+        batch_norm_sample((300, 70), 70, True, fix_gamma=False, grad=False, name="large_columns"),
+        batch_norm_sample((6, 3, 80, 70), 3, True, fix_gamma=False, grad=False, name="large_planes"),
+        batch_norm_sample((4, 3, 5), 3, True, dtypes=("float16",), vectors=FLOAT32_VECTORS, grad=False, fix_gamma=False, name="half"),
+        batch_norm_sample((0, 3, 5), 3, False, fix_gamma=False, name="no_rows"),
+    ],
+    "LayerNorm": [
+        Sample([(4, 6), (6,), (6,)], {}, layer_norm, name="rows", **LOOSE),
+        Sample([(2, 3, 5), (5,), (5,)], dict(eps=1e-3), layer_norm, name="three_axes", **LOOSE),
+        Sample([(2, 4, 3), (4,), (4,)], dict(axis=1), layer_norm, name="middle_axis", **LOOSE),
+        Sample([(5, 3), (5,), (5,)], dict(axis=0), layer_norm, name="first_axis", **LOOSE),
+        Sample([(2, 3, 4), (4,), (4,)], dict(output_mean_var=True), layer_norm, grad=False, name="mean_var", **LOOSE),
+        Sample([(40, 650), (650,), (650,)], {}, layer_norm, grad=False, name="large", **LOOSE),
+        Sample([(0, 6), (6,), (6,)], {}, layer_norm, name="no_rows"),
+    ],
+    "GroupNorm": [
+        Sample([(2, 6, 3), (3,), (3,)], dict(num_groups=3), group_norm, name="groups", **LOOSE),
+        Sample([(2, 4, 3, 2), (1,), (1,)], {}, group_norm, name="one_group", **LOOSE),
+        Sample([(2, 4, 3), (2,), (2,)], dict(num_groups=2, output_mean_var=True), group_norm, grad=False, name="mean_var", **LOOSE),
+    ],
+    "InstanceNorm": [
+        Sample([(2, 3, 5), (3,), (3,)], {}, instance_norm, name="three_axes", **LOOSE),
+        Sample([(2, 3, 4, 2), (3,), (3,)], dict(eps=1e-5), instance_norm, name="four_axes", **LOOSE),
+        Sample([(0, 3, 5), (3,), (3,)], {}, instance_norm, name="no_rows"),
+    ],
+    "L2Normalization": [
+        Sample([(3, 4, 2)], dict(mode=mode), l2_normalization, grad2=True, name=mode) for mode in ("instance", "channel", "spatial")
+    ] + [
+        Sample([(3, 4)], {}, l2_normalization, name="matrix"),
+        Sample([(0, 4, 2)], {}, l2_normalization, name="no_rows"),
+    ],
+    "_backward_BatchNorm": [
+        Sample([(4, 3, 5), (4, 3, 5), (3,), (3,), (3,)], dict(fix_gamma=fix, batch_stats=batch), batch_norm_backward, grad=False,
+               ranges=[None, None, None, None, (0.5, 1.5)], dtypes=("float32", "float64"), name=f"fix_{fix}_batch_{batch}", **LOOSE)
+        for fix in (True, False) for batch in (True, False)
+    ] + [
+        Sample([(7, 5), (7, 5), (5,), (5,), (5,)], dict(fix_gamma=False), batch_norm_backward, grad=False, dtypes=("float32", "float64"),
+               name="columns", **LOOSE),
+    ],
+    "_backward_LayerNorm": [
+        Sample([(4, 6), (4, 6), (6,), (4, 1), (4, 1)], {}, layer_norm_backward, grad=False, ranges=[None] * 4 + [(0.5, 1.5)],
+               dtypes=("float32", "float64"), name="rows", **LOOSE),
+        Sample([(2, 4, 3), (2, 4, 3), (4,), (2, 1, 3), (2, 1, 3)], dict(axis=1), layer_norm_backward, grad=False,
+               ranges=[None] * 4 + [(0.5, 1.5)], dtypes=("float32", "float64"), name="middle_axis", **LOOSE),
+    ],
+    "_backward_GroupNorm": [
+        Sample([(2, 6, 3), (2, 6, 3), (3,), (2, 3), (2, 3)], dict(num_groups=3), group_norm_backward, grad=False,
+               ranges=[None] * 4 + [(0.5, 1.5)], dtypes=("float32", "float64"), name="groups", **LOOSE),
+    ],
+    "_backward_LRN": [
+        Sample([(2, 5, 3, 2), (2, 5, 3, 2), (2, 5, 3, 2)], dict(nsize=3, alpha=0.5, beta=0.6), lrn_backward, grad=False,
+               ranges=[None, None, (1, 2)], dtypes=("float32", "float64"), name="three"),
+    ],
+    "LRN": [
+        Sample([(2, 5, 3, 2)], dict(nsize=3, alpha=0.5, beta=0.6, knorm=1.5), lrn, name="three"),
+        Sample([(1, 3, 2, 2)], dict(nsize=5, alpha=0.1), lrn, name="wider_than_channels"),
+    ],
+}
