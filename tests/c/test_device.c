@@ -142,6 +142,24 @@ static void test_wake_ups(void) { /* pauses around the length of a spin: no wake
   }
 }
 
+static mpg_status sleep_5ms(mpg_run *run, void *payload) {
+  (void)run, (void)payload;
+  sleep_ms(5);
+  return MPG_OK;
+}
+
+static void test_waiters_are_woken(void) { /* rather than finding out when they look again */
+  int64_t shortest = INT64_MAX;
+  for (int i = 0; i < 20; i++) {
+    int64_t begin = mpg_clock_ns();
+    mpg_point first = {.device = cpu(0), .tick = submit(cpu(0), sleep_5ms, NULL, 0, NULL, 0)};
+    CHECK_OK(mpg_point_wait((mpg_point){cpu(1), submit(cpu(1), sleep_5ms, NULL, 0, &first, 1), true}));
+    int64_t taken = mpg_clock_ns() - begin;
+    if (taken < shortest) shortest = taken;
+  }
+  CHECK(shortest >= 10000000 && shortest < 19000000);
+}
+
 /* --- Several devices ------------------------------------------------------------------------------------------------------ */
 
 static void test_points(void) { /* every step is on another device than the one before; only points order them */
@@ -350,15 +368,9 @@ static void test_fork(void) {
   CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 42);
 }
 
-static mpg_status sleep_long(mpg_run *run, void *payload) {
-  (void)run, (void)payload;
-  sleep_ms(5);
-  return MPG_OK;
-}
-
 static void test_exit_with_work_queued(void) {
   mpg_point point = {.device = cpu(0)};
-  for (int i = 0; i < 1000; i++) point.tick = submit(cpu(0), sleep_long, NULL, 0, NULL, 0);
+  for (int i = 0; i < 1000; i++) point.tick = submit(cpu(0), sleep_5ms, NULL, 0, NULL, 0);
   for (int i = 0; i < 10; i++) submit(cpu(1), nothing, NULL, 0, &point, 1); /* a worker that waits */
   exit(0);
 }
@@ -561,6 +573,7 @@ static void test_allocation_failures(void) {
     submit(device, add_one, &(step){&counter, 0}, sizeof(step), NULL, 0);
     CHECK_OK(mpg_device_wait_all(device));
     CHECK(counter == 1);
+    CHECK(discarded == before + queued + 1); /* nothing of the failed submission was left behind */
   }
   CHECK(n > 15 && n < 1000);
 }
@@ -621,6 +634,7 @@ static const test tests[] = {
     {"backpressure", test_backpressure},
     {"inline_ownership", test_inline_ownership},
     {"wake_ups", test_wake_ups},
+    {"waiters_are_woken", test_waiters_are_woken},
     {"points", test_points},
     {"same_time", test_same_time},
     {"resumable", test_resumable},
