@@ -74,6 +74,7 @@ mpg_status mpg_program_work(mpg_run *run, void *payload) {
       mpg_point point = {source, frame->first_ticks[instruction->peer] + instruction->tick, true};
       if (!mpg_run_wait(run, point)) return MPG_OK;
       MPG_TRY(mpg_device_failure(source, point.tick));
+      continue; /* the worker records waits, when there was something to wait for */
     } else {
       MPG_TRY(run_kernel(run, frame, program, instruction));
     }
