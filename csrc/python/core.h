@@ -168,8 +168,8 @@ extern PyMethodDef mpg_py_runtime_methods[];
 extern PyMethodDef mpg_py_profiler_methods[]; /* profiler.c */
 
 /* --- Others' files: CachedOp (cached_op.c), files (io.c), gluon.c; each adds its types and functions to the module -- */
-__attribute__((weak)) int mpg_py_cached_op_init(PyObject *module);
-__attribute__((weak)) int mpg_py_io_init(PyObject *module);
+int mpg_py_cached_op_init(PyObject *module);
+int mpg_py_io_init(PyObject *module);
 int mpg_py_gluon_init(PyObject *module);
 
 #endif

@@ -169,7 +169,10 @@ def onehot_encode(indices, out):
 
 
 def histogram(a, bins=10, range=None):
-    """Counts (int64) and edges: ``bins`` a number of equal bins over ``range`` (default: of the values), or an NDArray of edges."""
+    """Counts and edges: ``bins`` a number of equal bins over ``range`` (default: of the values), or an NDArray of edges.
+
+    Counts are float32, as in MXNet, for a number of bins, and int64 for edges. ValueError for other bins.
+    """
     if isinstance(bins, NDArray):
         edges = bins.asnumpy()
     elif isinstance(bins, (int, np.integer)):
@@ -177,4 +180,4 @@ def histogram(a, bins=10, range=None):
     else:
         raise ValueError(f"histogram: bins is an integer or an NDArray of edges, got {type(bins).__name__}")
     counts, edges = np.histogram(a.asnumpy(), bins=edges, range=range)
-    return array(counts, ctx=a.context, dtype="int64"), array(edges, ctx=a.context, dtype=a.dtype)
+    return array(counts, ctx=a.context, dtype="int64" if isinstance(bins, NDArray) else "float32"), array(edges, ctx=a.context, dtype=a.dtype)
