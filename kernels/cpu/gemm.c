@@ -6,6 +6,7 @@
 #include <limits.h>
 #include <string.h>
 
+#include "kernels/cpu/half.h"
 #include "kernels/cpu/onednn.h"
 #include "kernels/cpu/openblas.h"
 
@@ -17,23 +18,6 @@ typedef struct mpg_gemm {
   const void *a, *b;
   void *c;
 } mpg_gemm;
-
-/* --- Conversions while packing ------------------------------------------------------------------------------------ */
-static inline float from_bfloat16(uint16_t x) {
-  union {
-    uint32_t bits;
-    float value;
-  } u = {.bits = (uint32_t)x << 16};
-  return u.value;
-}
-static inline uint16_t to_bfloat16(float x) { /* to nearest, ties to even; NaN stays NaN */
-  union {
-    float value;
-    uint32_t bits;
-  } u = {.value = x};
-  if (x != x) return (uint16_t)(u.bits >> 16 | 0x40);
-  return (uint16_t)((u.bits + 0x7fff + (u.bits >> 16 & 1)) >> 16);
-}
 
 /* --- The blocked product, for float (and half precision) and for double -------------------------------------------- */
 #if defined(__AVX512F__)
@@ -49,16 +33,16 @@ static inline uint16_t to_bfloat16(float x) { /* to nearest, ties to even; NaN s
   case MPG_FLOAT32:            \
     PACK(float, AS_IS)         \
   case MPG_FLOAT16:            \
-    PACK(_Float16, (float))    \
+    PACK(uint16_t, mpg_half_to_float)    \
   case MPG_BFLOAT16:           \
-    PACK(uint16_t, from_bfloat16)
+    PACK(uint16_t, mpg_bfloat16_to_float)
 #define MPG_GEMM_TARGETS(FINISH)                 \
   case MPG_FLOAT32:                              \
     FINISH(float, AS_IS, AS_IS)                  \
   case MPG_FLOAT16:                              \
-    FINISH(_Float16, (float), (_Float16))        \
+    FINISH(uint16_t, mpg_half_to_float, mpg_float_to_half) \
   case MPG_BFLOAT16:                             \
-    FINISH(uint16_t, from_bfloat16, to_bfloat16)
+    FINISH(uint16_t, mpg_bfloat16_to_float, mpg_float_to_bfloat16)
 #define T float
 #define NAME(x) single_##x
 #if defined(__AVX512F__)
@@ -139,23 +123,26 @@ static void blocked(const mpg_kernel_call *call, mpg_gemm *g) {
 }
 
 /* --- Libraries ------------------------------------------------------------------------------------------------------ */
-/* C's rows in blocks whose borders depend on sizes alone, one call of the one-threaded OpenBLAS each. */
-enum { OPENBLAS_ROWS = 128 };
-static void openblas_rows(void *context, int64_t begin, int64_t end) {
+/* C in blocks whose borders depend on sizes alone, one call of the one-threaded OpenBLAS each. Few rows: more blocks across. */
+enum { OPENBLAS_ROWS = 256, OPENBLAS_COLUMNS = 512 };
+static void openblas_blocks(void *context, int64_t begin, int64_t end) {
   const mpg_gemm *g = context;
   const mpg_openblas *blas = mpg_cpu_openblas();
   int ta = g->transpose_a ? 112 : 111, tb = g->transpose_b ? 112 : 111;
   size_t size = mpg_dtype_size(g->dtype);
+  int64_t across = (g->n + OPENBLAS_COLUMNS - 1) / OPENBLAS_COLUMNS;
   for (int64_t block = begin; block < end; block++) {
-    int64_t i = block * OPENBLAS_ROWS, rows = g->m - i < OPENBLAS_ROWS ? g->m - i : OPENBLAS_ROWS;
+    int64_t i = block / across * OPENBLAS_ROWS, rows = g->m - i < OPENBLAS_ROWS ? g->m - i : OPENBLAS_ROWS;
+    int64_t j = block % across * OPENBLAS_COLUMNS, columns = g->n - j < OPENBLAS_COLUMNS ? g->n - j : OPENBLAS_COLUMNS;
     const char *a = (const char *)g->a + (size_t)(g->transpose_a ? i : i * g->lda) * size;
-    char *c = (char *)g->c + (size_t)(i * g->ldc) * size;
+    const char *b = (const char *)g->b + (size_t)(g->transpose_b ? j * g->ldb : j) * size;
+    char *c = (char *)g->c + (size_t)(i * g->ldc + j) * size;
     if (g->dtype == MPG_FLOAT64)
-      blas->dgemm(101, ta, tb, (int)rows, (int)g->n, (int)g->k, g->alpha, (const double *)a, (int)g->lda, g->b, (int)g->ldb, g->beta,
-                  (double *)c, (int)g->ldc);
+      blas->dgemm(101, ta, tb, (int)rows, (int)columns, (int)g->k, g->alpha, (const double *)a, (int)g->lda, (const double *)b,
+                  (int)g->ldb, g->beta, (double *)c, (int)g->ldc);
     else
-      blas->sgemm(101, ta, tb, (int)rows, (int)g->n, (int)g->k, (float)g->alpha, (const float *)a, (int)g->lda, g->b, (int)g->ldb,
-                  (float)g->beta, (float *)c, (int)g->ldc);
+      blas->sgemm(101, ta, tb, (int)rows, (int)columns, (int)g->k, (float)g->alpha, (const float *)a, (int)g->lda, (const float *)b,
+                  (int)g->ldb, (float)g->beta, (float *)c, (int)g->ldc);
   }
 }
 
@@ -186,7 +173,8 @@ static mpg_status product(const mpg_kernel_call *call, mpg_gemm *g) {
   }
 #endif
   if ((g->dtype == MPG_FLOAT32 || g->dtype == MPG_FLOAT64) && fits_int(g) && mpg_cpu_openblas())
-    mpg_cpu_parallel_for(call, (g->m + OPENBLAS_ROWS - 1) / OPENBLAS_ROWS, 1, openblas_rows, g);
+    mpg_cpu_parallel_for(call, (g->m + OPENBLAS_ROWS - 1) / OPENBLAS_ROWS * ((g->n + OPENBLAS_COLUMNS - 1) / OPENBLAS_COLUMNS), 1,
+                         openblas_blocks, g);
   else blocked(call, g);
   return MPG_OK;
 }

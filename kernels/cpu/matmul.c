@@ -208,7 +208,6 @@ MPG_CPU_KERNEL(khatri_rao) {
   switch (call->outputs[0].desc.dtype) {
     case MPG_FLOAT32: KHATRI_RAO(float)
     case MPG_FLOAT64: KHATRI_RAO(double)
-    case MPG_FLOAT16: KHATRI_RAO(_Float16)
     case MPG_INT8: KHATRI_RAO(int8_t)
     case MPG_UINT8: KHATRI_RAO(uint8_t)
     case MPG_INT32: KHATRI_RAO(int32_t)

@@ -25,6 +25,18 @@
     for (int64_t b = y0; b < y1; b++)                 \
       for (int64_t i = (a * w->in[1] + b) * w->in[2] + x0, end_ = i + x1 - x0; i < end_; i++) __VA_ARGS__
 
+/* The sum of elements that lie together, in a fixed order of lanes. */
+static A NAME(run_sum)(const S *x, int64_t n) {
+  enum { LANES = 16 };
+  A lanes[LANES] = {0}, total = 0;
+  int64_t i = 0;
+  for (; i + LANES <= n; i += LANES)
+    for (int l = 0; l < LANES; l++) lanes[l] += (A)LOAD(x[i + l]);
+  for (int l = 0; l < LANES; l++) total += lanes[l];
+  for (; i < n; i++) total += (A)LOAD(x[i]);
+  return total;
+}
+
 static void NAME(forward)(void *context, int64_t begin, int64_t end) {
   const pooling *t = context;
   const mpg_window *w = &t->window;
@@ -43,7 +55,11 @@ static void NAME(forward)(void *context, int64_t begin, int64_t end) {
                    sum += t->p == 2 ? value * value : value * value * value;
                  }) out[place] = STORE(t->p == 2 ? (A)sqrt(sum) : (A)cbrt(sum));)
     } else {
-      EACH_PLACE(A sum = 0; EACH_ELEMENT(sum += (A)LOAD(in[i]);)
+      EACH_PLACE(A sum = 0; if (w->kernel[2] >= 16) for (int64_t a = z0; a < z1; a++)
+                   if (x1 - x0 == w->in[2]) sum += NAME(run_sum)(in + (a * w->in[1] + y0) * w->in[2], (y1 - y0) * w->in[2]);
+                   else
+                     for (int64_t b = y0; b < y1; b++) sum += NAME(run_sum)(in + (a * w->in[1] + b) * w->in[2] + x0, x1 - x0);
+                 else EACH_ELEMENT(sum += (A)LOAD(in[i]);)
                  out[place] = STORE(t->type == POOL_AVG && counted > 0 ? sum / (A)counted : sum);)
     }
   }

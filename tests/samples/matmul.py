@@ -106,8 +106,8 @@ SAMPLES = {
         Sample([(0, 4, 5), (0, 5, 2)], {}, gemm2, name="no_batch"),
     ],
     "khatri_rao": [
-        Sample([(3, 4), (2, 4)], {}, khatri_rao, grad=False, name="two"),
-        Sample([(3, 4), (2, 4), (5, 4)], {}, khatri_rao, grad=False, name="three"),
-        Sample([(3, 4)], {}, khatri_rao, grad=False, name="one"),
+        Sample([(3, 4), (2, 4)], {}, khatri_rao, grad=False, dtypes=("float32", "float64"), name="two"),
+        Sample([(3, 4), (2, 4), (5, 4)], {}, khatri_rao, grad=False, dtypes=("float32", "float64"), name="three"),
+        Sample([(3, 4)], {}, khatri_rao, grad=False, dtypes=("float32", "float64"), name="one"),
     ],
 }
