@@ -83,8 +83,18 @@ static mpg_status take_outputs(mpg_compiled *c, const mpg_value *values) {
   return MPG_OK;
 }
 
-/* The trace's graph with the gradient appended. out_grads[i]: new inputs where `arrives`. */
-static mpg_status differentiate(const mpg_compiled *c, const bool *arrives, const bool *wanted, bool train, mpg_graph *joint,
+static bool differentiable(const mpg_desc *desc) { return mpg_dtype_is_float(desc->dtype); }
+
+static mpg_status zeros_like(mpg_graph *graph, mpg_value like, mpg_value *result) {
+  mpg_full_like_params params;
+  memset(&params, 0, sizeof params);
+  params.dtype = MPG_DTYPE_NONE;
+  return mpg_graph_emit(graph, mpg_op_get(MPG_OP__full_like), &params, &like, 1, like, result);
+}
+
+/* The trace's graph with the gradient appended. out_grads[i]: new inputs where `arrives`; elsewhere no gradient flows, or with
+ * `fill`, zeros do. */
+static mpg_status differentiate(const mpg_compiled *c, const bool *arrives, bool fill, const bool *wanted, bool train, mpg_graph *joint,
                                 mpg_value *out_grads, mpg_value *in_grads) {
   size_t num_heads = 0, num_wanted = 0;
   mpg_value *work = mpg_malloc((c->num_outputs * 2 + c->num_inputs * 2 + 1) * sizeof *work);
@@ -96,11 +106,16 @@ static mpg_status differentiate(const mpg_compiled *c, const bool *arrives, cons
   joint->phase = MPG_PHASE_BACKWARD;
   for (uint32_t i = 0; i < c->num_outputs; i++) {
     out_grads[i] = MPG_NO_VALUE;
-    if (!arrives[i]) continue;
     const mpg_graph_value value = *mpg_graph_at(joint, c->graph.outputs[i]);
-    MPG_GOTO(mpg_graph_input(joint, &value.desc, value.device, &out_grads[i]));
-    heads[num_heads] = c->graph.outputs[i];
-    head_grads[num_heads++] = out_grads[i];
+    if (arrives[i]) {
+      MPG_GOTO(mpg_graph_input(joint, &value.desc, value.device, &out_grads[i]));
+      head_grads[num_heads] = out_grads[i];
+    } else if (fill && differentiable(&value.desc)) {
+      MPG_GOTO(zeros_like(joint, c->graph.outputs[i], &head_grads[num_heads]));
+    } else {
+      continue;
+    }
+    heads[num_heads++] = c->graph.outputs[i];
   }
   for (uint32_t i = 0; i < c->num_inputs; i++)
     if (wanted[i]) variables[num_wanted++] = c->inputs[i];
@@ -114,8 +129,6 @@ fail:
   return status;
 }
 
-static bool differentiable(const mpg_desc *desc) { return mpg_dtype_is_float(desc->dtype); }
-
 /* Which forward values the gradient of all outputs reads. */
 static mpg_status find_saved(mpg_compiled *c) {
   mpg_graph joint;
@@ -128,7 +141,7 @@ static mpg_status find_saved(mpg_compiled *c) {
   if (!out_grads || !arrives || !c->saved) MPG_GOTO(mpg_out_of_host_memory(c->graph.num_values));
   mpg_value *in_grads = out_grads + c->num_outputs;
   for (uint32_t i = 0; i < c->num_outputs; i++) arrives[i] = differentiable(&c->outputs[i].desc);
-  MPG_GOTO(differentiate(c, arrives, c->wanted, true, &joint, out_grads, in_grads));
+  MPG_GOTO(differentiate(c, arrives, false, c->wanted, true, &joint, out_grads, in_grads));
   MPG_GOTO(mpg_graph_set_outputs(&joint, in_grads, 0));
   MPG_GOTO(mpg_graph_simplify(&joint));
   MPG_GOTO(mpg_graph_order(&joint, MPG_PHASE_BACKWARD, in_grads, c->num_inputs, &order));
@@ -209,12 +222,7 @@ static mpg_status place_gradient(const mpg_compiled *c, mpg_graph *joint, mpg_gr
                                  uint32_t **external, size_t *known, mpg_value *result) {
   mpg_value root, old = MPG_NO_VALUE;
   uint32_t array = mpg_compiled_in_grad(c, i);
-  if (!mpg_has_value(gradient)) {
-    mpg_full_like_params params;
-    memset(&params, 0, sizeof params);
-    params.dtype = MPG_DTYPE_NONE;
-    MPG_TRY(mpg_graph_emit(joint, mpg_op_get(MPG_OP__full_like), &params, &c->inputs[i], 1, c->inputs[i], &gradient));
-  }
+  if (!mpg_has_value(gradient)) MPG_TRY(zeros_like(joint, c->inputs[i], &gradient));
   if (place == MPG_PLACE_ADD) {
     const mpg_graph_value value = *mpg_graph_at(joint, c->inputs[i]);
     MPG_TRY(mpg_graph_input(joint, &value.desc, value.device, &old));
@@ -242,22 +250,35 @@ static mpg_status place_gradient(const mpg_compiled *c, mpg_graph *joint, mpg_gr
   return MPG_OK;
 }
 
-static mpg_status make_backward(mpg_compiled *c, mpg_compiled_backward *b, const bool *arrives) {
+/* True when all forward values that are read were kept. */
+static bool reads_saved_only(const mpg_compiled *c, const mpg_graph *joint, const mpg_order *order) {
+  for (size_t k = 0; k < order->count; k++) {
+    const mpg_node *node = &joint->nodes[order->nodes[k]];
+    if (mpg_node_flag(node, MPG_OP_SHAPE_ONLY)) continue;
+    for (uint32_t i = 0; i < node->num_inputs; i++) {
+      uint32_t value = mpg_value_index(joint, mpg_node_inputs(joint, node)[i]);
+      if (value < c->graph.num_values && !c->saved[value]) return false;
+    }
+  }
+  return true;
+}
+
+/* fill: outputs without a gradient get zeros, so that the gradient is the one for which values were saved. */
+static mpg_status make_backward(mpg_compiled *c, mpg_compiled_backward *b, const bool *arrives, bool fill) {
   mpg_graph joint;
   mpg_order order = {0};
   mpg_status status = MPG_OK;
   uint32_t *external = NULL;
-  bool *saved = NULL, *wanted = mpg_calloc(c->num_inputs + 1, sizeof *wanted);
+  bool again = false, *saved = NULL, *wanted = mpg_calloc(c->num_inputs + 1, sizeof *wanted);
   mpg_graph_init(&joint);
   mpg_value *out_grads = mpg_malloc((c->num_outputs + 2 * c->num_inputs + 1) * sizeof *out_grads);
   if (!out_grads || !wanted) MPG_GOTO(mpg_out_of_host_memory(c->num_outputs * sizeof *out_grads));
   mpg_value *in_grads = out_grads + c->num_outputs, *stored = in_grads + c->num_inputs;
   for (uint32_t i = 0; i < c->num_inputs; i++) wanted[i] = b->places[i] != MPG_PLACE_NONE;
-  MPG_GOTO(differentiate(c, arrives, wanted, b->train, &joint, out_grads, in_grads));
+  MPG_GOTO(differentiate(c, arrives, fill, wanted, b->train, &joint, out_grads, in_grads));
   joint.phase = MPG_PHASE_BACKWARD;
   joint.scope = joint.origin = 0;
   joint.train = b->train;
-  /* Rewires what reads copies to the same device and the like; gradients that are such copies follow below. */
   MPG_GOTO(mpg_graph_set_outputs(&joint, in_grads, 0));
   size_t known = joint.num_values;
   external = mpg_malloc((known + 1) * sizeof *external);
@@ -276,6 +297,8 @@ static mpg_status make_backward(mpg_compiled *c, mpg_compiled_backward *b, const
   if (!saved) MPG_GOTO(mpg_out_of_host_memory(joint.num_values));
   memcpy(saved, c->saved, c->graph.num_values * sizeof *saved);
   MPG_GOTO(mpg_graph_order(&joint, MPG_PHASE_BACKWARD, stored, c->num_inputs, &order));
+  again = !fill && !reads_saved_only(c, &joint, &order);
+  if (again) goto fail;
   mpg_plan_request request = {.graph = &joint, .order = &order, .num_externals = mpg_compiled_all_externals(c), .external = external,
                               .saved = saved, .forward = &c->plan, .retain = b->retain};
   MPG_GOTO(mpg_plan_make(&request, &b->plan));
@@ -287,7 +310,7 @@ fail:
   mpg_free(external);
   mpg_free(saved);
   mpg_free(wanted);
-  return status;
+  return again ? make_backward(c, b, arrives, true) : status;
 }
 
 mpg_status mpg_compiled_get_backward(mpg_compiled *c, const bool *arrives, const uint8_t *places, bool retain, bool train,
@@ -310,7 +333,7 @@ mpg_status mpg_compiled_get_backward(mpg_compiled *c, const bool *arrives, const
   if (!b->arrives || !b->places || !b->gives) MPG_GOTO(mpg_out_of_host_memory(c->num_inputs));
   memcpy(b->arrives, arrives, c->num_outputs * sizeof *arrives);
   memcpy(b->places, places, c->num_inputs);
-  MPG_GOTO(make_backward(c, b, arrives));
+  MPG_GOTO(make_backward(c, b, arrives, false));
   b->next = c->backwards;
   c->backwards = b;
   *result = b;

@@ -94,6 +94,18 @@ static mpg_status note_uses(const mpg_program_set *set, const mpg_tensor *extern
   return first;
 }
 
+/* Runs the only program of a small set in this thread. */
+static mpg_status run_here(mpg_program_set *set, const mpg_tensor *externals, mpg_storage *const *blocks, mpg_random_key random, uint32_t slot) {
+  mpg_program_payload payload = {.slot = slot};
+  MPG_TRY(new_frame(set, externals, blocks, random, 1, &payload.frame));
+  mpg_run run = {.device = set->programs[slot].device, .num_threads = 1};
+  mpg_status status = mpg_program_work(&run, &payload);
+  mpg_program_discard(&payload);
+  mpg_tick done = 0;
+  mpg_status noted = note_uses(set, externals, blocks, &done, &slot, 1);
+  return status != MPG_OK ? status : noted;
+}
+
 mpg_status mpg_launch(mpg_program_set *set, const mpg_tensor *externals, mpg_storage **blocks, mpg_random_key random, uint32_t scope,
                       uint32_t origin) {
   mpg_device *devices[MPG_MAX_GRAPH_DEVICES];
@@ -117,7 +129,9 @@ mpg_status mpg_launch(mpg_program_set *set, const mpg_tensor *externals, mpg_sto
       MPG_GOTO(add_points(&lists[k], &program->accesses[i], &tensor, program->device));
     }
   }
-  if (count) {
+  if (set->small && lists[0].count == 0 && mpg_device_runs_inline(set->programs[slots[0]].device)) {
+    MPG_GOTO(run_here(set, externals, blocks, random, slots[0]));
+  } else if (count) {
     MPG_GOTO(new_frame(set, externals, blocks, random, count, &frame));
     for (int k = 0; k < count; k++) {
       const mpg_program *program = &set->programs[slots[k]];

@@ -99,6 +99,31 @@ static mpg_status lower_all(lowering *l, const mpg_order *order) {
   return MPG_OK;
 }
 
+/* The rule by which single ops run in the calling thread (op/invoke.c), for a whole program. */
+static bool is_small(const mpg_program_set *set) {
+  enum { INLINE_INSTRUCTIONS = 64, INLINE_ELEMENTS = 16384, ALL_ELEMENTS = 65536 };
+  const mpg_program *only = NULL;
+  int64_t all = 0;
+  for (uint32_t s = 0; s < set->num_programs; s++) {
+    if (!set->programs[s].count) continue;
+    if (only) return false;
+    only = &set->programs[s];
+  }
+  if (!only || only->count > INLINE_INSTRUCTIONS) return false;
+  for (uint32_t i = 0; i < only->count; i++) {
+    const mpg_instruction *instruction = &only->instructions[i];
+    if (instruction->kind != MPG_RUN) return false;
+    bool heavy = instruction->op->flags & MPG_OP_HEAVY;
+    if (heavy && !(instruction->op->flags & MPG_OP_TINY_INLINE)) return false;
+    int64_t elements = 0;
+    for (uint32_t k = 0; k < instruction->num_inputs + instruction->num_outputs; k++)
+      elements += mpg_shape_size(&only->views[instruction->operands + k].desc.shape);
+    if (elements > (heavy ? MPG_TINY_ELEMENTS : INLINE_ELEMENTS)) return false;
+    all += elements;
+  }
+  return all <= ALL_ELEMENTS;
+}
+
 static mpg_status describe_blocks(mpg_program_set *set, const mpg_plan *plan) {
   set->num_externals = plan->num_externals;
   set->num_blocks = plan->num_blocks;
@@ -132,6 +157,7 @@ mpg_status mpg_lower(const mpg_graph *graph, const mpg_order *order, const mpg_p
   for (uint32_t i = 0; i < plan->num_devices; i++) MPG_GOTO(mpg_device_get(plan->devices[i], &l.set->programs[i].device));
   MPG_GOTO(describe_blocks(l.set, plan));
   MPG_GOTO(lower_all(&l, order));
+  l.set->small = is_small(l.set);
   *result = l.set;
   l.set = NULL;
 fail:

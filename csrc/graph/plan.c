@@ -26,7 +26,8 @@ typedef struct planner {
   const mpg_graph *graph;
   mpg_plan *plan;
   lifetime *lives; /* per root */
-  bool *planned;   /* per root: wants a place in a main block */
+  bool *planned;   /* per root: wants a place in a block */
+  bool *pushed;    /* per root: another device pushes it into a lane */
   bool *written;   /* per value: an effect writes it */
 } planner;
 
@@ -144,6 +145,8 @@ static mpg_status give_places(planner *p) {
       MPG_TRY(add_device(plan, from));
       if (has_place(p, node->values)) continue;
       MPG_TRY(add_block(plan, MPG_BLOCK_LANE, slot, mpg_plan_slot(plan, from), &number));
+      p->pushed[node->values] = true;
+      p->lives[node->values].begin = 0; /* it may arrive at any time */
       plan->locations[node->values] = (mpg_location){plan->num_externals + number, plan->blocks[number].size};
       plan->blocks[number].size += value_bytes(p, node->values);
       continue;
@@ -164,7 +167,7 @@ static void share_in_place(planner *p) {
     const mpg_value *inputs = mpg_node_inputs(graph, node);
     for (uint32_t i = 0; i < node->num_inputs; i++) {
       uint32_t input = find(plan, mpg_value_index(graph, inputs[i]));
-      if (!p->planned[input] || p->lives[input].end != k ||
+      if (!(p->planned[input] || p->pushed[input]) || p->lives[input].end != k ||
           mpg_desc_bytes(&graph->values[input].desc) != mpg_desc_bytes(&graph->values[out].desc))
         continue;
       plan->roots[out] = input;
@@ -211,46 +214,66 @@ static int largest_first(const void *a, const void *b) {
   return x->value < y->value ? -1 : x->value > y->value;
 }
 
-/* What the forward phase left in the main block of `slot`, and for how long it is still read. */
-static mpg_status occupy(planner *p, uint32_t block, item_list *list) {
-  const mpg_plan *forward = p->request->forward;
-  uint32_t base = p->plan->num_externals + block;
-  for (size_t v = 0; v < forward->num_values; v++) {
-    if (p->plan->locations[v].base != base || !p->request->saved[v]) continue;
-    lifetime life = {0, p->request->retain ? FOREVER : p->lives[find(p->plan, (uint32_t)v)].end};
-    if (!p->request->retain && p->lives[find(p->plan, (uint32_t)v)].begin == FOREVER) continue; /* nobody reads it */
-    MPG_TRY(put(list, &(item){p->plan->locations[v].offset, value_bytes(p, (uint32_t)v), life, (uint32_t)v}));
+/* A block in which other values have their places already. */
+typedef struct space {
+  uint32_t block;
+  item_list list;
+} space;
+
+/* What lies in a block: saved values of the forward phase, for as long as they are read; or what is pushed into a lane. */
+static mpg_status occupy(planner *p, space *space) {
+  mpg_plan *plan = p->plan;
+  bool old = space->block < plan->first_block;
+  uint32_t base = plan->num_externals + space->block;
+  for (size_t v = 0; v < plan->num_values; v++) {
+    if (plan->locations[v].base != base || !(old ? p->request->saved[v] : p->pushed[v])) continue;
+    lifetime life = {0, p->lives[find(plan, (uint32_t)v)].end};
+    if (old && p->request->retain) life.end = FOREVER;
+    if (old && !p->request->retain && p->lives[find(plan, (uint32_t)v)].begin == FOREVER) continue; /* nobody reads it */
+    MPG_TRY(put(&space->list, &(item){plan->locations[v].offset, value_bytes(p, (uint32_t)v), life, (uint32_t)v}));
   }
   return MPG_OK;
 }
 
+/* Tries the blocks there are; false when the item fits into none. */
+static bool fit_into(const mpg_plan *plan, space *spaces, uint32_t count, item *wanted, space **chosen) {
+  for (uint32_t i = 0; i < count; i++) {
+    size_t size = plan->blocks[spaces[i].block].size;
+    if (!best_fit(&spaces[i].list, wanted, size, &wanted->offset) || wanted->offset + wanted->size > size) continue;
+    *chosen = &spaces[i];
+    return true;
+  }
+  return false;
+}
+
 static mpg_status pack(planner *p, uint32_t slot, item *items, size_t count) {
   mpg_plan *plan = p->plan;
-  item_list old = {0}, fresh = {0};
   mpg_status status = MPG_OK;
-  uint32_t old_block = UINT32_MAX, block = UINT32_MAX;
-  for (uint32_t i = 0; i < plan->first_block; i++)
-    if (plan->blocks[i].kind == MPG_BLOCK_MAIN && plan->blocks[i].device == slot) old_block = i;
-  if (old_block != UINT32_MAX) MPG_GOTO(occupy(p, old_block, &old));
+  uint32_t num_spaces = 0;
+  space *spaces = mpg_calloc(plan->num_blocks + 1, sizeof *spaces), fresh = {.block = UINT32_MAX};
+  if (!spaces) return mpg_out_of_host_memory(plan->num_blocks * sizeof *spaces);
+  for (uint32_t i = 0; i < plan->num_blocks; i++) {
+    if (plan->blocks[i].device != slot) continue;
+    spaces[num_spaces++].block = i;
+    MPG_GOTO(occupy(p, &spaces[num_spaces - 1]));
+  }
   qsort(items, count, sizeof *items, largest_first);
   for (size_t i = 0; i < count; i++) {
-    uint32_t chosen = old_block;
-    if (old_block != UINT32_MAX && best_fit(&old, &items[i], plan->blocks[old_block].size, &items[i].offset) &&
-        items[i].offset + items[i].size <= plan->blocks[old_block].size) {
-      MPG_GOTO(put(&old, &items[i]));
-    } else {
-      if (block == UINT32_MAX) MPG_GOTO(add_block(plan, MPG_BLOCK_MAIN, slot, slot, &block));
-      if (!best_fit(&fresh, &items[i], SIZE_MAX / 2, &items[i].offset))
+    space *chosen = &fresh;
+    if (!fit_into(plan, spaces, num_spaces, &items[i], &chosen)) {
+      if (fresh.block == UINT32_MAX) MPG_GOTO(add_block(plan, MPG_BLOCK_MAIN, slot, slot, &fresh.block));
+      if (!best_fit(&fresh.list, &items[i], SIZE_MAX / 2, &items[i].offset))
         MPG_GOTO(mpg_fail(MPG_DEVICE_OUT_OF_MEMORY, "the block's arrays do not fit into the address space"));
-      MPG_GOTO(put(&fresh, &items[i]));
-      if (items[i].offset + items[i].size > plan->blocks[block].size) plan->blocks[block].size = items[i].offset + items[i].size;
-      chosen = block;
+      size_t end = items[i].offset + items[i].size;
+      if (end > plan->blocks[fresh.block].size) plan->blocks[fresh.block].size = end;
     }
-    plan->locations[items[i].value] = (mpg_location){plan->num_externals + chosen, items[i].offset};
+    MPG_GOTO(put(&chosen->list, &items[i]));
+    plan->locations[items[i].value] = (mpg_location){plan->num_externals + chosen->block, items[i].offset};
   }
 fail:
-  mpg_free(old.items);
-  mpg_free(fresh.items);
+  for (uint32_t i = 0; i < num_spaces; i++) mpg_free(spaces[i].list.items);
+  mpg_free(spaces);
+  mpg_free(fresh.list.items);
   return status;
 }
 
@@ -280,8 +303,9 @@ static mpg_status prepare(planner *p) {
   plan->roots = mpg_malloc((plan->num_values + 1) * sizeof *plan->roots);
   p->lives = mpg_malloc((plan->num_values + 1) * sizeof *p->lives);
   p->planned = mpg_calloc(plan->num_values + 1, sizeof *p->planned);
+  p->pushed = mpg_calloc(plan->num_values + 1, sizeof *p->pushed);
   p->written = mpg_calloc(plan->num_values + 1, sizeof *p->written);
-  if (!plan->locations || !plan->roots || !p->lives || !p->planned || !p->written)
+  if (!plan->locations || !plan->roots || !p->lives || !p->planned || !p->pushed || !p->written)
     return mpg_out_of_host_memory(plan->num_values * sizeof *plan->locations);
   for (size_t v = 0; v < plan->num_values; v++) {
     plan->locations[v] = (mpg_location){MPG_NO_BASE, 0};
@@ -319,6 +343,7 @@ mpg_status mpg_plan_make(const mpg_plan_request *request, mpg_plan *plan) {
 fail:
   mpg_free(p.lives);
   mpg_free(p.planned);
+  mpg_free(p.pushed);
   mpg_free(p.written);
   if (status != MPG_OK) mpg_plan_free(plan);
   return status;

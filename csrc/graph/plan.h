@@ -2,11 +2,12 @@
  *
  * A value lies in an external array (an input, an output, a gradient: one "base" each), or at an offset in a block that is
  * planned per device: the main block, for values whose lifetimes are known in the device's own order, or a lane, the block of
- * one pair of devices into which the first pushes arrays for the second. Lanes are never shared with other values, so that a push
- * waits for nothing that the receiving device does.
+ * one pair of devices into which the first pushes arrays for the second. A pushed array has its part of the lane from the
+ * start of the phase to its last use, so that a push waits for nothing that the receiving device does; after that the part serves
+ * other values.
  * Values share memory by lifetime (best fit, largest first); an op whose elements allow it writes over an input that dies there; a
  * view lies where its input lies.
- * The backward plan starts from the forward plan: what was saved lies there, and the main block's gaps, and (unless
+ * The backward plan starts from the forward plan: what was saved lies there, and the blocks' gaps, and (unless
  * the graph is retained) the saved values' memory after their last use, are filled before more is asked for.
  *
  * Ownership: a plan owns its memory and borrows nothing. Threads: host lock.

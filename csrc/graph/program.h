@@ -64,6 +64,7 @@ typedef struct mpg_program_set {
   bool *block_lanes;
   uint32_t first_block;    /* blocks before it come with the frame of the forward phase */
   uint32_t num_random;
+  bool small;              /* one program, so short that handing it over would cost more than running it */
   mpg_arena arena; /* params */
 } mpg_program_set;
 

@@ -275,15 +275,19 @@ static size_t planned(const mpg_program_set *set, uint32_t slot, bool lanes) {
   return bytes;
 }
 
-/* Bytes of the forward values that backward reads, where they lie in the main block. */
+/* Bytes of the forward values that backward reads, where they lie in the main block; values that share memory count once. */
 static size_t saved_bytes(const mpg_compiled *c, uint32_t slot) {
+  bool *counted = c->saved != NULL ? PyMem_Calloc(c->graph.num_values + 1, sizeof *counted) : NULL;
   size_t bytes = 0;
-  for (size_t v = 0; c->saved != NULL && v < c->graph.num_values; v++) {
+  for (size_t v = 0; counted != NULL && v < c->graph.num_values; v++) {
     mpg_location location = c->plan.locations[v];
-    if (!c->saved[v] || c->plan.roots[v] != v || location.base == MPG_NO_BASE || location.base < c->plan.num_externals) continue;
+    if (!c->saved[v] || counted[c->plan.roots[v]] || location.base == MPG_NO_BASE || location.base < c->plan.num_externals) continue;
     const mpg_plan_block *block = &c->plan.blocks[location.base - c->plan.num_externals];
-    if (block->kind == MPG_BLOCK_MAIN && block->device == slot) bytes += mpg_desc_bytes(&c->graph.values[v].desc);
+    if (block->kind != MPG_BLOCK_MAIN || block->device != slot) continue;
+    counted[c->plan.roots[v]] = true;
+    bytes += mpg_desc_bytes(&c->graph.values[v].desc);
   }
+  PyMem_Free(counted);
   return bytes;
 }
 
