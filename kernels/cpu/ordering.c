@@ -20,11 +20,10 @@ static int64_t count_of(const mpg_view *view) { return mpg_shape_size(&view->des
 
 /* --- Keys ------------------------------------------------------------------------------------------------------------------ */
 
-static inline uint32_t key_of_float(float value) {
-  if (value != value) return UINT32_MAX;
-  if (value == 0) value = 0; /* -0 equals 0 */
-  uint32_t bits = mpg_float_bits(value);
-  return bits >> 31 ? ~bits : bits | 0x80000000u;
+static inline uint32_t key_of_float(float value) { /* without branches, for loops to be vectorised */
+  uint32_t bits = mpg_float_bits(value + 0.0f); /* -0 becomes 0 */
+  uint32_t key = bits ^ ((uint32_t)((int32_t)bits >> 31) | 0x80000000u);
+  return (bits & 0x7fffffffu) > 0x7f800000u ? UINT32_MAX : key;
 }
 static inline uint64_t key_of_double(double value) {
   uint64_t bits;
@@ -150,9 +149,13 @@ static void order_rows(void *context, int64_t begin, int64_t end) {
     const pair *pairs = NULL;
     if (p->packed) {
       uint64_t *items = (uint64_t *)(void *)buffer;
-      for (int64_t i = 0; i < p->n; i++) {
-        uint32_t key = narrow_key(p->data, start + i * p->after);
-        items[i] = (uint64_t)(p->ascending ? key : ~key) << 32 | (uint64_t)i;
+      uint32_t flip = p->ascending ? 0 : UINT32_MAX;
+      if (p->data->desc.dtype == MPG_FLOAT32 && p->after == 1) {
+        const float *x = (const float *)p->data->data + start;
+        for (int64_t i = 0; i < p->n; i++) items[i] = (uint64_t)(key_of_float(x[i]) ^ flip) << 32 | (uint64_t)i;
+      } else {
+        for (int64_t i = 0; i < p->n; i++)
+          items[i] = (uint64_t)(narrow_key(p->data, start + i * p->after) ^ flip) << 32 | (uint64_t)i;
       }
       numbers = first_packed(items, items + p->n, p->n, p->k);
     } else {

@@ -30,20 +30,24 @@ typedef struct ce {
 } ce;
 
 #define T float
+#define BITS int32_t
 #define NAME(name) name##_f32
 #define EXP mpg_expf
 #define LOG mpg_logf
 #include "kernels/cpu/softmax_rows.h"
 #undef T
+#undef BITS
 #undef NAME
 #undef EXP
 #undef LOG
 #define T double
+#define BITS int64_t
 #define NAME(name) name##_f64
 #define EXP exp
 #define LOG log
 #include "kernels/cpu/softmax_rows.h"
 #undef T
+#undef BITS
 #undef NAME
 #undef EXP
 #undef LOG

@@ -1,9 +1,10 @@
 /* Softmax's arithmetic on one contiguous row, for one type. Included by softmax.c with
- *   T (float or double), NAME(x) (names for that type), EXP, LOG
+ *   T (float or double), BITS (an integer of its size), NAME(x) (names for that type), EXP, LOG
  * Sums are taken in 16 lanes, element i in lane i % 16, and the lanes folded pairwise: the order is the same on every instruction set
  * and does not depend on threads.
  */
 typedef T NAME(lanes) __attribute__((vector_size(16 * sizeof(T)), aligned(sizeof(T))));
+typedef BITS NAME(mask) __attribute__((vector_size(16 * sizeof(T)), aligned(sizeof(T))));
 
 static T NAME(fold_sum)(const T *lane) {
   T sum[16];
@@ -13,15 +14,25 @@ static T NAME(fold_sum)(const T *lane) {
   return sum[0];
 }
 
+static inline void NAME(keep_larger)(NAME(lanes) *m, const NAME(lanes) *v) {
+  NAME(mask) larger = *v > *m;
+  *m = (NAME(lanes))((larger & (NAME(mask))*v) | (~larger & (NAME(mask))*m));
+}
+
 static T NAME(row_max)(const T *x, int64_t n) {
-  T max[16];
+  T lane[16], max = -(T)INFINITY;
   int64_t i = 0;
-  for (int lane = 0; lane < 16; lane++) max[lane] = -(T)INFINITY;
-  for (; i + 16 <= n; i += 16)
-    for (int lane = 0; lane < 16; lane++) max[lane] = x[i + lane] > max[lane] ? x[i + lane] : max[lane];
-  for (; i < n; i++) max[i % 16] = x[i] > max[i % 16] ? x[i] : max[i % 16];
-  for (int lane = 1; lane < 16; lane++) max[0] = max[lane] > max[0] ? max[lane] : max[0];
-  return max[0];
+  if (n >= 64) { /* several chains, as one step depends on the one before */
+    const NAME(lanes) *v = (const NAME(lanes) *)x;
+    NAME(lanes) m[4] = {v[0], v[1], v[2], v[3]};
+    for (i = 64; i + 64 <= n; i += 64)
+      for (int k = 0; k < 4; k++) NAME(keep_larger)(&m[k], &v[i / 16 + k]);
+    for (int k = 1; k < 4; k++) NAME(keep_larger)(&m[0], &m[k]);
+    memcpy(lane, &m[0], sizeof lane);
+    for (int k = 0; k < 16; k++) max = lane[k] > max ? lane[k] : max;
+  }
+  for (; i < n; i++) max = x[i] > max ? x[i] : max;
+  return max;
 }
 
 /* Adds x[0 .. n) to the lanes; n is a multiple of 16, or the row ends here. */
