@@ -279,8 +279,7 @@ def test_shape_that_is_not_found():
         net(inputs(2, 3))
 
 
-@pytest.mark.parametrize("sizes", [{}, {"in_units": 6}])
-def test_initial_values_do_not_depend_on_when_or_where(sizes):
+def test_initial_values_do_not_depend_on_when_or_where():
     """Deferred or not, hybridized or not, on one device or two: the same initial weights."""
     values = []
     for hybrid, ctx, given in [(False, mx.cpu(0), False), (True, mx.cpu(1), False), (False, mx.cpu(0), True)]:

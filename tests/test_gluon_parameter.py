@@ -183,7 +183,7 @@ def test_dict():
         params.update(other)
     with pytest.raises(KeyError):
         params.get_constant("c")
-    with pytest.raises(ValueError, match="prefix"):
+    with pytest.raises(ValueError, match="[Pp]refix"):
         params.save("unused", strip_prefix="xyz")
 
 

@@ -156,7 +156,9 @@ class CompiledCall:
 class CompiledPrograms:
     """What is compiled for a block: a sequence of dicts, one for each compiled signature; printing it gives a table.
 
-    Each dict has ``block``, the path of the compiled block, and what `_core.CachedOp.compiled` says of the signature.
+    Each dict has ``block``, the path of the compiled block, and what `_core.CachedOp.compiled` says of the signature:
+    ``inputs``, ``train``, ``exact``, ``calls``, ``devices`` (name -> its ``forward`` and ``backward`` programs, lists of
+    instructions, and the ``planned`` bytes there), ``copies`` between devices, ``bytes_held`` for backward passes to come.
     """
 
     def __init__(self, entries):
@@ -174,22 +176,33 @@ class CompiledPrograms:
     def __repr__(self):
         if not self._entries:
             return "nothing is compiled yet: call hybridize(), then the block"
-        return "\n\n".join(_entry_text(entry) for entry in self._entries)
+        devices = list(dict.fromkeys(name for entry in self._entries for name in entry["devices"]))
+        rows = [("device", "held bytes", "peak held")]
+        for name in devices:
+            stats = _core.memory_stats(name)
+            rows.append((name, f"{stats['held']:,}", f"{stats['peak_held']:,}"))
+        memory = ["memory really held, all arrays together", *_table(rows)]
+        return "\n\n".join([*map(_entry_text, self._entries), "\n".join(memory)])
 
 
 def _entry_text(entry):
-    lines = [f"{entry['block']}"]
-    for key, value in entry.items():
-        if key not in ("block", "programs"):
-            lines.append(f"  {key}: {value}")
-    programs = entry.get("programs", ())
-    if programs:
-        columns = [key for key in programs[0] if not isinstance(programs[0][key], (list, dict, tuple))]
-        rows = [columns] + [[_cell(program.get(key)) for key in columns] for program in programs]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
-        lines += ["  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in rows]
-    return "\n".join(lines)
+    arrays = [f"{dtype} {shape} {device}" for shape, dtype, device, _ in entry["inputs"]]
+    if len(arrays) > 4:
+        arrays = [*arrays[:3], f"... {len(arrays)} arrays in all"]
+    mode = "training" if entry["train"] else "prediction"
+    lines = [
+        f"{entry['block']} for {mode}{', exact' if entry['exact'] else ''}: {entry['nodes']} operators, called {entry['calls']} times",
+        f"  inputs: {'; '.join(arrays)}",
+    ]
+    rows = [("device", "forward ops", "backward ops", "copies out", "bytes out", "planned: forward", "saved", "backward", "arriving", "total")]
+    for name, device in entry["devices"].items():
+        ops = [sum(step["kind"] == "run" for step in device[phase]) for phase in ("forward", "backward")]
+        sent = [step["bytes"] for phase in ("forward", "backward") for step in device[phase] if step["kind"] == "copy"]
+        planned = [device["planned"][part] for part in ("forward", "saved", "backward", "lanes", "total")]
+        rows.append((name, *[f"{number:,}" for number in (*ops, len(sent), sum(sent), *planned)]))
+    return "\n".join([*lines, *_table(rows)])
 
 
-def _cell(value):
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+def _table(rows):
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return ["  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in rows]

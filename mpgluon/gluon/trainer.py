@@ -162,12 +162,13 @@ class Trainer:
                     grads.append(param._grad[ctx])
                     weights.append(weight)
         with autograd.pause():
-            for ctx, (indices, grads, weights) in work.items():
-                updater = self._updater(ctx)
+            for ctx, (indices, _, _) in work.items():  # for all devices before any state changes
+                states = self._updater(ctx).states
                 for index in indices:
-                    if index not in updater.states:
+                    if index not in states:
                         self._bring_state(index, ctx)
-                updater(indices, grads, weights)
+            for ctx, (indices, grads, weights) in work.items():
+                self._updater(ctx)(indices, grads, weights)
                 for weight in weights:
                     weight._fresh_grad = False
 

@@ -178,7 +178,7 @@ class _RNNLayer(HybridBlock):
             inputs = F.swapaxes(inputs, dim1=0, dim2=1)
         weights = [params[name] for name in self._weight_names + self._bias_names]
         lengths = [sequence_length] if self._use_sequence_length else []
-        output, *states = F._rnn(inputs, *states, *lengths, *weights, **self._options)
+        output, *states = F._internal._rnn(inputs, *states, *lengths, *weights, **self._options)
         if self._layout == "NTC":
             output = F.swapaxes(output, dim1=0, dim2=1)
         return output if begins else (output, states)
