@@ -180,8 +180,8 @@ int mpg_op_visible_outputs(const mpg_op *op, const void *params, int num_inputs)
   const signature *s = &signatures[op->id];
   int count = mpg_op_num_outputs(op, params, num_inputs);
   bool shown = s->show_hidden && *(const bool *)((const char *)params + s->show_hidden);
-  int visible = s->num_outputs - s->num_hidden; /* the hidden ones come last, and may be absent */
-  return shown || s->num_hidden == 0 || count < visible ? count : visible;
+  /* The hidden ones come last. Parameters may leave out them (LeakyReLU), or visible ones before them (RNN). */
+  return shown || count <= s->num_hidden ? count : count - s->num_hidden;
 }
 
 /* --- Inference with the checks every op shares ----------------------------------------------------------------------- */
