@@ -1,6 +1,6 @@
 /* Functions of float, written without branches so that loops over them are vectorised, and with fused multiply-adds only
  * where the processor has them, so that an element's bits do not depend on its place in a loop. Largest errors in units of
- * the last place: exp 1, expm1 2, log 1, log1p 2, tanh 3, sigmoid 2, erf 2; sine and cosine 2 up to MPG_TRIG_LIMIT, beyond
+ * the last place: exp 1, expm1 2, log 1, log1p 2, log2 and log10 2, tanh 3, sigmoid 3, erf 2; sine and cosine 3 up to MPG_TRIG_LIMIT, beyond
  * which the caller uses the C library. The coefficients are minimax fits over the reduced ranges.
  * Doubles go to the C library. MPG_MATH_WITHOUT_FMA, defined before: plain products and sums everywhere. Stateless; any thread.
  */
