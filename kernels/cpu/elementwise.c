@@ -111,13 +111,13 @@ TRIG_ROW(cosine, mpg_cosf_limited, cosf)
 ROW(sine, f64, double, sin(x))
 ROW(cosine, f64, double, cos(x))
 
-/* The inverse of erf: a rational start, then two steps of Newton's method in double. */
+/* The inverse of erf: Winitzki's approximation, then three steps of Halley's method in double. */
 static double inverse_erf(double y) {
   if (!(fabs(y) < 1)) return fabs(y) == 1 ? copysign((double)INFINITY, y) : (double)NAN;
-  double w = -log1p(-y * y), b = 4.330746750799873 + 0.5 * -w; /* Winitzki's approximation */
+  double w = -log1p(-y * y), b = 4.330746750799873 + 0.5 * -w;
   double x = copysign(sqrt(sqrt(b * b + w * 6.802721088435375) - b), y);
   for (int i = 0; i < 3; i++) {
-    double error = (fabs(y) < 0.5 ? erf(x) - y : copysign((1 - fabs(y)) - erfc(fabs(x)), y)) * 0.88622692545275801365 * exp(x * x);
+    double error = (fabs(y) < 0.5 ? erf(x) - y : ((1 - fabs(y)) - erfc(fabs(x))) * (y < 0 ? -1 : 1)) * 0.88622692545275801365 * exp(x * x);
     x -= error / (1 + x * error);
   }
   return x;

@@ -16,25 +16,26 @@ def _arange_like(x, start=0, step=1, repeat=1, axis=None, **params):
     return values.reshape(x.shape) if axis is None else values
 
 
+ONE = ("float32",)  # what has no inputs is tested once
 _SHAPES = [(2, 3), (0, 3), (1203,), 4]
 _HALVES = np.array([2.5, -1.5, 0.0, 7.9], dtype="float32")
 _INTS = np.array([[-3, 0, 200], [5, -1, 4]], dtype="int32")
 
 SAMPLES = {
-    "_full": [Sample([], {"shape": s, "value": 2.5, "dtype": d}, reference=lambda shape, value, dtype: np.full(shape, value).astype(dtype), name=f"{s}-{d}")
+    "_full": [Sample([], dtypes=ONE, params={"shape": s, "value": 2.5, "dtype": d}, reference=lambda shape, value, dtype: np.full(shape, value).astype(dtype), name=f"{s}-{d}")
               for s in _SHAPES for d in ("float32", "float16", "int64", "bool")],
-    "_zeros": [Sample([], {"shape": s, "dtype": d}, reference=lambda shape, dtype: np.zeros(shape), name=f"{s}-{d}") for s in _SHAPES for d in ("float32", "uint8")],
-    "_ones": [Sample([], {"shape": s, "dtype": d}, reference=lambda shape, dtype: np.ones(shape), name=f"{s}-{d}") for s in _SHAPES for d in ("float64", "int8")],
+    "_zeros": [Sample([], dtypes=ONE, params={"shape": s, "dtype": d}, reference=lambda shape, dtype: np.zeros(shape), name=f"{s}-{d}") for s in _SHAPES for d in ("float32", "uint8")],
+    "_ones": [Sample([], dtypes=ONE, params={"shape": s, "dtype": d}, reference=lambda shape, dtype: np.ones(shape), name=f"{s}-{d}") for s in _SHAPES for d in ("float64", "int8")],
     "_full_like": [Sample([(2, 3)], {"fill_value": 3.0}, reference=lambda x, fill_value: np.full(x.shape, fill_value), grad=False),
                    Sample([(0, 3)], {"fill_value": 3.0, "dtype": "int32"}, reference=lambda x, fill_value, dtype: np.full(x.shape, 3), grad=False, name="empty")],
     "zeros_like": [Sample([(2, 3)], reference=np.zeros_like, grad=False), Sample([(0,)], reference=np.zeros_like, grad=False, name="empty")],
     "ones_like": [Sample([(2, 3)], reference=np.ones_like, grad=False), Sample([_INTS], reference=np.ones_like, grad=False, dtypes=("int32",), name="integers")],
-    "_eye": [Sample([], p, reference=lambda N, M=0, k=0, **_: np.eye(N, M or N, k), name=str(i))
+    "_eye": [Sample([], p, dtypes=ONE, reference=lambda N, M=0, k=0, **_: np.eye(N, M or N, k), name=str(i))
              for i, p in enumerate([{"N": 3}, {"N": 2, "M": 4, "k": 1}, {"N": 4, "M": 2, "k": -2, "dtype": "int32"}, {"N": 2, "k": 5}, {"N": 0}])],
-    "_arange": [Sample([], p, reference=_arange, name=str(i)) for i, p in enumerate([
+    "_arange": [Sample([], p, dtypes=ONE, reference=_arange, name=str(i)) for i, p in enumerate([
         {"start": 5}, {"start": 2, "stop": 7}, {"start": 0, "stop": 1, "step": 0.3}, {"start": 5, "stop": 0, "step": -2}, {"start": 1, "stop": 4, "repeat": 3},
         {"start": 0, "stop": 5, "dtype": "int64"}, {"start": 3, "stop": 3}])],
-    "_linspace": [Sample([], p, reference=lambda start, stop, num=50, endpoint=True, **_: np.linspace(start, stop, num, endpoint), name=str(i)) for i, p in enumerate([
+    "_linspace": [Sample([], p, dtypes=ONE, reference=lambda start, stop, num=50, endpoint=True, **_: np.linspace(start, stop, num, endpoint), name=str(i)) for i, p in enumerate([
         {"start": 0, "stop": 1}, {"start": -1, "stop": 3, "num": 7, "endpoint": False}, {"start": 2, "stop": 9, "num": 1}, {"start": 2, "stop": 9, "num": 0}])],
     "_contrib_arange_like": [Sample([(2, 3)], p, reference=_arange_like, grad=False, name=str(i)) for i, p in enumerate([{}, {"axis": 1}, {"axis": -2, "start": 2, "step": 0.5}, {"repeat": 2}])],
     "Cast": [

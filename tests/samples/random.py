@@ -1,0 +1,86 @@
+"""Samples of the random family: values are checked through what must hold for every draw, or where nothing is random."""
+
+import numpy as np
+
+from samples.base import Sample
+
+ONE = ("float32",)
+_HALF = np.array([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]], dtype="float32")
+
+
+def _fixed(value):
+    """Distributions that have one value only."""
+    return lambda shape=1, **params: np.full(shape, value)
+
+
+_DRAWS = {
+    "uniform": ({"low": -2.0, "high": 3.0}, {"low": 2.0, "high": 2.0}, 2.0),
+    "normal": ({"loc": 1.0, "scale": 2.0}, {"loc": 1.5, "scale": 0.0}, 1.5),
+    "gamma": ({"alpha": 0.7, "beta": 2.0}, {"alpha": 2.0, "beta": 0.0}, 0.0),
+    "exponential": ({"lam": 3.0}, {"lam": 1e30}, 0.0),
+    "poisson": ({"lam": 15.0}, {"lam": 0.0}, 0.0),
+    "negative_binomial": ({"k": 3, "p": 0.4}, {"k": 3, "p": 1.0}, 0.0),
+    "generalized_negative_binomial": ({"mu": 3.0, "alpha": 0.3}, {"mu": 0.0, "alpha": 0.3}, 0.0),
+}
+_ARRAYS = {
+    "uniform": [np.array([1.0, 2.0]), np.array([1.0, 2.0])],
+    "normal": [np.array([1.0, -2.0]), np.zeros(2)],
+    "gamma": [np.array([1.0, 2.0]), np.zeros(2)],
+    "exponential": [np.array([1e30, 1e31])],
+    "poisson": [np.zeros(2)],
+    "negative_binomial": [np.array([2.0, 3.0]), np.ones(2)],
+    "generalized_negative_binomial": [np.zeros(2), np.ones(2)],
+}
+_MEANS = {"uniform": [1.0, 2.0], "normal": [1.0, -2.0]}
+
+SAMPLES = {}
+for _name, (_params, _still, _value) in _DRAWS.items():
+    SAMPLES["_random_" + _name] = [
+        Sample([], dict(_still, shape=(3, 5)), reference=_fixed(_value), dtypes=ONE, atol=1e-20),
+        Sample([], dict(_still, shape=(0, 5), dtype="float16"), reference=_fixed(_value), dtypes=ONE, name="empty"),
+        Sample([], dict(_params, shape=(700,), dtype="float64"), dtypes=ONE, name="draws"),
+    ]
+    SAMPLES[f"_random_{_name}_like"] = [
+        Sample([(3, 5)], _still, reference=lambda x, value=_value, **p: np.full(x.shape, value), grad=False, atol=1e-20),
+        Sample([(30, 50)], _params, grad=False, name="draws"),
+    ]
+    _arrays = [a.astype("float32") for a in _ARRAYS[_name]]
+    _mean = _MEANS.get(_name, [0.0, 0.0])
+    SAMPLES["_sample_" + _name] = [
+        Sample(_arrays, {"shape": (3,)}, reference=lambda *a, mean=_mean, **p: np.repeat(np.array(mean)[:, None], 3, 1), grad=False, dtypes=ONE, atol=1e-20),
+        Sample(_arrays, {}, reference=lambda *a, mean=_mean, **p: np.array(mean), grad=False, dtypes=ONE, atol=1e-20, name="one"),
+        Sample(_arrays, {"shape": (0,)}, reference=lambda *a, **p: np.zeros((2, 0)), grad=False, dtypes=ONE, name="empty"),
+    ]
+SAMPLES["_random_randint"] = [
+    Sample([], {"low": 7, "high": 8, "shape": (2, 3)}, reference=lambda shape, **p: np.full(shape, 7), dtypes=ONE),
+    Sample([], {"low": -5, "high": 2**40, "shape": (300,), "dtype": "int64"}, dtypes=ONE, name="wide"),
+]
+SAMPLES["_sample_multinomial"] = [
+    Sample([_HALF], {}, reference=lambda x, **p: np.array([2, 0]), grad=False, dtypes=ONE),
+    Sample([_HALF], {"shape": (4,), "get_prob": True}, reference=lambda x, **p: (np.array([[2] * 4, [0] * 4]), np.zeros((2, 4))), grad=False, dtypes=ONE, name="prob"),
+    Sample([_HALF[0]], {}, reference=lambda x, **p: np.array([2]), grad=False, dtypes=ONE, name="one"),
+    Sample([(2, 5)], {"shape": (300,), "get_prob": True}, ranges=[(0.1, 1)], grad=True, name="draws"),
+]
+SAMPLES["_backward_sample_multinomial"] = [
+    Sample([(2,), (2, 3), np.array([2, 0], "int32")], grad=False, ranges=[None, (0.5, 1), None],
+           reference=lambda g, x, i: np.array([[0, 0, g[0] / x[0, 2]], [g[1] / x[1, 0], 0, 0]])),
+]  # fmt: skip
+SAMPLES["_shuffle"] = [
+    Sample([np.full((5, 3), 2.5, "float32")], reference=lambda x: x, grad=False, dtypes=ONE),
+    Sample([(1, 4)], reference=lambda x: x, grad=False, name="one-row"),
+    Sample([(300, 2)], grad=False, name="draws"),
+    Sample([(0, 2)], reference=lambda x: x, grad=False, name="empty"),
+]
+SAMPLES["Dropout"] = [
+    Sample([(3, 4)], {"p": 0.5}, reference=lambda x, **p: x, grad2=True, name="predict"),
+    Sample([(3, 4)], {"p": 0.0}, reference=lambda x, **p: x, train=True, name="none"),
+    Sample([(3, 4)], {"p": 1.0}, reference=lambda x, **p: 0 * x, train=True, name="all"),
+    Sample([(3, 400)], {"p": 0.3}, train=True, grad2=True, name="train"),
+    Sample([(3, 4, 5)], {"p": 0.3, "axes": (0, 2)}, train=True, name="axes"),
+    Sample([(3, 4)], {"p": 0.3, "mode": "always"}, name="always"),
+    Sample([(0, 4)], {"p": 0.3}, train=True, reference=lambda x, **p: x, name="empty"),
+]
+SAMPLES["_dropout_apply"] = [
+    Sample([(2, 3), np.array([[1, 0, 1], [0, 1, 1]], "uint8")], {"p": 0.5}, reference=lambda x, m, p: x * m * 2, grad=[0]),
+    Sample([(2, 3), np.array([[1], [0]], "uint8")], {"p": 0.5}, reference=lambda x, m, p: x * m * 2, grad=[0], name="axes"),
+]

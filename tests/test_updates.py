@@ -1,0 +1,115 @@
+"""Updates write states in place, and the new weight over the old; random draws depend on seed, call and position alone."""
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+
+nd = mx.nd
+
+
+def _arrays(*shapes, dtype="float32"):
+    random = np.random.RandomState(2)
+    return [nd.array(random.uniform(0.1, 1, s), dtype=dtype) for s in shapes]
+
+
+def test_adam_writes_weight_and_states():
+    w, g, m, v = _arrays(*[(40, 50)] * 4)
+    before = [a.asnumpy().astype("float64") for a in (w, g, m, v)]
+    result = nd.adam_update(w, g, m, v, out=w, lr=0.1)
+    assert result is w
+    mean, square = 0.9 * before[2] + 0.1 * before[1], 0.999 * before[3] + 0.001 * before[1] ** 2
+    np.testing.assert_allclose(m.asnumpy(), mean, rtol=1e-5)
+    np.testing.assert_allclose(v.asnumpy(), square, rtol=1e-5)
+    np.testing.assert_allclose(w.asnumpy(), before[0] - 0.1 * mean / (np.sqrt(square) + 1e-8), rtol=1e-5, atol=1e-6)
+    assert (g.asnumpy() == before[1].astype("float32")).all()
+
+
+@pytest.mark.parametrize("name, states, options", [
+    ("sgd_mom_update", 1, {"momentum": 0.9}), ("nag_mom_update", 1, {"momentum": 0.9}), ("adam_update", 2, {}), ("rmsprop_update", 1, {}),
+])  # fmt: skip
+def test_several_weights_at_once_give_the_same_bits(name, states, options):
+    many = {"sgd_mom_update": "multi_sgd_mom_update"}.get(name, "_multi_" + name)
+    shapes = [(3, 4), (700,), (50, 41), (1,)]
+    singles = [_arrays(*[s] * (2 + states)) for s in shapes]
+    groups = [_arrays(*[s] * (2 + states)) for s in shapes]
+    lrs, wds = [0.1, 0.2, 0.3, 0.4], [0.0, 0.1, 0.0, 0.01]
+    for arrays, lr, wd in zip(singles, lrs, wds):
+        getattr(nd, name)(*arrays, out=arrays[0], lr=lr, wd=wd, **options)
+    op = getattr(nd, many, None) or mx._core.ops()[many]
+    op(*[a for group in groups for a in group], out=[group[0] for group in groups], num_weights=4, lrs=lrs, wds=wds, **options)
+    for one, other in zip(singles, groups):
+        for k, (a, b) in enumerate(zip(one, other)):
+            assert a.asnumpy().tobytes() == b.asnumpy().tobytes(), k
+
+
+def test_mixed_precision_keeps_a_copy():
+    w, g = _arrays((30,), (30,), dtype="float16")
+    w32 = w.astype("float32")
+    mom = nd.zeros((30,))
+    for _ in range(3):
+        nd.mp_sgd_mom_update(w, g, mom, w32, out=w, lr=0.01, momentum=0.9)
+    assert w32.dtype == np.float32 and (w.asnumpy() == w32.asnumpy().astype("float16")).all()
+    assert (mom.asnumpy() < 0).all()
+
+
+def test_reset_arrays():
+    a, b = nd.ones((3,)), nd.ones((2, 2), dtype="float64")
+    nd.reset_arrays(a, b, num_arrays=2)
+    assert not a.asnumpy().any() and not b.asnumpy().any()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name, params, mean, deviation", [
+    ("uniform", {"low": -1.0, "high": 3.0}, 1.0, 4 / 12**0.5), ("normal", {"loc": 2.0, "scale": 0.5}, 2.0, 0.5), ("exponential", {"lam": 2.0}, 0.5, 0.5),
+    ("gamma", {"alpha": 0.5, "beta": 2.0}, 1.0, 2**0.5), ("gamma", {"alpha": 9.0, "beta": 0.5}, 4.5, 1.5), ("poisson", {"lam": 4.0}, 4.0, 2.0),
+    ("poisson", {"lam": 400.0}, 400.0, 20.0), ("negative_binomial", {"k": 5, "p": 0.5}, 5.0, 10**0.5),
+    ("generalized_negative_binomial", {"mu": 3.0, "alpha": 0.5}, 3.0, 7.5**0.5),
+])  # fmt: skip
+def test_moments(name, params, mean, deviation, dtype):
+    count = 40000
+    values = mx._core.ops()["_random_" + name](shape=(count,), dtype=dtype, **params).asnumpy().astype("float64")
+    assert abs(values.mean() - mean) < 5 * deviation / count**0.5
+    assert abs(values.std() - deviation) < 0.06 * deviation
+
+
+def test_draws_repeat_and_do_not_depend_on_the_shape_of_the_array():
+    for draw in (nd.random.uniform, nd.random.normal):
+        mx.random.seed(7)
+        long = draw(shape=(3000,)).asnumpy()
+        mx.random.seed(7)
+        short = draw(shape=(37, 3)).asnumpy().reshape(-1)
+        assert (long[:111] == short).all()
+        assert (draw(shape=(37, 3)).asnumpy().reshape(-1) != short).any()
+
+
+def test_dropout_keeps_its_share_and_scales():
+    data = nd.ones((200, 500))
+    with mx.autograd.train_mode():
+        out = nd.Dropout(data, p=0.3).asnumpy()
+    assert set(np.unique(out)) == {np.float32(0), np.float32(1 / 0.7)}
+    assert abs((out == 0).mean() - 0.3) < 0.01
+
+
+def test_dropout_axes_share_their_fate():
+    with mx.autograd.train_mode():
+        out = nd.Dropout(nd.ones((4, 50, 6)), p=0.5, axes=(0, 2)).asnumpy()
+    assert (out == out[:1, :, :1]).all() and 0 < (out == 0).mean() < 1
+
+
+def test_shuffle_permutes_rows():
+    data = np.arange(3000).reshape(1000, 3)
+    out = nd.shuffle(nd.array(data, dtype="int64")).asnumpy()
+    assert (out != data).any() and (out[np.argsort(out[:, 0])] == data).all()
+
+
+def test_multinomial_frequencies():
+    chances = np.array([[0.1, 0.2, 0.7], [0.5, 0.5, 0.0]])
+    draws = nd.sample_multinomial(nd.array(chances), shape=(20000,)).asnumpy()
+    for row, wanted in zip(draws, chances):
+        np.testing.assert_allclose(np.bincount(row, minlength=3) / 20000, wanted, atol=0.02)
+
+
+def test_randint_bounds():
+    draws = nd.random.randint(-3, 4, shape=(5000,)).asnumpy()
+    assert draws.dtype == np.int32 and draws.min() == -3 and draws.max() == 3
