@@ -353,3 +353,48 @@ def test_every_advertised_name_exists():
         assert hasattr(nd, name), name
     for name in ("sum", "exp", "slice_axis", "softmax", "norm", "take", "tile", "clip", "broadcast_to"):
         assert callable(getattr(nd.ones(1), name))
+
+
+def test_traced_arrays_have_no_values():
+    gluon = mx.gluon
+
+    class Reads(gluon.HybridBlock):
+        def __init__(self, read):
+            super().__init__()
+            self.read = read
+
+        def hybrid_forward(self, F, x):
+            y = x * 2
+            assert y.shape == (2, 2) and y.dtype == np.float32 and y.context == mx.cpu(0) and "traced" in repr(y)
+            self.read(y)
+            return y
+
+    reads = [lambda y: y.asnumpy(), lambda y: y.asscalar(), lambda y: float(y[0, 0]), lambda y: bool(y[0, 0]), lambda y: np.asarray(y), lambda y: y.wait_to_read(),
+             lambda y: y.__setitem__(0, 1), lambda y: memoryview(y), lambda y: y.__dlpack__(), lambda y: y.item(), lambda y: y.attach_grad(), lambda y: pickle.dumps(y)]  # fmt: skip
+    for read in reads:
+        net = Reads(read)
+        net.hybridize()
+        with pytest.raises(mx.MXNetError, match="hybridize") as caught:
+            net(nd.ones((2, 2)))
+        assert "test_ndarray.py" in str(caught.value)
+    net = Reads(lambda y: None)
+    net.hybridize()
+    assert net(nd.ones((2, 2))).asnumpy().tolist() == [[2, 2], [2, 2]]
+
+
+@pytest.mark.parametrize("step", [
+    lambda x: x[1], lambda x: x[:, 1:3], lambda x: x[::-1], lambda x: x[[0, 2]], lambda x: x[:, [0, 1]], lambda x: x.reshape((4, 3)), lambda x: x.T, lambda x: x[..., None],
+    lambda x: x + np.ones((3, 4)), lambda x: 2 - x, lambda x: x.as_in_context(mx.cpu(1)) * 2, lambda x: x.astype("float16"), lambda x: x.copy(), lambda x: x.detach(), lambda x: x[0, 1],
+    lambda x: x == x, lambda x: x[x[0, :2].astype("int32")], lambda x: x * x.shape[0],
+])  # fmt: skip
+def test_traced_steps(step):
+    class Step(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            return step(x)
+
+    x = nd.arange(12).reshape((3, 4))
+    net = Step()
+    net.hybridize()
+    result, expected = net(x), step(x)
+    assert result.dtype == expected.dtype and result.context == expected.context and result.shape == expected.shape
+    np.testing.assert_array_equal(result.asnumpy(), expected.asnumpy())

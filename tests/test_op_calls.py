@@ -2,6 +2,8 @@
 
 import inspect
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -183,3 +185,55 @@ def test_random_functions():
         nd.random.uniform(nd.array([0]), 1)
     with pytest.raises((TypeError, ValueError)):
         nd.random.uniform("a", 1)
+
+
+def test_failures_of_queued_work_name_the_line():
+    def culprit():
+        return nd.take(nd.ones((300, 300)), nd.array([5000] * 300), mode="raise")
+
+    result = culprit()
+    with pytest.raises(IndexError) as caught:
+        result.asnumpy()
+    assert isinstance(caught.value, mx.MXNetError)
+    for word in ("take", "5000", "cpu(0)"):
+        assert word in str(caught.value)
+    assert nd.ones(2).asnumpy().tolist() == [1, 1]
+
+
+def test_failures_in_other_modes():
+    before = mx.engine.mode()
+    try:
+        for mode in ("async", "shuffle"):
+            mx.engine.set_mode(mode)
+            x = nd.ones((600, 600))
+            for _ in range(4):
+                x = nd.dot(x, x * 1e-3)
+            result = nd.take(x, nd.array([5000]), mode="raise") + 1
+            with pytest.raises(IndexError, match=r"test_op_calls\.py:\d+ in test_failures_in_other_modes"):
+                result.wait_to_read()
+        mx.engine.set_mode("sync")
+        with pytest.raises(IndexError):
+            nd.take(x, nd.array([5000]), mode="raise")
+    finally:
+        mx.engine.set_mode(before)
+
+
+def test_ctrl_c_while_waiting():
+    code = """
+import os, signal, threading, time
+import mpgluon as mx
+from mpgluon import nd
+big = nd.ones((1500, 1500))
+for _ in range(40):
+    big = nd.dot(big, big)
+threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+try:
+    big.wait_to_read()
+    print("not interrupted")
+except KeyboardInterrupt:
+    print("interrupted")
+print(nd.ones(2, ctx=mx.cpu(1)).asnumpy().tolist())
+os._exit(0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split("\n")[:2] == ["interrupted", "[1.0, 1.0]"], done.stdout + done.stderr

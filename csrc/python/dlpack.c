@@ -44,6 +44,7 @@ typedef struct exported {
 } exported;
 
 static void release(exported *self) {
+  if (!Py_IsInitialized()) return; /* the process ends: so does the memory */
   PyGILState_STATE state = PyGILState_Ensure(); /* consumers may let go in any thread */
   mpg_tensor_release(&self->tensor);
   PyGILState_Release(state);

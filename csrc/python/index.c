@@ -245,6 +245,22 @@ static PyObject *axis_positions(const mpg_shape *shape, int leading, int axis, i
   return spread;
 }
 
+/* Rows by one array of integers, the commonest key: positions are the indices themselves, made positive. */
+static PyArrayObject *row_positions(PyObject *entry, int64_t size) {
+  PyArrayObject *flat = (PyArrayObject *)PyArray_FromAny(entry, PyArray_DescrFromType(NPY_INT64), 0, 0, NPY_ARRAY_CARRAY | NPY_ARRAY_ENSURECOPY | NPY_ARRAY_FORCECAST, NULL);
+  if (flat == NULL) return NULL;
+  int64_t *values = PyArray_DATA(flat);
+  for (npy_intp i = 0, count = PyArray_SIZE(flat); i < count; i++) {
+    if (values[i] < -size || values[i] >= size) {
+      PyErr_Format(mpg_py->errors[MPG_INDEX_ERROR], "index %lld is out of bounds for axis 0 with size %lld", (long long)values[i], (long long)size);
+      Py_DECREF(flat);
+      return NULL;
+    }
+    if (values[i] < 0) values[i] += size;
+  }
+  return flat;
+}
+
 static int resolve(const mpg_shape *shape, PyObject *key, gather *result) {
   int status = -1;
   PyObject *sum = NULL, *entries = PyTuple_Check(key) ? Py_NewRef(key) : PyTuple_Pack(1, key), *clean = NULL;
@@ -272,6 +288,11 @@ static int resolve(const mpg_shape *shape, PyObject *key, gather *result) {
   for (int i = leading; i < shape->ndim; i++) result->rows.dims[1 + i - leading] = shape->dims[i];
   if (leading == 0) {
     PyErr_SetString(mpg_py->errors[MPG_INDEX_ERROR], "True and False are no indices; use 1 and 0, None, or a boolean array");
+    goto done;
+  }
+  if (count == 1 && leading == 1 && PyArray_Check(PyTuple_GET_ITEM(clean, 0)) && PyArray_ISINTEGER((PyArrayObject *)PyTuple_GET_ITEM(clean, 0))) {
+    result->flat = row_positions(PyTuple_GET_ITEM(clean, 0), shape->dims[0]);
+    status = result->flat ? 0 : -1;
     goto done;
   }
   int64_t stride = 1;

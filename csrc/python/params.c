@@ -109,6 +109,8 @@ static int set_enum(const mpg_param *param, const char *op, int32_t *field, PyOb
     }
   }
   *field = mpg_param_enum_find(param->constraint, word, (size_t)length);
+  if (*field < 0 && value == Py_None && !mpg_param_required(param)) /* None: not given */
+    *field = mpg_param_enum_find(param->constraint, param->default_text, strlen(param->default_text));
   if (*field < 0) PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: %s is one of %s, got %R", op, param->name, param->constraint, value);
   Py_XDECREF(text);
   return *field < 0 ? -1 : 0;
