@@ -237,3 +237,61 @@ os._exit(0)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.split("\n")[:2] == ["interrupted", "[1.0, 1.0]"], done.stdout + done.stderr
+
+
+def test_control_flow():
+    data, state = nd.arange(6).reshape((3, 2)), nd.zeros(2)
+    data.attach_grad()
+    with mx.autograd.record():
+        outputs, last = nd.contrib.foreach(lambda row, total: (row * 2, total + row), data, state)
+        loss = (last * last).sum()
+    loss.backward()
+    assert outputs.asnumpy().tolist() == [[0, 2], [4, 6], [8, 10]] and last.asnumpy().tolist() == [6, 9]
+    assert data.grad.asnumpy().tolist() == [[12, 18]] * 3
+    nested, states = nd.contrib.foreach(lambda items, s: ([items[0], items[1] + s[0]], s), [data, data], [nd.ones(2)])
+    assert nested[1].asnumpy().tolist() == [[1, 2], [3, 4], [5, 6]] and len(states) == 1
+    outputs, (i, total) = nd.contrib.while_loop(lambda i, total: i < 3, lambda i, total: (i * 10, [i + 1, total + i]), [nd.array([0]), nd.array([0])], max_iterations=5)
+    assert outputs.asnumpy().ravel().tolist() == [0, 10, 20, 0, 0] and total.asscalar() == 3
+    assert nd.contrib.cond(nd.array([1]), lambda: 1, lambda: 2) == 1 and nd.contrib.cond(nd.array([0]), lambda: 1, lambda: 2) == 2
+    assert nd.contrib.boolean_mask(data, nd.array([1, 0, 1])).asnumpy().tolist() == [[0, 1], [4, 5]]
+    for wrong in (lambda: nd.contrib.foreach(lambda a, s: (a, s), nd.zeros((0, 2)), state), lambda: nd.contrib.while_loop(bool, bool, [state])):
+        with pytest.raises(ValueError):
+            wrong()
+
+
+def test_every_allocation_may_fail():
+    x = nd.ones((8, 8))
+    x.attach_grad()
+
+    def work():
+        y = (x + x) * 2.0
+        nd.split(nd.concat(y, y, dim=1), num_outputs=2)
+        y[1:3], y[:, 1], y[[0, 1]] = 5, 3, nd.ones(8)
+        y[[1, 2]].reshape((-1,))
+        moved = y.as_in_context(mx.cpu(1)) + 1
+        with mx.autograd.record():
+            loss = (x * x).sum() + (x[1:] * 3).mean()
+            gradient = mx.autograd.grad(loss, x, retain_graph=True, create_graph=True)
+            second = (gradient * gradient).sum()
+        second.backward()
+        np.from_dlpack(moved)
+        nd.array([1, 2], dtype="bfloat16").asnumpy()
+        nd.waitall()
+
+    work()
+    expected = x.grad.asnumpy()
+    for n in range(1, 2000):
+        _core._memory_fail_after(n)
+        try:
+            work()
+        except MemoryError:
+            pass
+        failed = _core._memory_fail_after(0)
+        assert not mx.autograd.is_recording()
+        nd.waitall()
+        if not failed:
+            break
+    else:
+        raise AssertionError("more allocations than expected")
+    work()
+    np.testing.assert_array_equal(x.grad.asnumpy(), expected)
