@@ -24,43 +24,34 @@
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/vector_math.h"
 
-enum { WORDS = 2 * MPG_CPU_BLOCK + 8, GROUP = 16 };
+enum { WORDS = 2 * MPG_CPU_BLOCK + 8 };
 
-/* Words [first, first + count) of a call's stream, count <= WORDS - 8; 16 blocks at a time, for vector instructions. */
+#define ROUND(k)                                                                       \
+  do {                                                                                 \
+    uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;         \
+    c0 = (uint32_t)(p1 >> 32) ^ c1 ^ (k0 + k * 0x9E3779B9u);                           \
+    c2 = (uint32_t)(p0 >> 32) ^ c3 ^ (k1 + k * 0xBB67AE85u);                           \
+    c1 = (uint32_t)p1;                                                                 \
+    c3 = (uint32_t)p0;                                                                 \
+  } while (0)
+
+/* Words [first, first + count) of a call's stream, count <= WORDS - 8. The rounds of mpg_philox are written out, so that
+ * the loop over blocks is vectorised. */
 static const uint32_t *words_of(mpg_random_key key, uint64_t first, int64_t count, uint32_t *buffer) {
-  uint64_t block = first >> 2, end = (first + (uint64_t)count + 3) >> 2;
-  uint32_t *out = buffer;
-  for (; block < end; block += GROUP, out += 4 * GROUP) {
-    uint32_t c0[GROUP], c1[GROUP], c2[GROUP], c3[GROUP];
-    uint32_t k0 = (uint32_t)key.seed, k1 = (uint32_t)(key.seed >> 32);
-    for (int i = 0; i < GROUP; i++) {
-      c0[i] = (uint32_t)(block + (uint64_t)i);
-      c1[i] = (uint32_t)((block + (uint64_t)i) >> 32);
-      c2[i] = (uint32_t)key.call;
-      c3[i] = (uint32_t)(key.call >> 32);
-    }
-    for (int round = 0; round < 10; round++) {
-      for (int i = 0; i < GROUP; i++) {
-        uint64_t p0 = (uint64_t)0xD2511F53u * c0[i], p1 = (uint64_t)0xCD9E8D57u * c2[i];
-        uint32_t n0 = (uint32_t)(p1 >> 32) ^ c1[i] ^ k0, n2 = (uint32_t)(p0 >> 32) ^ c3[i] ^ k1;
-        c1[i] = (uint32_t)p1;
-        c3[i] = (uint32_t)p0;
-        c0[i] = n0;
-        c2[i] = n2;
-      }
-      k0 += 0x9E3779B9u;
-      k1 += 0xBB67AE85u;
-    }
-    for (int i = 0; i < GROUP; i++) {
-      out[4 * i] = c0[i];
-      out[4 * i + 1] = c1[i];
-      out[4 * i + 2] = c2[i];
-      out[4 * i + 3] = c3[i];
-    }
+  uint64_t block = first >> 2;
+  int64_t blocks = (int64_t)(((first + (uint64_t)count + 3) >> 2) - block);
+  uint32_t k0 = (uint32_t)key.seed, k1 = (uint32_t)(key.seed >> 32), call0 = (uint32_t)key.call, call1 = (uint32_t)(key.call >> 32);
+  for (int64_t i = 0; i < blocks; i++) {
+    uint32_t c0 = (uint32_t)(block + (uint64_t)i), c1 = (uint32_t)((block + (uint64_t)i) >> 32), c2 = call0, c3 = call1;
+    ROUND(0u); ROUND(1u); ROUND(2u); ROUND(3u); ROUND(4u); ROUND(5u); ROUND(6u); ROUND(7u); ROUND(8u); ROUND(9u);
+    buffer[4 * i] = c0;
+    buffer[4 * i + 1] = c1;
+    buffer[4 * i + 2] = c2;
+    buffer[4 * i + 3] = c3;
   }
   return buffer + (first & 3);
 }
-enum { WORD_BUFFER = WORDS + 4 * GROUP };
+enum { WORD_BUFFER = WORDS + 8 };
 
 /* (0, 1): never 0, and 1 only where a word rounds up to 2^32. */
 static inline float open_uniform(uint32_t word) { return (float)word * 0x1p-32f + 0x1p-33f; }
