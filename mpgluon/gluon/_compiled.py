@@ -2,7 +2,6 @@
 
 from .. import _core, autograd
 from .. import ndarray as nd
-from ..base import MXNetError
 from . import _tracing
 from .utils import shape_is_known
 
@@ -15,6 +14,7 @@ class _Array:
 
 
 _ARRAY = _Array()
+_ONLY_ARRAYS = {nd.NDArray}
 # What may be passed beside arrays: values that are compared by content. Each set of them is compiled on its own.
 _STATIC = (type(None), bool, int, float, str, _core.Context)
 
@@ -108,8 +108,13 @@ class CompiledCall:
         self._signatures = {}
 
     def __call__(self, args):
-        flat = []
-        key = (flatten(args, flat, "The inputs"), tuple([array.context for array in flat]), autograd.is_training())
+        if set(map(type, args)) == _ONLY_ARRAYS:  # the usual case
+            flat = list(args)
+            structure = (tuple, *[_ARRAY] * len(flat))
+        else:
+            flat = []
+            structure = flatten(args, flat, "The inputs")
+        key = (structure, tuple([array.context for array in flat]), autograd.is_training())
         signature = self._signatures.get(key)
         if signature is None:
             signature = self._add(key, flat)
@@ -121,9 +126,7 @@ class CompiledCall:
             signature = self._add(key, flat)
             flat += [param._data[ctx] for param, ctx in signature.used]
         outputs = signature.op(*flat)
-        if signature.outputs is _ARRAY:
-            return outputs[0] if isinstance(outputs, (list, tuple)) else outputs
-        return regroup(signature.outputs, iter(outputs if isinstance(outputs, (list, tuple)) else [outputs]))
+        return outputs[0] if signature.outputs is _ARRAY else regroup(signature.outputs, iter(outputs))
 
     def discover(self, args):
         """Finds the unknown shapes of the block's parameters."""

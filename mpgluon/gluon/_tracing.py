@@ -34,15 +34,6 @@ class _Tracing:
         _local.tracing = self._outer
 
 
-class Suspended(_Tracing):
-    """A stretch of eager code within a trace."""
-
-    def __enter__(self):
-        self._outer = current()
-        _local.tracing = None
-        return self
-
-
 class Discovery(_Tracing):
     """Notes the copies of parameters that a block uses, in the order of their first use."""
 
