@@ -1,5 +1,7 @@
 """Blocks: names, registration, files, hooks, errors, hybridize."""
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -456,6 +458,22 @@ def test_options():
     net(inputs(2, 6))
     with pytest.raises(mx.MXNetError, match="statik_alloc"):
         net.hybridize(statik_alloc=True)
+
+
+def test_copies_are_independent():
+    net = make()
+    net.hybridize()
+    x = inputs(2, 6)
+    y = net(x).asnumpy()
+    other = copy.deepcopy(net)
+    other.body[1].bias.set_data(mx.nd.ones((3,)))
+    np.testing.assert_array_equal(net(x).asnumpy(), y)
+    with autograd.record():
+        z = other(x)
+    z.backward()
+    np.testing.assert_allclose(z.asnumpy(), y + 1, rtol=1e-5)
+    assert other.body[1].bias.grad().asnumpy().tolist() == [2, 2, 2]
+    assert net.body[1].bias.grad().asnumpy().tolist() == [0, 0, 0]
 
 
 # Errors

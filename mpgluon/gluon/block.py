@@ -480,6 +480,9 @@ class HybridBlock(Block):
             )
         super().hybridize(active, **flags)
 
+    def __getstate__(self):
+        return {**self.__dict__, "_compiled_call": None}  # a copy compiles anew
+
     def _clear_compiled(self):
         if self.__dict__.get("_compiled_call") is not None:
             self._compiled_call = None

@@ -167,6 +167,14 @@ class Parameter:
             raise AssertionError(f"Parameter '{self.name}' has shape {known}, which {shape} does not fit")
         self._shape = shape
 
+    def __getstate__(self):
+        return {**self.__dict__, "_trainer": None}
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        if self._grad is not None:
+            autograd.mark_variables(list(self._data.values()), list(self._grad.values()), self._grad_req)
+
     def _set_trainer(self, trainer):
         self._trainer = trainer
 
