@@ -28,6 +28,8 @@ typedef struct mpg_gemm {
 #define MPG_GEMM_MR 4
 #endif
 
+enum { MPG_GEMM_NARROW = 32 }; /* most rows of A for the kernel that packs nothing */
+
 #define AS_IS(x) (x)
 #define MPG_GEMM_SOURCES(PACK) \
   case MPG_FLOAT32:            \
@@ -172,6 +174,11 @@ static mpg_status product(const mpg_kernel_call *call, mpg_gemm *g) {
     if (status == dnnl_out_of_memory) return mpg_fail(MPG_HOST_OUT_OF_MEMORY, "%s: out of memory in a matrix product", call->op->name);
   }
 #endif
+  bool narrow = !g->transpose_a && g->transpose_b && g->m <= MPG_GEMM_NARROW && g->n % 4 == 0 && g->k >= 64;
+  if (narrow && (g->dtype == MPG_FLOAT32 || g->dtype == MPG_FLOAT64)) {
+    mpg_cpu_parallel_for(call, g->n / 4, 1 + 65536 / (g->m * g->k), g->dtype == MPG_FLOAT32 ? single_narrow : double_narrow, g);
+    return MPG_OK;
+  }
   if ((g->dtype == MPG_FLOAT32 || g->dtype == MPG_FLOAT64) && fits_int(g) && mpg_cpu_openblas())
     mpg_cpu_parallel_for(call, (g->m + OPENBLAS_ROWS - 1) / OPENBLAS_ROWS * ((g->n + OPENBLAS_COLUMNS - 1) / OPENBLAS_COLUMNS), 1,
                          openblas_blocks, g);

@@ -133,6 +133,65 @@ static void NAME(product)(const mpg_kernel_call *call, mpg_gemm *g) {
   else mpg_cpu_parallel_for(call, down * across, 1, NAME(blocks), g);
 }
 
+/* --- Few rows times a transposed matrix: C = A x B^T with A of at most NARROW rows ------------------------------------------------
+ * B is read once, row by row, and nothing is packed: the product of a recurrent step, or of a layer with a small batch.
+ * Every element of C is one sum over k in LANES parts, so its bits depend on k alone. begin and end count groups of 4 rows of B. */
+static inline __attribute__((always_inline)) void NAME(narrow_tile)(int rows, const mpg_gemm *g, int64_t i, int64_t j,
+                                                                    const T *a_tails, const T *b_tails) {
+  const T *a = (const T *)g->a + i * g->lda, *b = (const T *)g->b + j * g->ldb;
+  int64_t whole = g->k / LANES * LANES;
+  V sum[5][4];
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+    for (int q = 0; q < 4; q++) sum[r][q] = V_SET(0);
+  for (int64_t p = 0; p < whole; p += LANES) {
+    V b0 = V_LOAD(b + p), b1 = V_LOAD(b + g->ldb + p), b2 = V_LOAD(b + 2 * g->ldb + p), b3 = V_LOAD(b + 3 * g->ldb + p);
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+      V x = V_LOAD(a + r * g->lda + p);
+      sum[r][0] = V_FMA(x, b0, sum[r][0]);
+      sum[r][1] = V_FMA(x, b1, sum[r][1]);
+      sum[r][2] = V_FMA(x, b2, sum[r][2]);
+      sum[r][3] = V_FMA(x, b3, sum[r][3]);
+    }
+  }
+  T *c = (T *)g->c + i * g->ldc + j, alpha = (T)g->alpha, beta = (T)g->beta;
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; r++) {
+    V x = V_LOAD(a_tails + (i + r) * LANES);
+    T lanes[4][LANES];
+#pragma GCC unroll 4
+    for (int q = 0; q < 4; q++) V_STORE(lanes[q], V_FMA(x, V_LOAD(b_tails + q * LANES), sum[r][q]));
+    for (int width = LANES / 2; width; width /= 2)
+      for (int q = 0; q < 4; q++)
+        for (int l = 0; l < width; l++) lanes[q][l] += lanes[q][l + width];
+    for (int q = 0; q < 4; q++) c[r * g->ldc + q] = beta == 0 ? alpha * lanes[q][0] : alpha * lanes[q][0] + beta * c[r * g->ldc + q];
+  }
+}
+
+static void NAME(narrow)(void *context, int64_t begin, int64_t end) {
+  const mpg_gemm *g = context;
+  T a_tails[MPG_GEMM_NARROW * LANES] __attribute__((aligned(64))) = {0}, b_tails[4 * LANES] __attribute__((aligned(64))) = {0};
+  int64_t whole = g->k / LANES * LANES;
+  for (int64_t i = 0; i < g->m; i++)
+    for (int64_t p = whole; p < g->k; p++) a_tails[i * LANES + p - whole] = ((const T *)g->a)[i * g->lda + p];
+  for (int64_t group = begin; group < end; group++) {
+    int64_t j = group * 4;
+    for (int q = 0; q < 4; q++)
+      for (int64_t p = whole; p < g->k; p++) b_tails[q * LANES + p - whole] = ((const T *)g->b)[(j + q) * g->ldb + p];
+    int64_t i = 0;
+    for (; i + 5 <= g->m; i += 5) NAME(narrow_tile)(5, g, i, j, a_tails, b_tails);
+    switch (g->m - i) {
+      case 4: NAME(narrow_tile)(4, g, i, j, a_tails, b_tails); break;
+      case 3: NAME(narrow_tile)(3, g, i, j, a_tails, b_tails); break;
+      case 2: NAME(narrow_tile)(2, g, i, j, a_tails, b_tails); break;
+      case 1: NAME(narrow_tile)(1, g, i, j, a_tails, b_tails); break;
+      default: break;
+    }
+  }
+}
+
 #undef T
 #undef V
 #undef LANES
