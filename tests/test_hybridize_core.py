@@ -1,0 +1,494 @@
+"""Compiled functions (`_core.CachedOp`): the same bits as eager on any number of devices, planned memory, programs per device."""
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import _core, autograd, nd
+
+
+@pytest.fixture(params=["async", "sync", "shuffle"])
+def engine(request):
+    mx.engine.set_mode(request.param, 11)
+    yield request.param
+    mx.engine.set_mode("async")
+
+
+def array(shape, seed, ctx=None, scale=1.0):
+    return nd.array((np.random.RandomState(seed).randn(*shape) * scale).astype("float32"), ctx=ctx or mx.cpu())
+
+
+def gradients(function, arrays):
+    """Outputs and gradients of sum(out * out) over all outputs, as NumPy arrays."""
+    for a in arrays:
+        a.attach_grad()
+    with autograd.record():
+        outs = function(*arrays)
+        losses = [(o * o).sum() for o in outs]
+    autograd.backward(losses)
+    return [o.asnumpy() for o in outs] + [a.grad.asnumpy() for a in arrays]
+
+
+def check(function, arrays, times=3, exact=True):
+    op = _core.CachedOp(function, {"exact": exact})
+    predicted = [o.asnumpy() for o in op(*arrays)]
+    assert all(np.array_equal(a, b.asnumpy()) for a, b in zip(predicted, function(*arrays)))
+    eager = gradients(function, arrays)
+    for _ in range(times):
+        compiled = gradients(op, arrays)
+        assert len(eager) == len(compiled)
+        for a, b in zip(eager, compiled):
+            assert np.array_equal(a, b)
+    return op
+
+
+def chain(devices, residual=True):
+    def function(x, *weights):
+        h = x
+        for w, d in zip(weights, devices):
+            h = h.as_in_context(d)
+            y = nd.tanh(nd.dot(h, w))
+            h = y + h if residual else y
+        return [h]
+
+    return function, [array((5, 6), 0, devices[0])] + [array((6, 6), 1 + i, d, 0.5) for i, d in enumerate(devices)]
+
+
+ONE, TWO, BACK, THREE = [0] * 4, [0, 0, 1, 1], [0, 1, 0, 1], [0, 1, 2, 1]
+
+
+@pytest.mark.parametrize("placement", [ONE, TWO, BACK, THREE])
+def test_chains(engine, placement):
+    check(*chain([mx.cpu(i) for i in placement]))
+
+
+def test_placement_does_not_change_bits():
+    results = []
+    for placement in (ONE, TWO, BACK, THREE):
+        function, arrays = chain([mx.cpu(i) for i in placement])
+        results.append(gradients(_core.CachedOp(function, {}), arrays))
+    for other in results[1:]:
+        assert all(np.array_equal(a, b) for a, b in zip(results[0], other))
+
+
+def test_branches_on_several_devices(engine):
+    d = [mx.cpu(i) for i in range(4)]
+
+    def function(x, a, b, c):
+        left = nd.relu(nd.dot(x.as_in_context(d[1]), a)).as_in_context(d[3])
+        right = nd.sigmoid(nd.dot(x.as_in_context(d[2]), b)).as_in_context(d[3])
+        both = left * right + left
+        return [nd.dot(both, c), both.as_in_context(d[0]) + x]
+
+    op = check(function, [array((3, 4), 0), array((4, 4), 1, d[1]), array((4, 4), 2, d[2]), array((4, 2), 3, d[3])])
+    [entry] = [e for e in op.compiled() if e["recording"]]
+    assert set(entry["devices"]) == {"cpu(0)", "cpu(1)", "cpu(2)", "cpu(3)"}
+
+
+def test_shared_parameters(engine):
+    d = [mx.cpu(0), mx.cpu(1)]
+
+    def function(x, w):
+        h = nd.dot(x, w)
+        h = nd.tanh(h).as_in_context(d[1])
+        h = nd.dot(h, w.as_in_context(d[1])).as_in_context(d[0])
+        return [nd.dot(h, w) + h]
+
+    check(function, [array((3, 4), 0), array((4, 4), 1)])
+
+
+def test_outputs_of_all_kinds(engine):
+    def function(x, y):
+        z = x * y
+        return [z, x, z, z.reshape((-1,)), y.as_in_context(mx.cpu(1)), z + 1]
+
+    x, y = array((2, 3), 0), array((2, 3), 1)
+    op = check(function, [x, y])
+    outs = op(x, y)
+    assert [o.context.device_id for o in outs] == [0, 0, 0, 0, 1, 0]
+    assert outs[3].shape == (6,)
+    assert np.array_equal(outs[1].asnumpy(), x.asnumpy())
+
+
+def test_no_outputs_and_no_ops():
+    assert _core.CachedOp(lambda x: [], {})(nd.ones((2,))) == []
+    [same] = _core.CachedOp(lambda x: [x], {})(nd.ones((2,)))
+    assert np.array_equal(same.asnumpy(), [1, 1])
+
+
+def test_constants_of_the_function():
+    table = nd.array([1.0, 2.0, 3.0])
+
+    def function(x):
+        return [x * table + nd.ones((3,)) * 2]
+
+    op = _core.CachedOp(function, {})
+    x = nd.array([1.0, 1.0, 1.0])
+    assert np.array_equal(op(x)[0].asnumpy(), [3, 4, 5])
+    table[:] = 0  # the function reads the array, not a copy of it
+    assert np.array_equal(op(x)[0].asnumpy(), [2, 2, 2])
+
+
+def test_a_variable_that_is_no_argument():
+    w = nd.array([2.0, 3.0])
+    w.attach_grad()
+    op = _core.CachedOp(lambda x: [x * w], {})
+    with autograd.record():
+        y = op(nd.array([5.0, 7.0]))[0]
+    y.backward()
+    assert np.array_equal(w.grad.asnumpy(), [5, 7])
+
+
+def test_nested_functions_become_part_of_the_outer():
+    inner = _core.CachedOp(lambda x, w: [nd.tanh(x * w)], {})
+
+    def function(x, w):
+        return [inner(inner(x, w)[0], w)[0] + x]
+
+    op = check(function, [array((3, 3), 0), array((3, 3), 1)])
+    assert op.dump().count("tanh(") == 2 * len(op.compiled())
+
+
+def test_two_forwards_before_a_backward(engine):
+    function, arrays = chain([mx.cpu(0), mx.cpu(1), mx.cpu(1), mx.cpu(0)])
+    op = _core.CachedOp(function, {})
+    x1, x2 = arrays[0], array((5, 6), 77)
+    for a in arrays + [x2]:
+        a.attach_grad()
+    expected = []
+    for x in (x1, x2):
+        with autograd.record():
+            y = function(x, *arrays[1:])[0]
+        y.backward()
+        expected.append([x.grad.asnumpy()] + [a.grad.asnumpy() for a in arrays[1:]])
+    with autograd.record():
+        y1 = op(x1, *arrays[1:])[0]
+        y2 = op(x2, *arrays[1:])[0]
+    assert op.compiled()[0]["frames"] == 2
+    y2.backward()
+    second = [x2.grad.asnumpy()] + [a.grad.asnumpy() for a in arrays[1:]]
+    y1.backward()
+    first = [x1.grad.asnumpy()] + [a.grad.asnumpy() for a in arrays[1:]]
+    assert op.compiled()[0]["frames"] == 0 and op.compiled()[0]["bytes_held"] == 0
+    for a, b in zip(expected[0] + expected[1], first + second):
+        assert np.array_equal(a, b)
+
+
+def test_retain_graph(engine):
+    function, arrays = chain([mx.cpu(0), mx.cpu(1)])
+    op = _core.CachedOp(function, {})
+    for a in arrays:
+        a.attach_grad()
+    with autograd.record():
+        y = op(*arrays)[0]
+    y.backward(retain_graph=True)
+    first = [a.grad.asnumpy() for a in arrays]
+    y.backward(retain_graph=True)
+    y.backward()
+    assert all(np.array_equal(a, b.grad.asnumpy()) for a, b in zip(first, arrays))
+    with pytest.raises(mx.MXNetError, match="retain_graph"):
+        y.backward()
+
+
+def test_grad_req_add(engine):
+    def function(x, w):
+        return [nd.dot(x, w)]
+
+    op, x, w = _core.CachedOp(function, {}), array((3, 4), 0), array((4, 2), 1)
+    x.attach_grad("add")
+    w.attach_grad("add")
+    once = None
+    for _ in range(2):
+        with autograd.record():
+            y = op(x, w)[0]
+        y.backward()
+        once = w.grad.asnumpy() if once is None else once
+    assert np.allclose(w.grad.asnumpy(), 2 * once)
+
+
+def test_only_some_outputs_get_a_gradient(engine):
+    def function(x, w):
+        h = nd.tanh(nd.dot(x, w))
+        return [h, (h * x).sum(), x * x]
+
+    x, w = array((3, 3), 0), array((3, 3), 1)
+    op = _core.CachedOp(function, {})
+    for which in ([0], [1], [2], [0, 2], [0, 1, 2]):
+        results = []
+        for f in (function, op):
+            for a in (x, w):
+                a.attach_grad()
+            with autograd.record():
+                outs = f(x, w)
+            autograd.backward([outs[i] for i in which])
+            results.append([x.grad.asnumpy(), w.grad.asnumpy()])
+        assert all(np.array_equal(a, b) for a, b in zip(*results))
+
+
+def test_gradients_of_gradients():
+    op = _core.CachedOp(lambda x, y: [x * x * x * y], {})
+    x, y = nd.array([1.0, 2.0]), nd.array([3.0, 4.0])
+    x.attach_grad()
+    with autograd.record():
+        z = op(x, y)[0]
+        g = autograd.grad(z, [x], create_graph=True)[0]
+        s = (g * g).sum()
+    s.backward()
+    v, u = x.asnumpy(), y.asnumpy()
+    assert np.allclose(g.asnumpy(), 3 * v**2 * u)
+    assert np.allclose(x.grad.asnumpy(), 2 * (3 * v**2 * u) * 6 * v * u)
+
+
+def test_dropout_draws_what_eager_draws(engine):
+    def function(x):
+        h = nd.Dropout(x, p=0.5)
+        return [nd.Dropout(h.as_in_context(mx.cpu(1)) + 1, p=0.3)]
+
+    x = array((20, 30), 0)
+    op = _core.CachedOp(function, {})
+    results = []
+    for f in (function, op, function, op):
+        mx.random.seed(5)
+        with autograd.train_mode():
+            results.append([f(x)[0].asnumpy(), f(x)[0].asnumpy()])
+    for other in results[1:]:
+        assert np.array_equal(results[0][0], other[0]) and np.array_equal(results[0][1], other[1])
+    assert not np.array_equal(results[0][0], results[0][1])
+
+
+def test_moving_statistics_are_updated_in_place(engine):
+    def function(x, gamma, beta, mean, var):
+        return [nd.BatchNorm(x.as_in_context(mx.cpu(1)), gamma, beta, mean, var, fix_gamma=False)]
+
+    def fresh():
+        one = mx.cpu(1)
+        return [nd.ones((3,), ctx=one), nd.zeros((3,), ctx=one), nd.zeros((3,), ctx=one), nd.ones((3,), ctx=one)]
+
+    x, results = array((8, 3, 2, 2), 0), []
+    for f in (function, _core.CachedOp(function, {})):
+        params = fresh()
+        for a in [x] + params[:2]:
+            a.attach_grad()
+        for _ in range(3):
+            with autograd.record():
+                y = f(x, *params)[0]
+            y.backward()
+        results.append([y.asnumpy(), x.grad.asnumpy()] + [p.asnumpy() for p in params])
+        assert params[2].asnumpy().any()
+    assert all(np.array_equal(a, b) for a, b in zip(*results))
+
+
+def test_a_change_of_shape_or_device_compiles_anew():
+    op = _core.CachedOp(lambda x: [x + 1], {})
+    for _ in range(3):
+        op(nd.ones((2,)))
+        op(nd.ones((3,)))
+        op(nd.ones((2,), ctx=mx.cpu(1)))
+    assert sorted(e["calls"] for e in op.compiled()) == [3, 3, 3]
+    for n in range(1, 101):
+        op(nd.ones((n,)))
+    assert len(op.compiled()) == 64
+
+
+def test_the_trace_runs_once():
+    calls = []
+
+    def function(x):
+        calls.append(x.shape)
+        return [x * 2]
+
+    op = _core.CachedOp(function, {})
+    for _ in range(5):
+        op(nd.ones((2,)))
+    assert calls == [(2,)]
+
+
+def layers(split, count=10, width=32):
+    devices = [mx.cpu(1 if split and i >= count // 2 else 0) for i in range(count)]
+
+    def function(x, *weights):
+        h = x
+        for w, d in zip(weights, devices):
+            h = nd.relu(nd.FullyConnected(h.as_in_context(d), w, no_bias=True, num_hidden=width))
+        return [h]
+
+    op = _core.CachedOp(function, {})
+    arrays = [array((16, width), 0)] + [array((width, width), 1 + i, d, 0.2) for i, d in enumerate(devices)]
+    gradients(op, arrays)
+    [entry] = op.compiled()
+    return entry
+
+
+def test_each_device_holds_only_its_own():
+    one, two = layers(False), layers(True)
+    planned = [d["planned"]["total"] for d in two["devices"].values()]
+    crossing = sum(c["bytes"] for c in two["copies"])
+    whole = one["devices"]["cpu(0)"]["planned"]["total"]
+    assert not one["copies"] and len(two["copies"]) == 2
+    assert sum(planned) <= 1.05 * (whole + crossing)
+    assert max(planned) <= 0.7 * whole
+    for name, device in two["devices"].items():
+        runs = [i["op"] for i in device["forward"] if i["kind"] == "run"]
+        assert runs.count("FullyConnected") == 5
+        assert device["planned"]["saved"] <= device["planned"]["forward"] + device["planned"]["lanes"]
+
+
+def test_the_plan_is_smaller_than_the_sum_of_its_arrays():
+    def function(x):
+        for _ in range(20):
+            x = nd.dot(nd.tanh(x), x)
+        return [x]
+
+    op = _core.CachedOp(function, {})
+    op(array((64, 64), 0, scale=0.1))
+    [entry] = op.compiled()
+    assert entry["devices"]["cpu(0)"]["planned"]["total"] <= 3 * 64 * 64 * 4
+
+
+def test_memory_goes_back():
+    function, arrays = chain([mx.cpu(0), mx.cpu(1), mx.cpu(0), mx.cpu(1)])
+    op = _core.CachedOp(function, {})
+
+    def in_use():
+        nd.waitall()
+        return [_core.memory_stats(mx.cpu(i))["in_use"] for i in range(2)]
+
+    gradients(op, arrays)
+    before = in_use()
+    for _ in range(10):
+        gradients(op, arrays)
+    assert in_use() == before
+
+
+@pytest.mark.parametrize("mode", ["async", "shuffle"])
+def test_a_failure_inside_a_program(mode):
+    """Work that fails on one device fails what waits for it on others; nobody hangs and later calls work."""
+
+    def function(x, index):
+        first = x * 2
+        h = nd.take(x, index, mode="raise")
+        return [(h.as_in_context(mx.cpu(1)) + 1).as_in_context(mx.cpu(0)) * 3, first]
+
+    op = _core.CachedOp(function, {})
+    x, good, bad = array((4, 3), 0), nd.array([0.0, 1.0]), nd.array([0.0, 9.0])
+    x.attach_grad()
+    before = op(x, good)[0].asnumpy()
+    mx.engine.set_mode(mode, 3)
+    try:
+        for _ in range(3):
+            with autograd.record():
+                y = op(x, bad)[0]
+            y.backward()
+            with pytest.raises((mx.MXNetError, IndexError), match="take.*out of range"):
+                y.asnumpy()
+            with pytest.raises((mx.MXNetError, IndexError), match="out of range"):
+                x.grad.asnumpy()
+            assert np.array_equal(op(x, good)[0].asnumpy(), before)
+        try:
+            nd.waitall()
+        except (mx.MXNetError, IndexError):
+            pass  # what was not read above
+        with autograd.record():
+            y = op(x, good)[0]
+        y.backward()
+        assert x.grad.asnumpy().any()
+    finally:
+        mx.engine.set_mode("async")
+
+
+def test_mixed_devices_are_reported_at_the_trace():
+    def function(x, w):
+        return [nd.dot(x, w)]
+
+    with pytest.raises(mx.MXNetError, match=r"dot.*cpu\(0\).*cpu\(1\).*as_in_context"):
+        _core.CachedOp(function, {})(nd.ones((2, 2)), nd.ones((2, 2), ctx=mx.cpu(1)))
+
+
+def test_values_cannot_be_read_in_a_trace():
+    with pytest.raises(mx.MXNetError):
+        _core.CachedOp(lambda x: [x * float(x.sum().asscalar())], {})(nd.ones((2,)))
+
+
+def test_errors_of_the_function_come_through():
+    def function(x):
+        raise LookupError("here")
+
+    op = _core.CachedOp(function, {})
+    with pytest.raises(LookupError, match="here"):
+        op(nd.ones((2,)))
+    with pytest.raises(TypeError):
+        _core.CachedOp(lambda x: [1], {})(nd.ones((2,)))
+    with pytest.raises(TypeError):
+        op(1)
+    with pytest.raises(TypeError):
+        _core.CachedOp(3, {})
+    assert np.array_equal((nd.ones((2,)) + 1).asnumpy(), [2, 2])  # no trace is left active
+
+
+def test_arrays_kept_from_a_trace_are_dead():
+    kept = []
+
+    def function(x):
+        kept.append(x * 2)
+        return [kept[-1] + 1]
+
+    op = _core.CachedOp(function, {})
+    op(nd.ones((2,)))
+    with pytest.raises(mx.MXNetError):
+        kept[0] + 1
+    with pytest.raises(mx.MXNetError):
+        _core.CachedOp(lambda x: [x + kept[0]], {})(nd.ones((2,)))
+
+
+def test_inputs_overwritten_before_backward():
+    op = _core.CachedOp(lambda x, w: [x * w], {})
+    x, w = nd.ones((2,)), nd.ones((2,))
+    w.attach_grad()
+    with autograd.record():
+        y = op(x, w)[0]
+    x[:] = 5
+    with pytest.raises(mx.MXNetError, match="overwritten"):
+        y.backward()
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_thousand_layers(devices):
+    def function(x):
+        h = x
+        for i in range(1000):
+            h = nd.tanh(h.as_in_context(mx.cpu(i % devices if i % 50 == 0 else (i // 50) % devices)))
+        return [h.as_in_context(mx.cpu(0))]
+
+    check(function, [array((2, 3), 0)], times=1)
+
+
+GOLDEN = """\
+%0 = input : float32 (2, 3) cpu(0)
+%1 = input : float32 (3, 4) cpu(1)
+%2 = _copyto(%0) {ctx=cpu(1)} : float32 (2, 3) cpu(1)
+%3 = dot(%2, %1) : float32 (2, 4) cpu(1)
+%4 = relu(%3) : float32 (2, 4) cpu(1)
+return %4, %4
+"""
+
+
+def test_dump():
+    def function(x, w):
+        y = nd.relu(nd.dot(x.as_in_context(mx.cpu(1)), w))
+        return [y, y]
+
+    op = _core.CachedOp(function, {})
+    op(nd.ones((2, 3)), nd.ones((3, 4), ctx=mx.cpu(1)))
+    assert op.dump() == GOLDEN
+
+
+def test_programs():
+    function, arrays = chain([mx.cpu(0), mx.cpu(1)], residual=False)
+    op = _core.CachedOp(function, {})
+    op(*arrays)
+    [entry] = op.compiled()
+    kinds = {name: [i["kind"] for i in d["forward"]] for name, d in entry["devices"].items()}
+    assert kinds == {"cpu(0)": ["run", "run", "copy", "signal"], "cpu(1)": ["wait", "run", "run"]}
+    assert entry["copies"] == [{"from": "cpu(0)", "to": "cpu(1)", "bytes": 5 * 6 * 4, "phase": "forward", "scope": ""}]
+    assert entry["devices"]["cpu(1)"]["planned"]["lanes"] >= 5 * 6 * 4
+    assert entry["devices"]["cpu(0)"]["planned"]["lanes"] == 0
