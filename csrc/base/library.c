@@ -14,15 +14,15 @@ static void openblas_version(mpg_library *library);
 static const struct {
   const char *name, *setting, *file;
   void (*version)(mpg_library *library);
-} known[MPG_LIBRARY_COUNT] = {
+} known_library[MPG_LIBRARY_COUNT] = {
     [MPG_LIBRARY_ONEDNN] = {"oneDNN", "MPGLUON_ONEDNN", "libdnnl.so.3", onednn_version},
     [MPG_LIBRARY_OPENBLAS] = {"OpenBLAS", "MPGLUON_OPENBLAS", "libscipy_openblas.so", openblas_version},
 };
 
-static mpg_library libraries[MPG_LIBRARY_COUNT];
-static pthread_once_t opened[MPG_LIBRARY_COUNT] = {PTHREAD_ONCE_INIT, PTHREAD_ONCE_INIT};
-static char **host_folders; /* owned */
-static int num_host_folders;
+static mpg_library library_table[MPG_LIBRARY_COUNT];
+static pthread_once_t library_opened[MPG_LIBRARY_COUNT] = {PTHREAD_ONCE_INIT, PTHREAD_ONCE_INIT};
+static char **library_folders; /* owned */
+static int num_library_folders;
 
 mpg_status mpg_library_set_folders(const char *const *folders, int count) {
   char **copies = mpg_calloc((size_t)count + 1, sizeof *copies);
@@ -35,10 +35,10 @@ mpg_status mpg_library_set_folders(const char *const *folders, int count) {
       return mpg_out_of_host_memory(strlen(folders[count - 1]) + 1);
     }
   }
-  for (int i = 0; i < num_host_folders; i++) mpg_free(host_folders[i]);
-  mpg_free(host_folders);
-  host_folders = copies;
-  num_host_folders = count;
+  for (int i = 0; i < num_library_folders; i++) mpg_free(library_folders[i]);
+  mpg_free(library_folders);
+  library_folders = copies;
+  num_library_folders = count;
   return MPG_OK;
 }
 
@@ -78,10 +78,10 @@ static bool try_open(mpg_library *library, const char *folder, const char *betwe
 }
 
 static void open_library(mpg_library_id id) {
-  mpg_library *library = &libraries[id];
-  const char *file = known[id].file;
-  library->name = known[id].name;
-  library->setting = known[id].setting;
+  mpg_library *library = &library_table[id];
+  const char *file = known_library[id].file;
+  library->name = known_library[id].name;
+  library->setting = known_library[id].setting;
   const char *setting = getenv(library->setting);
   if (setting && !strcmp(setting, "0")) {
     snprintf(library->reason, sizeof library->reason, "turned off by %s=0", library->setting);
@@ -92,19 +92,19 @@ static void open_library(mpg_library_id id) {
     found = try_open(library, setting, "/lib/", file) || try_open(library, setting, "/", file);
     if (!found) return; /* asked for one in particular: no other in its place */
   }
-  for (int i = 0; i < num_host_folders && !found; i++) found = try_open(library, host_folders[i], "/", file);
+  for (int i = 0; i < num_library_folders && !found; i++) found = try_open(library, library_folders[i], "/", file);
   if (!found) found = try_open(library, NULL, "", file);
   if (!found) return;
-  known[id].version(library);
+  known_library[id].version(library);
 }
 
 static void open_onednn(void) { open_library(MPG_LIBRARY_ONEDNN); }
 static void open_openblas(void) { open_library(MPG_LIBRARY_OPENBLAS); }
 
 const mpg_library *mpg_library_get(mpg_library_id id) {
-  static void (*const open[MPG_LIBRARY_COUNT])(void) = {open_onednn, open_openblas};
-  pthread_once(&opened[id], open[id]);
-  return &libraries[id];
+  static void (*const library_openers[MPG_LIBRARY_COUNT])(void) = {open_onednn, open_openblas};
+  pthread_once(&library_opened[id], library_openers[id]);
+  return &library_table[id];
 }
 
 void *mpg_library_symbol(const mpg_library *library, const char *symbol) {

@@ -9,32 +9,32 @@
 #include "base/memory.h"
 
 /* --- The library ---------------------------------------------------------------------------------------------------- */
-static mpg_onednn functions;
-static dnnl_primitive_attr_t attributes;
-static bool available;
-static pthread_once_t loaded = PTHREAD_ONCE_INIT;
+static mpg_onednn onednn_functions;
+static dnnl_primitive_attr_t onednn_attributes;
+static bool onednn_available;
+static pthread_once_t onednn_loaded = PTHREAD_ONCE_INIT;
 
 static void load(void) {
   const mpg_library *library = mpg_library_get(MPG_LIBRARY_ONEDNN);
   if (!library->handle) return;
 #define LOAD(name)                                                                     \
-  *(void **)&functions.name = mpg_library_symbol(library, "dnnl_" #name);              \
-  if (!functions.name) return;
+  *(void **)&onednn_functions.name = mpg_library_symbol(library, "dnnl_" #name);              \
+  if (!onednn_functions.name) return;
   MPG_ONEDNN_FUNCTIONS(LOAD)
 #undef LOAD
-  if (functions.engine_create(&functions.engine, dnnl_cpu, 0) != dnnl_success) return;
-  if (functions.primitive_attr_create(&attributes) != dnnl_success) return;
-  available = functions.primitive_attr_set_scratchpad_mode(attributes, dnnl_scratchpad_mode_user) == dnnl_success;
+  if (onednn_functions.engine_create(&onednn_functions.engine, dnnl_cpu, 0) != dnnl_success) return;
+  if (onednn_functions.primitive_attr_create(&onednn_attributes) != dnnl_success) return;
+  onednn_available = onednn_functions.primitive_attr_set_scratchpad_mode(onednn_attributes, dnnl_scratchpad_mode_user) == dnnl_success;
 }
 
 const mpg_onednn *mpg_cpu_onednn(void) {
-  pthread_once(&loaded, load);
-  return available ? &functions : NULL;
+  pthread_once(&onednn_loaded, load);
+  return onednn_available ? &onednn_functions : NULL;
 }
 
 const_dnnl_primitive_attr_t mpg_cpu_onednn_attributes(const mpg_onednn *dnnl) {
   (void)dnnl;
-  return attributes;
+  return onednn_attributes;
 }
 
 /* --- The cache of a device ------------------------------------------------------------------------------------------ */
@@ -61,8 +61,8 @@ static bool same_key(const mpg_onednn_key *a, const mpg_onednn_key *b) {
 }
 
 static void destroy_prepared(mpg_onednn_prepared *prepared) {
-  for (int i = 0; i < prepared->num_steps; i++) functions.primitive_destroy(prepared->steps[i].primitive);
-  for (int i = 0; i < prepared->num_slots; i++) functions.memory_destroy(prepared->memory[i]);
+  for (int i = 0; i < prepared->num_steps; i++) onednn_functions.primitive_destroy(prepared->steps[i].primitive);
+  for (int i = 0; i < prepared->num_slots; i++) onednn_functions.memory_destroy(prepared->memory[i]);
   mpg_free(prepared);
 }
 
@@ -73,7 +73,7 @@ static void free_cache(void *opaque) {
     destroy_prepared(c->newest);
     c->newest = next;
   }
-  functions.stream_destroy(c->stream);
+  onednn_functions.stream_destroy(c->stream);
   mpg_free(c);
 }
 
@@ -208,7 +208,7 @@ bool mpg_cpu_onednn_step(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, 
 bool mpg_cpu_onednn_reorder(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, const_dnnl_memory_desc_t from, int from_slot,
                             const_dnnl_memory_desc_t to, int to_slot) {
   dnnl_primitive_desc_t desc;
-  if (dnnl->reorder_primitive_desc_create(&desc, from, dnnl->engine, to, dnnl->engine, attributes) != dnnl_success) return false;
+  if (dnnl->reorder_primitive_desc_create(&desc, from, dnnl->engine, to, dnnl->engine, onednn_attributes) != dnnl_success) return false;
   return mpg_cpu_onednn_step(dnnl, prepared, desc, 2, (const int[][2]){{DNNL_ARG_FROM, from_slot}, {DNNL_ARG_TO, to_slot}});
 }
 
