@@ -35,7 +35,7 @@ from .random import seed as _seed  # noqa: E402
 _LAZY = {
     "attribute": "attribute", "callback": "callback", "comm": "comm", "contrib": "contrib", "gluon": "gluon", "image": "image", "info": "info",
     "init": "initializer", "initializer": "initializer", "io": "io", "kv": "kvstore", "kvstore": "kvstore", "log": "log", "lr_scheduler": "lr_scheduler",
-    "metric": "metric", "model": "model", "mon": "monitor", "monitor": "monitor", "name": "name", "opt": "optimizer", "optimizer": "optimizer",
+    "metric": "metric", "model": "model", "mon": "monitor", "monitor": "monitor", "name": "name", "np": "numpy", "numpy": "numpy", "opt": "optimizer", "optimizer": "optimizer",
     "parallel": "parallel", "profiler": "profiler", "recordio": "recordio", "registry": "registry", "rnn": "rnn", "sym": "symbol", "symbol": "symbol",
     "test_utils": "test_utils", "viz": "visualization", "visualization": "visualization",
 }  # fmt: skip

@@ -8,6 +8,7 @@
 
 from . import _core
 from ._core import (
+    NDArray,
     backward,
     grad,
     is_recording,
@@ -22,7 +23,7 @@ from ._core import (
 )
 
 __all__ = [
-    "Function", "backward", "get_symbol", "grad", "is_recording", "is_training", "mark_variables", "pause", "predict_mode", "record", "set_recording",
+    "Function", "NDArray", "backward", "get_symbol", "grad", "is_recording", "is_training", "mark_variables", "pause", "predict_mode", "record", "set_recording",
     "set_training", "train_mode",
 ]  # fmt: skip
 

@@ -179,12 +179,17 @@ def test_assignment_while_recording():
                     target[key] = 1
         with autograd.pause():
             array[0] = 1
+    row = nd.array([1, 2, 3])
+    row.attach_grad()
     with autograd.record():
         fresh = nd.zeros((2, 3))
-        row = nd.array([1, 2, 3])
-        row.attach_grad()
-        fresh[0] = row * 2
-        fresh.sum().backward()
+        fresh[0] = 5
+        for key in (0, [0, 1], (slice(None), slice(None, None, 2))):
+            with pytest.raises(mx.MXNetError, match="record"):
+                fresh[key] = row[:1] * 2
+        whole = nd.zeros(3)
+        whole[:] = row * 2
+    whole.backward()
     np.testing.assert_array_equal(row.grad.asnumpy(), [2, 2, 2])
 
 

@@ -398,3 +398,28 @@ def test_traced_steps(step):
     result, expected = net(x), step(x)
     assert result.dtype == expected.dtype and result.context == expected.context and result.shape == expected.shape
     np.testing.assert_array_equal(result.asnumpy(), expected.asnumpy())
+
+
+def test_results_of_ops_are_arrays_of_their_own():
+    x = nd.arange(6).reshape((1, 2, 3))
+    copies = [x.flatten(), x.expand_dims(0), x.squeeze(), nd.reshape(x, (6,)), nd.identity(x), nd.Flatten(x)]
+    shared = [x.flatten(inplace=True), x.expand_dims(-1, inplace=True), x.squeeze(inplace=True), x.squeeze(0, inplace=True), x.reshape((6,)), x[0]]
+    before = [copy.asnumpy() for copy in copies]
+    x[:] = -1
+    for copy_, old in zip(copies, before):
+        np.testing.assert_array_equal(copy_.asnumpy(), old)
+    for view in shared:
+        assert (view.asnumpy() == -1).all()
+    with pytest.raises(ValueError):
+        x.squeeze(1, inplace=True)
+    with pytest.raises(ValueError):
+        x.expand_dims(7, inplace=True)
+
+
+def test_ufuncs_of_numpy():
+    x = nd.array([1, 4])
+    assert np.all(x == x) and np.sum(x) == 5 and np.sqrt(x).tolist() == [1, 2] and isinstance(np.add(x, 1), nd.NDArray)
+    values = np.ones(2, "float32")
+    values += x
+    assert values.tolist() == [2, 5]
+    assert np.add.reduce(x) == 5 and not isinstance(x, mx.np.ndarray)

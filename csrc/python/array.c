@@ -295,10 +295,5 @@ int mpg_py_array_init(PyObject *module) {
   PyType_Spec spec = {"mpgluon.ndarray.NDArray", sizeof(mpg_py_array), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, slots};
   mpg_py->array_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &spec, NULL);
   if (mpg_py->array_type == NULL) return -1;
-  /* NumPy's operators leave the work to ours. */
-  PyObject *priority = PyFloat_FromDouble(1000.0);
-  int status = priority ? PyObject_SetAttrString((PyObject *)mpg_py->array_type, "__array_priority__", priority) : -1;
-  Py_XDECREF(priority);
-  if (status < 0 || PyObject_SetAttrString((PyObject *)mpg_py->array_type, "__array_ufunc__", Py_None) < 0) return -1;
   return PyModule_AddType(module, mpg_py->array_type);
 }

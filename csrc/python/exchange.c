@@ -29,7 +29,8 @@ mpg_dtype mpg_py_from_numpy_type(int type) {
 
 bool mpg_py_is_numpy(PyObject *object) { return PyArray_Check(object); }
 bool mpg_py_is_scalar(PyObject *object) {
-  return PyFloat_Check(object) || PyLong_Check(object) || PyArray_IsScalar(object, Number) || PyArray_IsScalar(object, Bool);
+  return PyFloat_Check(object) || PyLong_Check(object) || PyArray_IsScalar(object, Number) || PyArray_IsScalar(object, Bool) ||
+         (PyArray_IsZeroDim(object) && (PyArray_ISNUMBER((PyArrayObject *)object) || PyArray_ISBOOL((PyArrayObject *)object)));
 }
 int mpg_py_scalar(PyObject *object, double *value) {
   *value = PyFloat_AsDouble(object);
@@ -238,7 +239,9 @@ PyObject *mpg_py_operand(PyObject *object, const mpg_array *like, const char *wh
   mpg_device_id device = like ? mpg_array_device_id(like) : mpg_py_current_device();
   mpg_dtype wanted = like ? like->tensor.desc.dtype : MPG_FLOAT32;
   if (mpg_py_is_scalar(object)) {
-    if (like && mpg_dtype_is_integer(wanted) && !PyLong_Check(object) && !PyArray_IsScalar(object, Integer)) wanted = MPG_FLOAT32;
+    if (like && mpg_dtype_is_integer(wanted) && !PyLong_Check(object) && !PyArray_IsScalar(object, Integer) &&
+        !(PyArray_Check(object) && PyArray_ISINTEGER((PyArrayObject *)object)))
+      wanted = MPG_FLOAT32;
     PyArrayObject *scalar = mpg_py_as_ndarray(object, wanted);
     if (scalar == NULL) return NULL;
     npy_intp one = 1;

@@ -453,6 +453,15 @@ static int assign_all(mpg_array *array, PyObject *value) {
   return result;
 }
 
+#define RECORDING "Inplace operations (+=, -=, x[:]=, etc) are not supported when recording with autograd: "
+
+/* A part of an array can't take over a recorded value: its other elements come from elsewhere. As in MXNet. */
+static int refuse_recorded(PyObject *value) {
+  if (!mpg_py_is_array(value) || !mpg_py_tracked(mpg_py_array_of(value))) return 0;
+  PyErr_SetString(mpg_py->errors[MPG_ERROR], RECORDING "a recorded value is assigned to a part of an array; use nd.concat, nd.where or nd.scatter_nd");
+  return -1;
+}
+
 static int assign_basic(PyObject *self, PyObject *key, PyObject *value) {
   mpg_array *array = mpg_py_array_of(self);
   const mpg_shape *shape = &array->tensor.desc.shape;
@@ -460,9 +469,9 @@ static int assign_basic(PyObject *self, PyObject *key, PyObject *value) {
   if (parse_basic(key, shape, &basic) < 0) return -1;
   if (mpg_shape_size(&basic.sliced) == 0) return 0;
   int64_t first;
-  bool recorded = mpg_py_is_array(value) && mpg_py_tracked(mpg_py_array_of(value)); /* then `array` itself has to get onto the tape */
   if (mpg_shape_equal(&basic.result, shape) && contiguous(&basic, shape, &first)) return assign_all(array, value);
-  if (!recorded && contiguous(&basic, shape, &first)) {
+  if (refuse_recorded(value) < 0) return -1;
+  if (contiguous(&basic, shape, &first)) {
     /* The value is matched to the result's shape, in which integers have no dimension. */
     mpg_shape target = basic.result;
     PyObject *part = view(array, first, &target);
@@ -490,10 +499,7 @@ static int assign_basic(PyObject *self, PyObject *key, PyObject *value) {
 
 static int assign_advanced(PyObject *self, PyObject *key, PyObject *value) {
   mpg_array *array = mpg_py_array_of(self);
-  if (mpg_py_is_array(value) && mpg_py_tracked(mpg_py_array_of(value))) {
-    PyErr_SetString(mpg_py->errors[MPG_ERROR], "x[index arrays] = value: a recorded value can't be assigned this way with its gradient kept; use nd.where or nd.scatter_nd");
-    return -1;
-  }
+  if (refuse_recorded(value) < 0) return -1;
   gather g = {0};
   if (resolve(&array->tensor.desc.shape, key, &g) < 0) return -1;
   mpg_shape wanted = gathered_shape(&g);
@@ -539,7 +545,7 @@ int mpg_py_assign_subscript(PyObject *self, PyObject *key, PyObject *value) {
   if (mpg_py_expect_value(array, "x[...] = value") < 0) return -1;
   if (array->node != NULL && mpg_autograd_recording()) {
     PyErr_SetString(mpg_py->errors[MPG_ERROR],
-                    "x[...] = value: the array belongs to what autograd.record() records, and writing into it would change values that backward needs; "
+                    RECORDING "the array belongs to what is recorded, and backward needs its values; "
                     "compute a new array (nd.where, x * mask, ...), or assign under autograd.pause() or before recording");
     return -1;
   }

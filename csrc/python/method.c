@@ -311,7 +311,8 @@ static PyObject *reshape(PyObject *self, PyObject *args, PyObject *kwargs) {
     return mpg_py_reshape(self, &shape);
   }
   mpg_desc input = *mpg_array_desc(array), output = {.shape = MPG_SHAPE_UNKNOWN, .dtype = MPG_DTYPE_NONE};
-  MPG_PY_TRY(mpg_op_infer(op, params, false, &input, 1, &output, 1));
+  mpg_status status = mpg_op_infer(op, params, false, &input, 1, &output, 1);
+  if (status != MPG_OK) return mpg_py_raise(status == MPG_ERROR ? MPG_VALUE_ERROR : status);
   if (mpg_py_tracked(array)) return mpg_py_call(op, params, &array, 1);
   shape = output.shape;
   if (mpg_shape_size(&shape) == mpg_shape_size(own)) return mpg_py_reshape(self, &shape);

@@ -243,8 +243,14 @@ static PyObject *run(call *c) {
   PyObject *result;
   if (c->out != NULL)
     result = run_out(c, inputs, visible);
-  else if (visible == 1)
+  else if (visible == 1) {
     result = mpg_py_call(op, c->values, inputs, c->num_arrays);
+    /* An op's result is an array of its own, as in MXNet: only x.reshape() and x[begin:end] are views. What is recorded or
+     * traced may share memory, since it can't be written to. */
+    if (result != NULL && (op->flags & MPG_OP_VIEW) && !mpg_py_tracked(mpg_py_array_of(result)) && c->num_arrays > 0 &&
+        mpg_py_array_of(result)->tensor.storage == inputs[0]->tensor.storage)
+      Py_SETREF(result, mpg_py_to_device(result, mpg_array_device_id(mpg_py_array_of(result)), true));
+  }
   else
     result = run_several(c, inputs, visible);
   if (inputs != small) PyMem_Free(inputs);

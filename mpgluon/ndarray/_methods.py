@@ -1,5 +1,7 @@
 """Methods of NDArray that are ops, and a few that are not worth C."""
 
+import numpy as np
+
 from .. import _core
 from .._core import NDArray
 
@@ -21,18 +23,48 @@ def _transpose(self, *axes, **kwargs):
 
 
 def _squeeze(self, axis=None, inplace=False):
-    """The array without its axes of length 1, or those of them in ``axis``."""
-    return _core.get_op("squeeze")(self, axis=axis)
+    """The array without its axes of length 1, or those of them in ``axis``; with ``inplace`` it shares memory."""
+    if not inplace:
+        return _core.get_op("squeeze")(self, axis=axis)
+    ndim = self.ndim
+    axes = [i for i in range(ndim) if self.shape[i] == 1] if axis is None else [axis] if isinstance(axis, int) else list(axis)
+    for i in axes:
+        if not -ndim <= i < ndim or self.shape[i] != 1:
+            raise ValueError(f"squeeze: axis {i} of an array of shape {self.shape} is not of length 1")
+    dropped = {i % ndim for i in axes}
+    return self.reshape([self.shape[i] for i in range(ndim) if i not in dropped] or [1])
 
 
 def _expand_dims(self, axis, inplace=False):
-    """The array with a new axis of length 1 at ``axis``."""
-    return _core.get_op("expand_dims")(self, axis=axis)
+    """The array with a new axis of length 1 at ``axis``; with ``inplace`` it shares memory."""
+    if not inplace:
+        return _core.get_op("expand_dims")(self, axis=axis)
+    if not -self.ndim - 1 <= axis <= self.ndim:
+        raise ValueError(f"expand_dims: axis {axis} is out of range for an array of shape {self.shape}")
+    shape = list(self.shape)
+    shape.insert(axis if axis >= 0 else axis + self.ndim + 1, 1)
+    return self.reshape(shape)
 
 
 def _flatten(self, inplace=False):
-    """The array as a matrix: all axes but the first as one."""
-    return _core.get_op("Flatten")(self)
+    """The array as a matrix: all axes but the first as one; with ``inplace`` it shares memory."""
+    return self.reshape((0, -1)) if inplace else _core.get_op("Flatten")(self)
+
+
+_UFUNCS = {
+    np.add: 0, np.subtract: 1, np.multiply: 2, np.true_divide: 3, np.remainder: 4, np.power: 5, np.equal: 6, np.not_equal: 7, np.greater: 8,
+    np.greater_equal: 9, np.less: 10, np.less_equal: 11,
+}  # fmt: skip
+
+
+def ___array_ufunc__(self, ufunc, method, *inputs, **kwargs):
+    """Operators between NumPy and this are NDArray's; any other ufunc of NumPy computes on copies of the values."""
+    if method == "__call__" and ufunc in _UFUNCS and not kwargs and len(inputs) == 2:
+        return _core._binary(_UFUNCS[ufunc], *inputs)
+    values = [item.asnumpy() if isinstance(item, NDArray) else item for item in inputs]
+    if any(isinstance(item, NDArray) for item in kwargs.get("out", ())):
+        return NotImplemented
+    return getattr(ufunc, method)(*values, **kwargs)
 
 
 def _split_v2(self, indices_or_sections, axis=0, squeeze_axis=False):
@@ -84,7 +116,8 @@ def add_methods(ops):
     for name in OPS:
         if name in ops and not hasattr(NDArray, name):
             setattr(NDArray, name, ops[name])
-    for function in (_transpose, _squeeze, _expand_dims, _flatten, _split_v2, _tostype, _as_nd_ndarray, _as_np_ndarray, _slice_assign, _slice_assign_scalar,
+    NDArray.__array_priority__ = 1000.0
+    for function in (___array_ufunc__, _transpose, _squeeze, _expand_dims, _flatten, _split_v2, _tostype, _as_nd_ndarray, _as_np_ndarray, _slice_assign, _slice_assign_scalar,
                      _to_dlpack_for_read, _to_dlpack_for_write):  # fmt: skip
         name = function.__name__[1:]
         function.__name__ = name

@@ -1,0 +1,12 @@
+"""MXNet's NumPy-like interface is not part of this package. What is here lets programs ask whether an array is of it."""
+
+from . import _core
+
+__all__ = ["ndarray"]
+
+
+class ndarray(_core.NDArray):
+    """The array type of ``mx.np``: no array is one, so ``isinstance`` says no. Use ``mx.nd``."""
+
+    def __new__(cls, *args, **kwargs):
+        raise _core.NotSupportedError("mx.np.ndarray: there is no mx.np in mpgluon; use mx.nd")
