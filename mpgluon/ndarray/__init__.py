@@ -6,7 +6,7 @@ Every op of the registry is here under its name and aliases, and in the sub-name
 
 from .. import _core
 from .._core import NDArray
-from . import _internal, contrib, image, linalg, op, random, sparse  # noqa: F401
+from . import _internal, contrib, image, linalg, ndarray, op, random, sparse  # noqa: F401
 from ._methods import add_methods as _add_methods
 from .files import load, load_frombuffer, save, save_tobuffer  # noqa: F401
 from .functions import *  # noqa: F401,F403

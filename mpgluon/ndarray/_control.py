@@ -84,3 +84,9 @@ def boolean_mask(data, index, axis=0):
     if axis != 0:
         raise _core.NotSupportedError("boolean_mask: only axis 0 is supported")
     return data[np.flatnonzero(index.asnumpy())]
+
+
+def allclose(a, b, rtol=1e-5, atol=1e-8, equal_nan=False):
+    """An array with 1 when all elements are equal within ``atol + rtol * abs(b)``, else with 0. Waits for both."""
+    close = np.allclose(a.asnumpy(), b.asnumpy(), rtol=rtol, atol=atol, equal_nan=equal_nan)
+    return _core.array([float(close)], ctx=a.context)

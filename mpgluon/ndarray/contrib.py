@@ -2,6 +2,6 @@
 
 from . import _namespaces
 from .. import _core
-from ._control import boolean_mask, cond, foreach, while_loop  # noqa: F401
+from ._control import allclose, boolean_mask, cond, foreach, while_loop  # noqa: F401
 
 _namespaces.fill(_core.ops(), {"contrib": globals()})
