@@ -26,7 +26,8 @@ static void dump_params(const mpg_node *node, mpg_text *text) {
     mpg_text value = {0};
     mpg_params_get_text(node->op->params, node->params, i, &value);
     const char *default_text = node->op->params->params[i].default_text;
-    if (!value.failed && !(default_text && __builtin_strcmp(mpg_text_string(&value), default_text) == 0)) {
+    text->failed |= value.failed;
+    if (!(default_text && __builtin_strcmp(mpg_text_string(&value), default_text) == 0)) {
       mpg_text_append(text, "%s%s=%s", first ? " {" : ", ", node->op->params->params[i].name, mpg_text_string(&value));
       first = false;
     }
