@@ -462,6 +462,76 @@ def test_a_thousand_layers(devices):
     check(function, [array((2, 3), 0)], times=1)
 
 
+def sweep(run, expected):
+    """Runs with the n-th allocation of bookkeeping failing, for every n: an error or the right result, and nothing lost."""
+    n, errors = 1, 0
+    while True:
+        _core._memory_fail_after(n)
+        try:
+            run()
+        except (MemoryError, mx.MXNetError):
+            errors += 1
+        finally:
+            failed = _core._memory_fail_after(0)
+        try:
+            nd.waitall()
+        except (MemoryError, mx.MXNetError):
+            errors += 1
+        if not failed:
+            break
+        n += 1
+    assert n == 1 or errors > 0
+    assert all(np.array_equal(a, b) for a, b in zip(run(), expected))
+    return n
+
+
+@pytest.mark.parametrize("kind", ["eager", "compiled", "second order"])
+def test_every_allocation_may_fail(kind):
+    def function(x, w, u):
+        h = nd.tanh(nd.dot(x, w)).as_in_context(mx.cpu(1))
+        return [nd.dot(h, u), h]
+
+    arrays = [array((3, 4), 0), array((4, 4), 1), array((4, 2), 2, mx.cpu(1))]
+    for a in arrays:
+        a.attach_grad()
+
+    def run():
+        f = function if kind == "eager" else _core.CachedOp(function, {})
+        with autograd.record():
+            loss = (f(*arrays)[0] ** 2).sum()
+            if kind == "second order":
+                loss = (autograd.grad(loss, [arrays[1]], create_graph=True)[0] ** 2).sum()
+        loss.backward()
+        return [a.grad.asnumpy() for a in arrays]
+
+    expected = run()
+    nd.waitall()
+    before = [_core.memory_stats(mx.cpu(i))["in_use"] for i in range(2)]
+    count = sweep(run, expected)
+    assert kind == "eager" or count > 50
+    nd.waitall()
+    assert [_core.memory_stats(mx.cpu(i))["in_use"] for i in range(2)] == before
+
+
+def test_a_device_that_is_full():
+    """What does not fit is an exception that names the device; what fits still runs."""
+    function, arrays = chain([mx.cpu(0), mx.cpu(1)])
+    op = _core.CachedOp(function, {})
+    expected = gradients(op, arrays)
+    big = [array((4096, 6), 5)] + arrays[1:]
+    nd.waitall()
+    mx.cpu(1).empty_cache()
+    held = _core.memory_stats(mx.cpu(1))["held"]
+    _core.set_memory_limit(mx.cpu(1), held + 50000)
+    try:
+        with pytest.raises(mx.MXNetError, match=r"cpu\(1\).*(limit|memory)"):
+            gradients(op, big)
+        assert all(np.array_equal(a, b) for a, b in zip(expected, gradients(op, arrays)))
+    finally:
+        _core.set_memory_limit(mx.cpu(1), 0)
+    gradients(op, big)
+
+
 GOLDEN = """\
 %0 = input : float32 (2, 3) cpu(0)
 %1 = input : float32 (3, 4) cpu(1)

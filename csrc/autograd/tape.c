@@ -2,11 +2,12 @@
 
 #include <string.h>
 
-enum { CLASS_BYTES = 128, NUM_CLASSES = 24 }; /* nodes up to 3 KB are kept for reuse */
+enum { CLASS_BYTES = 128, NUM_CLASSES = 24, MOST_KEPT = 4096 }; /* nodes up to 3 KB are kept for reuse, so many a size */
 
 /* Runtime state, under the host lock. */
 static struct {
   mpg_tape_node *kept[NUM_CLASSES]; /* free nodes by size, linked by next */
+  uint32_t num_kept[NUM_CLASSES];
   mpg_tape_node *dying;             /* dead nodes whose edges are still to be dropped */
   bool freeing;
   uint64_t sequence;
@@ -24,6 +25,7 @@ mpg_status mpg_tape_new(mpg_tape_kind kind, uint32_t num_inputs, uint32_t num_ou
   if (size_class < NUM_CLASSES && tape.kept[size_class]) {
     node = tape.kept[size_class];
     tape.kept[size_class] = node->next;
+    tape.num_kept[size_class]--;
   } else {
     node = mpg_malloc(size_class < NUM_CLASSES ? size_class * CLASS_BYTES : size);
     if (!node) return mpg_out_of_host_memory(size);
@@ -70,9 +72,10 @@ static void free_dying(void) {
     mpg_tape_node *node = tape.dying;
     tape.dying = node->next;
     drop_contents(node);
-    if (node->size_class) {
+    if (node->size_class && tape.num_kept[node->size_class] < MOST_KEPT) {
       node->next = tape.kept[node->size_class];
       tape.kept[node->size_class] = node;
+      tape.num_kept[node->size_class]++;
     } else {
       mpg_free(node);
     }
