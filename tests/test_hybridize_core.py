@@ -532,6 +532,71 @@ def test_a_device_that_is_full():
     gradients(op, big)
 
 
+def random_function(seed):
+    """A random graph of chains, branches, views, reductions, shared values and copies over three devices."""
+    rng = np.random.RandomState(seed)
+    steps = [tuple(rng.randint(0, 1 << 20, 4)) for _ in range(rng.randint(5, 60))]
+    num_outputs = rng.randint(1, 4)
+
+    def function(*arrays):
+        values = list(arrays)
+
+        def at(n):  # recent values are likelier, so that lifetimes differ
+            return values[-1 - (n % len(values)) // (1 + n % 3)]
+
+        for kind, a, b, d in steps:
+            x = at(a)
+            device = x.context
+            if kind % 9 == 0:
+                y = nd.tanh(x)
+            elif kind % 9 == 1:
+                y = x * at(b).as_in_context(device)
+            elif kind % 9 == 2:
+                y = x + at(b).as_in_context(device)
+            elif kind % 9 == 3:
+                y = nd.dot(x, at(b).as_in_context(device)) * 0.1
+            elif kind % 9 == 4:
+                y = x.as_in_context(mx.cpu(d % 3))
+            elif kind % 9 == 5:
+                y = nd.reshape(x, shape=(-1,))
+                y = nd.reshape(y * 0.5, shape=(4, 4))
+            elif kind % 9 == 6:
+                y = nd.broadcast_add(x, nd.sum(x, axis=0, keepdims=True))
+            elif kind % 9 == 7:
+                y = nd.Dropout(nd.relu(x), p=0.2)
+            else:
+                y = nd.reshape(nd.reshape(x, shape=(16,)), shape=(4, 4))
+            values.append(y)
+        return [at(n) for n in range(0, 5 * num_outputs, 5)] + [values[-1]]
+
+    return function, [array((4, 4), seed + i, mx.cpu(i % 3)) for i in range(3)]
+
+
+@pytest.mark.parametrize("mode", ["async", "shuffle"])
+@pytest.mark.parametrize("seed", range(40))
+def test_random_graphs(seed, mode):
+    function, arrays = random_function(seed)
+    op = _core.CachedOp(function, {})
+    mx.engine.set_mode(mode, seed)
+    try:
+        results = []
+        for f in (function, op, op):
+            mx.random.seed(9)
+            outs = gradients(f, arrays)
+            for a in arrays:
+                a.attach_grad("add")
+            with autograd.record():
+                losses = [(o * o).sum() for o in f(*arrays)]
+            losses[0].backward(retain_graph=True)
+            autograd.backward(losses)
+            results.append(outs + [a.grad.asnumpy() for a in arrays] + [o.asnumpy() for o in f(*arrays)])
+        for other in results[1:]:
+            for k, (a, b) in enumerate(zip(results[0], other)):
+                assert np.array_equal(a, b, equal_nan=True), (k, a, b)
+    finally:
+        mx.engine.set_mode("async")
+
+
 GOLDEN = """\
 %0 = input : float32 (2, 3) cpu(0)
 %1 = input : float32 (3, 4) cpu(1)

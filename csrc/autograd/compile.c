@@ -21,6 +21,7 @@ void mpg_compiled_release(mpg_compiled *c) {
   }
   for (uint32_t i = 0; c->constants && i < c->num_constants; i++) mpg_array_clear(&c->constants[i]);
   mpg_free(c->constants);
+  mpg_free(c->traced);
   mpg_free(c->inputs);
   mpg_free(c->outputs);
   mpg_free(c->results);
@@ -64,6 +65,8 @@ static mpg_status take_inputs(mpg_compiled *c, mpg_trace *trace, const mpg_array
   return MPG_OK;
 }
 
+static bool same_value(mpg_value a, mpg_value b) { return a.node == b.node && a.output == b.output; }
+
 static mpg_status take_outputs(mpg_compiled *c, const mpg_value *values) {
   c->outputs = mpg_calloc(c->num_outputs + 1, sizeof *c->outputs);
   c->results = mpg_malloc((c->num_outputs + 1) * sizeof *c->results);
@@ -78,7 +81,12 @@ static mpg_status take_outputs(mpg_compiled *c, const mpg_value *values) {
       *external = mpg_compiled_result(c, c->num_results);
       c->results[c->num_results++] = root;
     }
-    c->outputs[i] = (mpg_compiled_output){*external, mpg_graph_at(&c->graph, values[i])->desc};
+    const mpg_value *traced = c->traced + c->graph.num_inputs;
+    mpg_compiled_output *output = &c->outputs[i];
+    *output = (mpg_compiled_output){.external = *external, .input = MPG_NO_BASE, .desc = mpg_graph_at(&c->graph, values[i])->desc};
+    while (!same_value(traced[output->same], traced[i])) output->same++;
+    for (uint32_t k = 0; k < c->num_inputs; k++)
+      if (same_value(c->inputs[k], traced[i])) output->input = k;
   }
   return MPG_OK;
 }
@@ -103,19 +111,22 @@ static mpg_status differentiate(const mpg_compiled *c, const bool *arrives, bool
             *results = variables + c->num_inputs;
   mpg_status status = MPG_OK;
   MPG_GOTO(mpg_graph_copy(joint, &c->graph));
+  if (joint->num_inputs) memcpy(joint->inputs, c->traced, joint->num_inputs * sizeof *joint->inputs);
+  const mpg_value *traced_outputs = c->traced + joint->num_inputs;
   joint->phase = MPG_PHASE_BACKWARD;
-  for (uint32_t i = 0; i < c->num_outputs; i++) {
+  /* Last first: that is how gradients arrive when ops that use the outputs in order are differentiated one by one. */
+  for (uint32_t i = c->num_outputs; i-- > 0;) {
     out_grads[i] = MPG_NO_VALUE;
-    const mpg_graph_value value = *mpg_graph_at(joint, c->graph.outputs[i]);
+    const mpg_graph_value value = *mpg_graph_at(joint, traced_outputs[i]);
     if (arrives[i]) {
       MPG_GOTO(mpg_graph_input(joint, &value.desc, value.device, &out_grads[i]));
       head_grads[num_heads] = out_grads[i];
     } else if (fill && differentiable(&value.desc)) {
-      MPG_GOTO(zeros_like(joint, c->graph.outputs[i], &head_grads[num_heads]));
+      MPG_GOTO(zeros_like(joint, traced_outputs[i], &head_grads[num_heads]));
     } else {
       continue;
     }
-    heads[num_heads++] = c->graph.outputs[i];
+    heads[num_heads++] = traced_outputs[i];
   }
   for (uint32_t i = 0; i < c->num_inputs; i++)
     if (wanted[i]) variables[num_wanted++] = c->inputs[i];
@@ -201,6 +212,10 @@ mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_i
   MPG_GOTO(mpg_graph_copy(&c->graph, &trace->graph));
   MPG_GOTO(mpg_graph_set_outputs(&c->graph, values, num_outputs));
   MPG_VERIFY(&c->graph);
+  c->traced = mpg_malloc((c->graph.num_inputs + num_outputs + 1) * sizeof *c->traced);
+  if (!c->traced) MPG_GOTO(mpg_out_of_host_memory(c->graph.num_inputs * sizeof *c->traced));
+  if (c->graph.num_inputs) memcpy(c->traced, c->graph.inputs, c->graph.num_inputs * sizeof *c->traced);
+  if (num_outputs) memcpy(c->traced + c->graph.num_inputs, values, num_outputs * sizeof *c->traced);
   MPG_GOTO(mpg_graph_simplify(&c->graph));
   MPG_GOTO(take_inputs(c, trace, inputs));
   for (uint32_t i = 0; i < num_inputs; i++) c->wanted[i] = options->recording && options->wanted[i];

@@ -176,8 +176,10 @@ static mpg_status record(mpg_compiled *c, mpg_array *const *inputs, const mpg_te
   for (uint32_t i = 0; i < c->num_outputs; i++) {
     node->descs[c->num_inputs + i] = c->outputs[i].desc;
     node->devices[c->num_inputs + i] = mpg_tensor_device(&outputs[i].tensor);
-    outputs[i].node = mpg_tape_retain(node);
-    outputs[i].output = i;
+    const mpg_compiled_output *output = &c->outputs[i];
+    const mpg_array *input = output->input != MPG_NO_BASE ? input_at(c, inputs, output->input) : NULL;
+    outputs[i].node = mpg_tape_retain(input ? input->node : node);
+    outputs[i].output = input ? input->output : output->same;
   }
   mpg_tape_release(node);
   return MPG_OK;

@@ -24,6 +24,8 @@ typedef enum mpg_gradient_place { MPG_PLACE_NONE, MPG_PLACE_NEW, MPG_PLACE_WRITE
 
 typedef struct mpg_compiled_output {
   uint32_t external; /* an input that is passed through, or a result */
+  uint32_t same;     /* first output that is the same value: its place on the tape is this one's too */
+  uint32_t input;    /* the input it is, whose place on the tape it keeps; MPG_NO_BASE */
   mpg_desc desc;
 } mpg_compiled_output;
 
@@ -39,7 +41,8 @@ typedef struct mpg_compiled_backward {
 
 typedef struct mpg_compiled {
   int32_t references;
-  mpg_graph graph;
+  mpg_graph graph;        /* simplified */
+  mpg_value *traced;      /* inputs of all nodes, then outputs, as traced: gradients are summed along these, as eager ones are */
   mpg_array *constants;   /* owned */
   uint32_t num_given, num_constants, num_inputs; /* inputs: given, then constants */
   mpg_value *inputs;      /* their values */
