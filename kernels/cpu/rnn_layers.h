@@ -385,16 +385,20 @@ static void NAME(undrop_range)(void *context, int64_t begin, int64_t end) {
 static mpg_status NAME(backward)(NAME(rnn) * r, const NAME(rnn_gradients) * d) {
   const mpg_rnn_size *s = &r->s;
   int64_t rows = s->time * s->batch, wide = s->hidden * s->directions, gates = rows * s->gates * s->hidden;
+  int64_t widest = wide > s->input ? wide : s->input;
   bool gru = s->mode == MPG_RNN_GRU;
-  size_t size = (size_t)(gates * (gru ? 2 : 1) + 2 * rows * wide) * sizeof(T);
+  int64_t spare = s->layers > 1 || s->directions == 2 ? rows * widest : 0;
+  size_t size = (size_t)(gates * (gru ? 2 : 1) + 2 * spare) * sizeof(T);
   T *scratch = mpg_device_scratch_slot(r->call->device, MPG_SCRATCH_KERNEL, size);
   if (!scratch) return MPG_DEVICE_OUT_OF_MEMORY;
   T *d_gates = scratch, *d_hidden = scratch + gates, *between[2];
   between[0] = scratch + gates * (gru ? 2 : 1);
-  between[1] = between[0] + rows * wide;
+  between[1] = between[0] + spare;
   const T *d_output = d->d_output;
   for (int layer = s->layers - 1; layer >= 0; layer--) {
-    T *d_input = layer == 0 ? d->d_data : between[layer & 1];
+    /* d_data may lie where data or the gradient of the output does. One direction writes it when it has read both; of two the
+     * second reads them after the first has written. */
+    T *d_input = layer == 0 && s->directions == 1 ? d->d_data : between[layer & 1];
     for (int direction = 0; direction < s->directions; direction++)
       MPG_TRY(NAME(backward_direction)(r, d, layer, direction, d_output, d_input, direction > 0, d_gates, d_hidden));
     if (layer > 0 && r->dropped) {
@@ -403,5 +407,6 @@ static mpg_status NAME(backward)(NAME(rnn) * r, const NAME(rnn_gradients) * d) {
     }
     d_output = d_input;
   }
+  if (s->directions == 2 && s->layers > 0) memcpy(d->d_data, between[0], (size_t)(rows * s->input) * sizeof(T));
   return MPG_OK;
 }
