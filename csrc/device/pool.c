@@ -210,7 +210,11 @@ static size_t choose(const mpg_pool *pool, const size_class *class, bool host_ac
   if (!host_access && cached[top].uses.num_foreign == 0) return top;
   for (size_t i = 0; i < LOOK_BACK && i <= top; i++) /* own work comes in order anyway; reads by other devices do not */
     if (mpg_uses_finished(&cached[top - i].uses, pool->device)) return top - i;
-  if (host_access) return class->count;
+  if (host_access) { /* all of them, or else the pool would grow by a block every time work is far behind; the oldest first */
+    for (size_t i = 0; i < top; i++)
+      if (mpg_uses_finished(&cached[i].uses, pool->device)) return i;
+    return class->count;
+  }
   for (size_t i = 1; i < LOOK_BACK && i <= top; i++)
     if (cached[top - i].uses.num_foreign == 0) return top - i;
   return top;
