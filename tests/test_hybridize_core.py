@@ -532,6 +532,29 @@ def test_a_device_that_is_full():
     gradients(op, big)
 
 
+@pytest.mark.parametrize("grad_req", ["write", "add"])
+def test_a_cell_called_step_by_step(engine, grad_req):
+    """Contributions from several calls, and from outside, are added up in eager's order: the same bits."""
+    x, w, v = array((3, 5), 0), array((5, 5), 1, scale=0.5), array((5, 5), 2, mx.cpu(1), scale=0.5)
+
+    def cell(h, w, v):
+        a = nd.dot(nd.tanh(nd.dot(h, w)), w).as_in_context(mx.cpu(1))
+        return [nd.dot(nd.tanh(nd.dot(a, v)), v).as_in_context(mx.cpu(0)) + h]
+
+    results = []
+    for f in (cell, _core.CachedOp(cell, {})):
+        for a in (x, w, v):
+            a.attach_grad(grad_req)
+        with autograd.record():
+            h = x
+            for _ in range(6):
+                h = f(h, w, v)[0]
+            loss = (h * h).sum() + (w * w).sum() + (v * v).sum().as_in_context(mx.cpu(0))
+        loss.backward()
+        results.append([a.grad.asnumpy() for a in (x, w, v)])
+    assert all(np.array_equal(a, b) for a, b in zip(*results))
+
+
 def random_function(seed):
     """A random graph of chains, branches, views, reductions, shared values and copies over three devices."""
     rng = np.random.RandomState(seed)

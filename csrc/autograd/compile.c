@@ -6,6 +6,7 @@
 static void free_backward(mpg_compiled_backward *backward) {
   mpg_free(backward->arrives);
   mpg_free(backward->places);
+  mpg_free(backward->summed);
   mpg_free(backward->gives);
   if (backward->programs) mpg_program_set_release(backward->programs);
   mpg_plan_free(&backward->plan);
@@ -102,12 +103,12 @@ static mpg_status zeros_like(mpg_graph *graph, mpg_value like, mpg_value *result
 
 /* The trace's graph with the gradient appended. out_grads[i]: new inputs where `arrives`; elsewhere no gradient flows, or with
  * `fill`, zeros do. */
-static mpg_status differentiate(const mpg_compiled *c, const bool *arrives, bool fill, const bool *wanted, bool train, mpg_graph *joint,
-                                mpg_value *out_grads, mpg_value *in_grads) {
+static mpg_status differentiate(const mpg_compiled *c, const bool *arrives, bool fill, const bool *wanted, const bool *summed, bool train,
+                                mpg_graph *joint, mpg_value *out_grads, mpg_value *sums, mpg_value *in_grads) {
   size_t num_heads = 0, num_wanted = 0;
-  mpg_value *work = mpg_malloc((c->num_outputs * 2 + c->num_inputs * 2 + 1) * sizeof *work);
+  mpg_value *work = mpg_malloc((c->num_outputs * 2 + c->num_inputs * 4 + 1) * sizeof *work);
   if (!work) return mpg_out_of_host_memory(c->num_outputs * sizeof *work);
-  mpg_value *heads = work, *head_grads = heads + c->num_outputs, *variables = head_grads + c->num_outputs,
+  mpg_value *heads = work, *head_grads = heads + c->num_outputs + c->num_inputs, *variables = head_grads + c->num_outputs + c->num_inputs,
             *results = variables + c->num_inputs;
   mpg_status status = MPG_OK;
   MPG_GOTO(mpg_graph_copy(joint, &c->graph));
@@ -128,8 +129,14 @@ static mpg_status differentiate(const mpg_compiled *c, const bool *arrives, bool
     }
     heads[num_heads++] = traced_outputs[i];
   }
-  for (uint32_t i = 0; i < c->num_inputs; i++)
+  for (uint32_t i = 0; i < c->num_inputs; i++) {
     if (wanted[i]) variables[num_wanted++] = c->inputs[i];
+    if (!summed || !summed[i]) continue;
+    const mpg_graph_value value = *mpg_graph_at(joint, c->inputs[i]);
+    MPG_GOTO(mpg_graph_input(joint, &value.desc, value.device, &sums[i]));
+    heads[num_heads] = c->inputs[i];
+    head_grads[num_heads++] = sums[i];
+  }
   mpg_differentiation request = {.heads = heads, .head_grads = head_grads, .num_heads = num_heads, .wanted = variables,
                                  .num_wanted = num_wanted, .gradients = results, .train = train};
   MPG_GOTO(mpg_graph_gradient(joint, &request));
@@ -152,7 +159,7 @@ static mpg_status find_saved(mpg_compiled *c) {
   if (!out_grads || !arrives || !c->saved) MPG_GOTO(mpg_out_of_host_memory(c->graph.num_values));
   mpg_value *in_grads = out_grads + c->num_outputs;
   for (uint32_t i = 0; i < c->num_outputs; i++) arrives[i] = differentiable(&c->outputs[i].desc);
-  MPG_GOTO(differentiate(c, arrives, false, c->wanted, true, &joint, out_grads, in_grads));
+  MPG_GOTO(differentiate(c, arrives, false, c->wanted, NULL, true, &joint, out_grads, NULL, in_grads));
   MPG_GOTO(mpg_graph_set_outputs(&joint, in_grads, 0));
   MPG_GOTO(mpg_graph_simplify(&joint));
   MPG_GOTO(mpg_graph_order(&joint, MPG_PHASE_BACKWARD, in_grads, c->num_inputs, &order));
@@ -286,11 +293,11 @@ static mpg_status make_backward(mpg_compiled *c, mpg_compiled_backward *b, const
   uint32_t *external = NULL;
   bool again = false, *saved = NULL, *wanted = mpg_calloc(c->num_inputs + 1, sizeof *wanted);
   mpg_graph_init(&joint);
-  mpg_value *out_grads = mpg_malloc((c->num_outputs + 2 * c->num_inputs + 1) * sizeof *out_grads);
+  mpg_value *out_grads = mpg_malloc((c->num_outputs + 3 * c->num_inputs + 1) * sizeof *out_grads);
   if (!out_grads || !wanted) MPG_GOTO(mpg_out_of_host_memory(c->num_outputs * sizeof *out_grads));
-  mpg_value *in_grads = out_grads + c->num_outputs, *stored = in_grads + c->num_inputs;
+  mpg_value *in_grads = out_grads + c->num_outputs, *stored = in_grads + c->num_inputs, *sums = stored + c->num_inputs;
   for (uint32_t i = 0; i < c->num_inputs; i++) wanted[i] = b->places[i] != MPG_PLACE_NONE;
-  MPG_GOTO(differentiate(c, arrives, fill, wanted, b->train, &joint, out_grads, in_grads));
+  MPG_GOTO(differentiate(c, arrives, fill, wanted, b->summed, b->train, &joint, out_grads, sums, in_grads));
   joint.phase = MPG_PHASE_BACKWARD;
   joint.scope = joint.origin = 0;
   joint.train = b->train;
@@ -301,6 +308,8 @@ static mpg_status make_backward(mpg_compiled *c, mpg_compiled_backward *b, const
   for (size_t v = 0; v < known; v++) external[v] = v < c->graph.num_values ? c->external[v] : MPG_NO_BASE;
   for (uint32_t i = 0; i < c->num_outputs; i++)
     if (mpg_has_value(out_grads[i])) external[mpg_value_index(&joint, out_grads[i])] = mpg_compiled_out_grad(c, i);
+  for (uint32_t i = 0; i < c->num_inputs; i++)
+    if (b->summed[i]) external[mpg_value_index(&joint, sums[i])] = mpg_compiled_sum(c, i);
   MPG_GOTO(mpg_graph_simplify(&joint));
   for (uint32_t i = 0; i < c->num_inputs; i++) {
     stored[i] = MPG_NO_VALUE;
@@ -328,11 +337,11 @@ fail:
   return again ? make_backward(c, b, arrives, true) : status;
 }
 
-mpg_status mpg_compiled_get_backward(mpg_compiled *c, const bool *arrives, const uint8_t *places, bool retain, bool train,
-                                     mpg_compiled_backward **result) {
+mpg_status mpg_compiled_get_backward(mpg_compiled *c, const bool *arrives, const bool *summed, const uint8_t *places, bool retain,
+                                     bool train, mpg_compiled_backward **result) {
   for (mpg_compiled_backward *b = c->backwards; b; b = b->next) {
     if (b->retain != retain || b->train != train || memcmp(b->arrives, arrives, c->num_outputs * sizeof *arrives) ||
-        memcmp(b->places, places, c->num_inputs))
+        memcmp(b->places, places, c->num_inputs) || memcmp(b->summed, summed, c->num_inputs * sizeof *summed))
       continue;
     *result = b;
     return MPG_OK;
@@ -342,12 +351,14 @@ mpg_status mpg_compiled_get_backward(mpg_compiled *c, const bool *arrives, const
   b->arrives = mpg_calloc(c->num_outputs + 1, sizeof *b->arrives);
   b->places = mpg_calloc(c->num_inputs + 1, sizeof *b->places);
   b->gives = mpg_calloc(c->num_inputs + 1, sizeof *b->gives);
+  b->summed = mpg_calloc(c->num_inputs + 1, sizeof *b->summed);
   b->retain = retain;
   b->train = train;
   mpg_status status = MPG_OK;
-  if (!b->arrives || !b->places || !b->gives) MPG_GOTO(mpg_out_of_host_memory(c->num_inputs));
+  if (!b->arrives || !b->places || !b->gives || !b->summed) MPG_GOTO(mpg_out_of_host_memory(c->num_inputs));
   memcpy(b->arrives, arrives, c->num_outputs * sizeof *arrives);
   memcpy(b->places, places, c->num_inputs);
+  memcpy(b->summed, summed, c->num_inputs * sizeof *summed);
   MPG_GOTO(make_backward(c, b, arrives, false));
   b->next = c->backwards;
   c->backwards = b;

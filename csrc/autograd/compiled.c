@@ -51,8 +51,8 @@ static uint8_t place_of(const mpg_target *target, bool needed) {
   return target->request == MPG_GRAD_ADD ? MPG_PLACE_ADD : MPG_PLACE_WRITE;
 }
 
-static mpg_status gather(recorded_call *call, const mpg_compiled_backward *b, mpg_array *const *out_grads, const mpg_target *targets,
-                         mpg_tensor *externals, mpg_array *in_grads) {
+static mpg_status gather(recorded_call *call, const mpg_compiled_backward *b, mpg_array *const *out_grads, mpg_array *const *sums,
+                         const mpg_target *targets, mpg_tensor *externals, mpg_array *in_grads) {
   const mpg_compiled *c = call->compiled;
   for (uint32_t i = 0; i < mpg_compiled_forward_externals(c); i++) {
     const mpg_saved *saved = &call->saved[i];
@@ -63,6 +63,7 @@ static mpg_status gather(recorded_call *call, const mpg_compiled_backward *b, mp
   }
   for (uint32_t i = 0; i < c->num_outputs; i++) externals[mpg_compiled_out_grad(c, i)] = out_grads[i]->tensor;
   for (uint32_t i = 0; i < c->num_inputs; i++) {
+    if (b->summed[i]) externals[mpg_compiled_sum(c, i)] = sums[i]->tensor;
     if (!b->gives[i]) continue;
     if (b->places[i] == MPG_PLACE_NEW) {
       const mpg_graph_value *value = mpg_graph_at(&c->graph, c->inputs[i]);
@@ -77,27 +78,29 @@ static mpg_status gather(recorded_call *call, const mpg_compiled_backward *b, mp
   return MPG_OK;
 }
 
-static mpg_status recorded_backward(mpg_tape_node *node, mpg_array *const *out_grads, const bool *needed, mpg_target *targets,
-                                    mpg_array *in_grads, bool retain, bool train) {
+static mpg_status recorded_backward(mpg_tape_node *node, mpg_array *const *out_grads, mpg_array *const *sums, const bool *needed,
+                                    mpg_target *targets, mpg_array *in_grads, bool retain, bool train) {
   recorded_call *call = node->state;
   mpg_compiled *c = call->compiled;
   mpg_compiled_backward *b;
   uint32_t num_externals = mpg_compiled_all_externals(c), num_blocks = 0;
-  size_t size = num_externals * sizeof(mpg_tensor) + c->num_outputs * sizeof(bool) + c->num_inputs;
+  size_t size = num_externals * sizeof(mpg_tensor) + (c->num_outputs + c->num_inputs) * sizeof(bool) + c->num_inputs;
   mpg_tensor *externals = mpg_calloc(1, size + 1);
   mpg_storage **blocks = NULL;
   mpg_status status = MPG_OK;
   if (!externals) return mpg_out_of_host_memory(size);
   bool *arrives = (bool *)(externals + num_externals);
-  uint8_t *places = (uint8_t *)(arrives + c->num_outputs);
+  bool *summed = arrives + c->num_outputs;
+  uint8_t *places = (uint8_t *)(summed + c->num_inputs);
   for (uint32_t i = 0; i < c->num_outputs; i++) arrives[i] = out_grads[i]->tensor.storage != NULL;
   for (uint32_t i = 0; i < c->num_inputs; i++) places[i] = c->wanted[i] ? place_of(&targets[i], needed[i]) : MPG_PLACE_NONE;
-  MPG_GOTO(mpg_compiled_get_backward(c, arrives, places, retain, train, &b));
+  for (uint32_t i = 0; i < c->num_inputs; i++) summed[i] = places[i] != MPG_PLACE_NONE && sums[i]->tensor.storage;
+  MPG_GOTO(mpg_compiled_get_backward(c, arrives, summed, places, retain, train, &b));
   num_blocks = b->plan.num_blocks;
   blocks = mpg_calloc(num_blocks + 1, sizeof *blocks);
   if (!blocks) MPG_GOTO(mpg_out_of_host_memory(num_blocks * sizeof *blocks));
   if (c->plan.num_blocks) memcpy(blocks, call->blocks, c->plan.num_blocks * sizeof *blocks);
-  MPG_GOTO(gather(call, b, out_grads, targets, externals, in_grads));
+  MPG_GOTO(gather(call, b, out_grads, sums, targets, externals, in_grads));
   mpg_random_key random = b->programs->num_random > c->graph.num_random ? mpg_random_next(b->programs->num_random) : call->random;
   MPG_GOTO(mpg_launch(b->programs, externals, blocks, random, node->scope, node->origin));
   for (uint32_t i = 0; i < c->num_inputs; i++)
@@ -120,7 +123,8 @@ static mpg_status recorded_expand(mpg_tape_node *node, mpg_array *outputs) {
   return status;
 }
 
-static const mpg_tape_call recorded_calls = {"a hybridized block", recorded_backward, recorded_expand, recorded_release};
+static const mpg_tape_call recorded_calls = {
+    .name = "a hybridized block", .backward = recorded_backward, .adds_sums = true, .expand = recorded_expand, .release = recorded_release};
 
 /* Input i of the call: given, or a constant. */
 static mpg_array *input_at(mpg_compiled *c, mpg_array *const *inputs, uint32_t i) {

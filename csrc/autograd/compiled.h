@@ -9,7 +9,7 @@
  * work is queued, or, when recorded, after the backward. So calls may overlap, and two forwards before a backward have two frames.
  *
  * External arrays of the programs are numbered: inputs (the user's, then constants), results (memory of outputs), gradients of
- * outputs, gradients of inputs.
+ * outputs, gradients of inputs, and what was summed up before for these.
  *
  * Ownership: a compiled call is counted; tapes of recorded calls hold references. Threads: host lock.
  */
@@ -33,6 +33,7 @@ typedef struct mpg_compiled_backward {
   struct mpg_compiled_backward *next;
   bool *arrives;   /* per output: it has a gradient */
   uint8_t *places; /* per input: mpg_gradient_place */
+  bool *summed;    /* per input: a sum arrives that its gradient is added to */
   bool retain, train;
   bool *gives;     /* per input: its gradient array is written; else it is zero */
   mpg_program_set *programs;
@@ -77,8 +78,8 @@ void mpg_compiled_release(mpg_compiled *compiled);
 mpg_status mpg_compiled_call(mpg_compiled *compiled, mpg_array *const *inputs, mpg_array *outputs);
 
 /* Backward programs for a mixture, made when there are none yet (compile.c). Borrowed. */
-mpg_status mpg_compiled_get_backward(mpg_compiled *compiled, const bool *arrives, const uint8_t *places, bool retain, bool train,
-                                     mpg_compiled_backward **backward);
+mpg_status mpg_compiled_get_backward(mpg_compiled *compiled, const bool *arrives, const bool *summed, const uint8_t *places, bool retain,
+                                     bool train, mpg_compiled_backward **backward);
 /* The same function as ops run and recorded one by one (expand.c): outputs are on the tape. `random`: that of the call. */
 mpg_status mpg_compiled_replay(mpg_compiled *compiled, mpg_array *const *inputs, mpg_random_key random, mpg_array *outputs);
 
@@ -88,6 +89,7 @@ static inline uint32_t mpg_compiled_in_grad(const mpg_compiled *c, uint32_t i) {
   return c->num_inputs + c->num_results + c->num_outputs + i;
 }
 static inline uint32_t mpg_compiled_forward_externals(const mpg_compiled *c) { return c->num_inputs + c->num_results; }
-static inline uint32_t mpg_compiled_all_externals(const mpg_compiled *c) { return mpg_compiled_in_grad(c, c->num_inputs); }
+static inline uint32_t mpg_compiled_sum(const mpg_compiled *c, uint32_t i) { return mpg_compiled_in_grad(c, c->num_inputs) + i; }
+static inline uint32_t mpg_compiled_all_externals(const mpg_compiled *c) { return mpg_compiled_sum(c, c->num_inputs); }
 
 #endif

@@ -113,11 +113,26 @@ static mpg_status check_result(const mpg_tape_node *owner, const mpg_graph_value
                   mpg_device_text(mpg_tensor_device(&result->tensor)), mpg_shape_text(&value->desc.shape, want, sizeof want));
 }
 
+/* result := sum + result. Recorded where gradients of gradients are wanted. */
+static mpg_status add_sum(mpg_array *sum, mpg_array *result) {
+  if (!sum->tensor.storage) return MPG_OK;
+  mpg_array total = {0};
+  if (result->tensor.storage) {
+    mpg_array *terms[2] = {sum, result};
+    MPG_TRY(mpg_call(mpg_op_get(MPG_OP_elemwise_add), NULL, terms, 2, &total, 1, NULL));
+  } else {
+    mpg_array_copy(&total, sum);
+  }
+  mpg_array_clear(result);
+  *result = total;
+  return MPG_OK;
+}
+
 static mpg_status run_call(mpg_walk *walk, const mpg_node *node, bool retain, bool train) {
   mpg_graph *graph = &walk->graph;
   mpg_tape_node *owner = node->opaque;
   const mpg_value *inputs = mpg_node_inputs(graph, node);
-  uint32_t num_grads = node->num_inputs, num_results = node->num_outputs;
+  uint32_t num_grads = node->num_inputs, num_results = node->num_outputs; /* gradients: of outputs, then sums of inputs */
   size_t size = num_grads * sizeof(mpg_array *) + num_results * (sizeof(mpg_array) + sizeof(mpg_target) + sizeof(bool));
   char *memory = mpg_calloc(1, size + 16);
   if (!memory) return mpg_out_of_host_memory(size);
@@ -133,7 +148,8 @@ static mpg_status run_call(mpg_walk *walk, const mpg_node *node, bool retain, bo
     /* A result that others read too must come back as an array of its own when it is added to what is there. */
     if (walk->targets[value] && (walk->uses[value] == 1 || walk->targets[value]->request == MPG_GRAD_WRITE)) targets[i] = *walk->targets[value];
   }
-  mpg_status status = owner->call->backward(owner, out_grads, needed, targets, results, retain, train);
+  mpg_array *const *sums = out_grads + owner->num_outputs;
+  mpg_status status = owner->call->backward(owner, out_grads, sums, needed, targets, results, retain, train);
   for (uint32_t i = 0; i < num_results && status == MPG_OK; i++) {
     uint32_t value = node->values + i;
     if (!needed[i]) continue;
@@ -146,6 +162,7 @@ static mpg_status run_call(mpg_walk *walk, const mpg_node *node, bool retain, bo
       bool read_on = walk->uses[value] > (walk->targets[value] ? 1u : 0u);
       bool writes = walk->targets[value] && walk->targets[value]->request == MPG_GRAD_WRITE;
       MPG_GOTO(check_result(owner, &graph->values[value], &results[i], i));
+      if (!owner->call->adds_sums) MPG_GOTO(add_sum(sums[i], &results[i]));
       if (!results[i].tensor.storage && (read_on || writes)) MPG_GOTO(fill_zero(&graph->values[value], &results[i].tensor));
       if (walk->targets[value] && results[i].tensor.storage) MPG_GOTO(deliver(&results[i], walk->targets[value]));
     }

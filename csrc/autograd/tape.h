@@ -40,9 +40,11 @@ typedef struct mpg_target {
 typedef struct mpg_tape_call {
   const char *name;
   /* Computes the gradients of the inputs that are `needed` into in_grads (empty structs), or straight into targets[i], which
-   * it then says. An empty out_grad is zero; so is a result left empty. Host lock held. */
-  mpg_status (*backward)(mpg_tape_node *node, mpg_array *const *out_grads, const bool *needed, mpg_target *targets, mpg_array *in_grads,
-                         bool retain, bool train);
+   * it then says. An empty out_grad is zero; so is a result left empty. Host lock held.
+   * sums[i] is what was summed up for input i so far (may be empty): calls that say `adds_sums` begin with it. */
+  mpg_status (*backward)(mpg_tape_node *node, mpg_array *const *out_grads, mpg_array *const *sums, const bool *needed, mpg_target *targets,
+                         mpg_array *in_grads, bool retain, bool train);
+  bool adds_sums;
   /* The same call as ops on the tape, for gradients of gradients; NULL: backward itself records what it does. */
   mpg_status (*expand)(mpg_tape_node *node, mpg_array *outputs);
   void (*release)(void *state);

@@ -62,9 +62,9 @@ typedef struct callback_state {
   void *state;
 } callback_state;
 
-static mpg_status callback_backward(mpg_tape_node *node, mpg_array *const *out_grads, const bool *needed, mpg_target *targets,
-                                    mpg_array *in_grads, bool retain, bool train) {
-  (void)needed, (void)targets, (void)retain, (void)train;
+static mpg_status callback_backward(mpg_tape_node *node, mpg_array *const *out_grads, mpg_array *const *sums, const bool *needed,
+                                    mpg_target *targets, mpg_array *in_grads, bool retain, bool train) {
+  (void)sums, (void)needed, (void)targets, (void)retain, (void)train;
   callback_state *self = node->state;
   return self->callback.backward(self->state, out_grads, (int)node->num_outputs, in_grads, (int)node->num_inputs);
 }
@@ -89,7 +89,7 @@ mpg_status mpg_autograd_record_callback(const mpg_callback *callback, void *stat
     mpg_free(self);
     return status;
   }
-  *self = (callback_state){{callback->name, callback_backward, NULL, callback_release}, *callback, state};
+  *self = (callback_state){{.name = callback->name, .backward = callback_backward, .release = callback_release}, *callback, state};
   memcpy((void *)node->params, &self->call, sizeof self->call); /* the table outlives the state: names stay for errors */
   node->call = node->params;
   node->params = NULL;

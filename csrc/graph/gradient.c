@@ -41,7 +41,7 @@ static mpg_status node_gradient(pass *p, uint32_t number) {
   mpg_node node = graph->nodes[number]; /* a copy: emission moves the array */
   MPG_TRY(mpg_grow((void **)&p->in_grads, &p->work_capacity[0], node.num_inputs * 2 + 1, sizeof(mpg_value)));
   MPG_TRY(mpg_grow((void **)&p->needed, &p->work_capacity[1], node.num_inputs + 1, sizeof(bool)));
-  MPG_TRY(mpg_grow((void **)&p->out_grads, &p->work_capacity[2], node.num_outputs + 1, sizeof(mpg_value)));
+  MPG_TRY(mpg_grow((void **)&p->out_grads, &p->work_capacity[2], node.num_outputs + node.num_inputs + 1, sizeof(mpg_value)));
   MPG_TRY(mpg_grow((void **)&p->out_values, &p->work_capacity[3], node.num_outputs + 1, sizeof(mpg_value)));
   bool arrives = false;
   for (uint32_t i = 0; i < node.num_outputs; i++) {
@@ -56,8 +56,17 @@ static mpg_status node_gradient(pass *p, uint32_t number) {
   graph->scope = node.scope;
   graph->origin = node.origin;
   if (node.opaque) {
+    /* What has been summed up for an input goes in, the sum comes out: so a call adds up its contributions as its ops would. */
     uint32_t call;
-    MPG_TRY(mpg_graph_known(graph, NULL, node.opaque, NULL, p->out_grads, node.num_outputs, node.num_inputs, node.device, &call));
+    for (uint32_t i = 0; i < node.num_inputs; i++) {
+      mpg_value *sum = &p->out_grads[node.num_outputs + i];
+      *sum = MPG_NO_VALUE;
+      if (!p->needed[i]) continue;
+      mpg_value *known = &p->gradients[mpg_value_index(graph, in_values[i])];
+      *sum = *known;
+      *known = MPG_NO_VALUE;
+    }
+    MPG_TRY(mpg_graph_known(graph, NULL, node.opaque, NULL, p->out_grads, node.num_outputs + node.num_inputs, node.num_inputs, node.device, &call));
     for (uint32_t i = 0; i < node.num_inputs; i++) {
       graph->values[graph->nodes[call].values + i] = *mpg_graph_at(graph, in_values[i]);
       if (p->needed[i]) p->in_grads[i] = (mpg_value){call, i};
