@@ -2,6 +2,34 @@
 
 #include <string.h>
 
+struct mpg_value_block {
+  struct mpg_value_block *older;
+  mpg_graph_value values[];
+};
+
+static mpg_status reserve_values(mpg_graph *graph, size_t needed) {
+  if (needed <= graph->values_capacity) return MPG_OK;
+  size_t capacity = graph->values_capacity ? graph->values_capacity : 64, bytes;
+  while (capacity < needed) capacity *= 2;
+  if (!mpg_size_mul(capacity, sizeof(mpg_graph_value), &bytes)) return mpg_out_of_host_memory(SIZE_MAX);
+  struct mpg_value_block *block = mpg_malloc(sizeof *block + bytes);
+  if (!block) return mpg_out_of_host_memory(bytes);
+  if (graph->num_values) memcpy(block->values, graph->values, graph->num_values * sizeof *graph->values);
+  block->older = graph->value_block;
+  graph->value_block = block;
+  graph->values = block->values;
+  graph->values_capacity = capacity;
+  return MPG_OK;
+}
+
+static void free_value_blocks(struct mpg_value_block *block) {
+  while (block) {
+    struct mpg_value_block *older = block->older;
+    mpg_free(block);
+    block = older;
+  }
+}
+
 static mpg_status builder_emit(mpg_builder *builder, const mpg_op *op, const void *params, const mpg_value *inputs, int num_inputs,
                                mpg_value like, mpg_value *outputs) {
   return mpg_graph_emit((mpg_graph *)builder, op, params, inputs, num_inputs, like, outputs);
@@ -23,7 +51,7 @@ void mpg_graph_init(mpg_graph *graph) {
 void mpg_graph_free(mpg_graph *graph) {
   mpg_free(graph->nodes);
   mpg_free(graph->inputs);
-  mpg_free(graph->values);
+  free_value_blocks(graph->value_block);
   mpg_free(graph->outputs);
   mpg_free(graph->descs);
   mpg_arena_free(&graph->arena);
@@ -32,6 +60,10 @@ void mpg_graph_free(mpg_graph *graph) {
 
 void mpg_graph_clear(mpg_graph *graph) {
   graph->num_nodes = graph->num_inputs = graph->num_values = graph->num_outputs = 0;
+  if (graph->value_block) {
+    free_value_blocks(graph->value_block->older);
+    graph->value_block->older = NULL;
+  }
   graph->num_random = graph->scope = graph->origin = 0;
   graph->phase = MPG_PHASE_FORWARD;
   graph->train = false;
@@ -41,10 +73,10 @@ void mpg_graph_clear(mpg_graph *graph) {
 mpg_status mpg_graph_copy(mpg_graph *target, const mpg_graph *source) {
   MPG_TRY(mpg_grow((void **)&target->nodes, &target->nodes_capacity, source->num_nodes, sizeof *target->nodes));
   MPG_TRY(mpg_grow((void **)&target->inputs, &target->inputs_capacity, source->num_inputs, sizeof *target->inputs));
-  MPG_TRY(mpg_grow((void **)&target->values, &target->values_capacity, source->num_values, sizeof *target->values));
-  memcpy(target->nodes, source->nodes, source->num_nodes * sizeof *target->nodes);
+  MPG_TRY(reserve_values(target, source->num_values));
+  if (source->num_nodes) memcpy(target->nodes, source->nodes, source->num_nodes * sizeof *target->nodes);
   if (source->num_inputs) memcpy(target->inputs, source->inputs, source->num_inputs * sizeof *target->inputs);
-  memcpy(target->values, source->values, source->num_values * sizeof *target->values);
+  if (source->num_values) memcpy(target->values, source->values, source->num_values * sizeof *target->values);
   for (size_t i = 0; i < source->num_nodes; i++) {
     mpg_node *node = &target->nodes[i];
     if (!node->op || !node->params || node->op->params->size == 0) continue;
@@ -61,7 +93,7 @@ mpg_status mpg_graph_copy(mpg_graph *target, const mpg_graph *source) {
 static mpg_status append(mpg_graph *graph, const mpg_node *fields, const mpg_value *inputs, uint32_t *number) {
   MPG_TRY(mpg_grow((void **)&graph->nodes, &graph->nodes_capacity, graph->num_nodes + 1, sizeof *graph->nodes));
   MPG_TRY(mpg_grow((void **)&graph->inputs, &graph->inputs_capacity, graph->num_inputs + fields->num_inputs, sizeof *graph->inputs));
-  MPG_TRY(mpg_grow((void **)&graph->values, &graph->values_capacity, graph->num_values + fields->num_outputs, sizeof *graph->values));
+  MPG_TRY(reserve_values(graph, graph->num_values + fields->num_outputs));
   if (graph->num_nodes >= UINT32_MAX - 1 || graph->num_inputs + fields->num_inputs >= UINT32_MAX ||
       graph->num_values + fields->num_outputs >= UINT32_MAX)
     return mpg_fail(MPG_ERROR, "the graph has too many nodes");

@@ -49,6 +49,8 @@ typedef struct mpg_graph {
   size_t num_inputs, inputs_capacity;
   mpg_graph_value *values;
   size_t num_values, values_capacity;
+  struct mpg_value_block *value_block; /* where they lie; older ones stay until the graph is cleared, because gradient
+                                          formulas hold pointers to descs while they emit */
   mpg_value *outputs; /* of the graph */
   size_t num_outputs, outputs_capacity;
   mpg_desc *descs; /* work space of emission */

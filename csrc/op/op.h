@@ -52,7 +52,7 @@ typedef struct mpg_builder {
   /* Appends a node; fills outputs[num_outputs of the op]. The device is that of the inputs, or `like`'s without inputs. */
   mpg_status (*emit)(struct mpg_builder *builder, const mpg_op *op, const void *params, const mpg_value *inputs,
                      int num_inputs, mpg_value like, mpg_value *outputs);
-  const mpg_desc *(*desc)(struct mpg_builder *builder, mpg_value value);
+  const mpg_desc *(*desc)(struct mpg_builder *builder, mpg_value value); /* stays valid while more is emitted */
   mpg_device_id (*device)(struct mpg_builder *builder, mpg_value value);
 } mpg_builder;
 
