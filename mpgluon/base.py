@@ -20,8 +20,8 @@ from ._core import (
 from .libinfo import __version__
 
 __all__ = [
-    "DeviceMemoryError", "HostMemoryError", "MXNetError", "MXNetIOError", "MXNetIndexError", "MXNetTypeError", "MXNetValueError", "NotSupportedError",
-    "bfloat16", "integer_types", "mx_real_t", "numeric_types", "string_types",
+    "DeviceMemoryError", "HostMemoryError", "MXNetError", "MXNetIOError", "MXNetIndexError", "MXNetTypeError", "MXNetValueError",
+    "NotImplementedForSymbol", "NotSupportedError", "bfloat16", "integer_types", "mx_real_t", "numeric_types", "string_types",
 ]  # fmt: skip
 
 integer_types = (int, _np.int32, _np.int64)
@@ -33,3 +33,12 @@ mx_real_t = _np.float32
 def _as_list(value):
     """A list or tuple as it is; anything else as a list with it."""
     return value if isinstance(value, (list, tuple)) else [value]
+
+
+class NotImplementedForSymbol(MXNetError):
+    """What arrays can do and symbols can't: symbols have no values."""
+
+    def __init__(self, function, alias, *args):
+        operator = f' (namely operator "{alias}")' if alias else ""
+        kinds = f" with arguments ({', '.join(str(type(arg)) for arg in args)})" if args else ""
+        super().__init__(f"Function {function.__name__}{operator}{kinds} is not implemented for Symbol and only available in NDArray.")

@@ -161,6 +161,8 @@ mpg_status mpg_op_infer(const mpg_op *op, const void *params, bool train, mpg_de
 /* The same with the inputs' contents at hand, for DYNAMIC ops. */
 mpg_status mpg_op_infer_values(const mpg_op *op, const void *params, bool train, mpg_desc *inputs, int num_inputs,
                                const void *const *values, mpg_desc *outputs, int num_outputs);
+/* Completes inputs' shapes from outputs', where those say something for certain (infer_inputs.c). */
+mpg_status mpg_op_infer_inputs(const mpg_op *op, const void *params, mpg_desc *inputs, int num_inputs, const mpg_desc *outputs, int num_outputs);
 /* Runs the op's gradient; MPG_ERROR when it has none. */
 mpg_status mpg_op_gradient(mpg_gradient *g);
 

@@ -171,5 +171,9 @@ extern PyMethodDef mpg_py_profiler_methods[]; /* profiler.c */
 int mpg_py_cached_op_init(PyObject *module);
 int mpg_py_io_init(PyObject *module);
 int mpg_py_gluon_init(PyObject *module);
+int mpg_py_symbol_init(PyObject *module); /* symbol.c */
+/* From and to (shape, dtype) pairs, 0 and -1 in a shape standing for sizes and None for shapes and dtypes that are not known (gluon.c). */
+int mpg_py_desc_from(PyObject *pair, mpg_desc *desc);
+PyObject *mpg_py_descs_to(const mpg_desc *descs, int count); /* new list */
 
 #endif

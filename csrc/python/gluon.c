@@ -3,8 +3,7 @@
 #include "python/core.h"
 
 /* --- Inference ---------------------------------------------------------------------------------------------------- */
-/* A (shape, dtype) pair; in the shape 0 and -1 mean unknown, and a shape of None wholly so. */
-static int desc_from(PyObject *pair, mpg_desc *desc) {
+int mpg_py_desc_from(PyObject *pair, mpg_desc *desc) {
   PyObject *shape, *dtype;
   if (!PyTuple_Check(pair) || !PyArg_ParseTuple(pair, "OO;infer_shape: an input is a (shape, dtype) pair", &shape, &dtype)) {
     if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "infer_shape: an input is a (shape, dtype) pair");
@@ -56,7 +55,7 @@ static PyObject *desc_to(const mpg_desc *desc) {
   return Py_BuildValue("NN", shape, dtype);
 }
 
-static PyObject *descs_to(const mpg_desc *descs, int count) {
+PyObject *mpg_py_descs_to(const mpg_desc *descs, int count) {
   PyObject *list = PyList_New(count);
   for (int i = 0; list != NULL && i < count; i++) {
     PyObject *item = desc_to(&descs[i]);
@@ -110,14 +109,14 @@ static PyObject *infer_shape(PyObject *module, PyObject *args) {
   mpg_desc *descs = PyMem_Calloc((size_t)num_inputs + (size_t)num_outputs + 1, sizeof *descs);
   if (descs == NULL) return PyErr_NoMemory();
   for (Py_ssize_t i = 0; i < num_inputs; i++)
-    if (desc_from(PyList_GET_ITEM(inputs, i), &descs[i]) < 0) goto done;
+    if (mpg_py_desc_from(PyList_GET_ITEM(inputs, i), &descs[i]) < 0) goto done;
   mpg_status status =
       mpg_op_infer(op, values, mpg_autograd_training(), descs, (int)num_inputs, descs + num_inputs, num_outputs);
   if (status != MPG_OK) {
     mpg_py_raise(status);
     goto done;
   }
-  PyObject *completed = descs_to(descs, (int)num_inputs), *outputs = descs_to(descs + num_inputs, num_outputs);
+  PyObject *completed = mpg_py_descs_to(descs, (int)num_inputs), *outputs = mpg_py_descs_to(descs + num_inputs, num_outputs);
   if (completed != NULL && outputs != NULL) result = PyTuple_Pack(2, completed, outputs);
   Py_XDECREF(completed);
   Py_XDECREF(outputs);

@@ -1,0 +1,17 @@
+"""``mx.sym``: computations described as graphs, to be bound to arrays later.
+
+Every op of the registry is here under its name and aliases, and in the sub-namespaces ``random``, ``linalg``, ``contrib``, ``image``
+and ``_internal``, as under ``mx.nd``.
+"""
+
+from . import _internal, contrib, image, linalg, op, random  # noqa: F401
+from ._functions import Function as _Function
+from .creation import *  # noqa: F401,F403
+from .creation import __all__ as _functions
+from .symbol import Group, Symbol, Variable, fromjson, load, load_json, var
+
+_fixed = {*_functions, "Group", "Symbol", "Variable", "fromjson", "load", "load_json", "var", "random", "linalg", "contrib", "image", "op"}
+_ops = {name: function for name, function in vars(op).items() if isinstance(function, _Function)}
+globals().update({name: function for name, function in _ops.items() if name not in _fixed})
+
+__all__ = sorted({*_fixed, *_ops})

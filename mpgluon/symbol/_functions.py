@@ -1,0 +1,135 @@
+"""The functions of ``mx.sym``: for every op one that makes a node of it."""
+
+import numpy as np
+
+from .. import _core
+from ..attribute import AttrScope
+from ..base import MXNetError
+from ..name import NameManager
+from ._graph import HIDDEN, hidden_key, make
+
+_SIMPLE = (bool, int, float, str, type(None))
+
+
+def _is_simple(value):
+    return type(value) in _SIMPLE or (type(value) in (tuple, list) and all(type(item) in _SIMPLE for item in value))
+
+
+def texts_of(call, params):
+    """Parameters as text, the way users wrote them, where that can be read back."""
+    return {key: str(value) if _is_simple(value) else call.text(key) for key, value in params.items()}
+
+
+def single(symbol, what):
+    """The one entry of a symbol that is used as an input."""
+    if len(symbol._entries) != 1:
+        raise MXNetError(f"{what} has {len(symbol._entries)} outputs ({', '.join(symbol.list_outputs()[:4])}, ...); an input is a single one")
+    return symbol._entries[0]
+
+
+def attributes(attr, extra=None):
+    """The attributes of the running AttrScope and of `attr`, kept under MXNet's keys."""
+    found = AttrScope.current().get(attr)
+    if extra:
+        found = {**found, **extra}
+    return {hidden_key(key): value for key, value in found.items()} if found else {}
+
+
+class Function:
+    """An op as a function of symbols: inputs come first, then parameters; ``name`` and ``attr`` name the node and give it attributes."""
+
+    __slots__ = ("__name__", "_op", "_hint", "_inputs", "_params", "_variadic")
+
+    def __init__(self, op, name):
+        self._op = op
+        self.__name__ = name
+        self._hint = name.lower()
+        self._inputs = None
+
+    def _resolve(self):
+        info = self._op.describe()
+        self._params = [param["name"] for param in info["params"]]
+        self._variadic = bool(info["inputs"]) and info["inputs"][-1]["variadic"]
+        self._inputs = [entry["name"] for entry in info["inputs"]]
+
+    @property
+    def __doc__(self):
+        return self._op.__doc__
+
+    @property
+    def __text_signature__(self):
+        return self._op.__text_signature__
+
+    def __repr__(self):
+        return f"<mxnet symbol function {self.__name__}>"
+
+    def __reduce__(self):
+        return _by_name, (self._op.__name__, self.__name__)
+
+    def __call__(self, *args, name=None, attr=None, out=None, **kwargs):
+        from .symbol import Symbol
+
+        if self._inputs is None:
+            self._resolve()
+        op = self._op.__name__
+        arrays, given, params, extra = None, {}, {}, {}
+        if self._variadic:
+            arrays = []
+            for arg in args:
+                for item in arg if isinstance(arg, (list, tuple)) else (arg,):
+                    if not isinstance(item, Symbol):
+                        raise TypeError(f"{op}: positional arguments are Symbols, got {type(item).__name__}")
+                    arrays.append(single(item, f"{op}: argument {len(arrays)}"))
+        else:
+            names = self._inputs + self._params
+            if len(args) > len(names):
+                raise TypeError(f"{op} takes at most {len(names)} arguments, got {len(args)}")
+            for key, value in zip(names, args):
+                if key in kwargs:
+                    raise TypeError(f"{op}: {key} is given twice")
+                kwargs[key] = value
+        for key, value in kwargs.items():
+            if isinstance(value, Symbol):
+                given[key] = single(value, f"{op}: {key}")
+            elif key in self._params:
+                params[key] = value
+            elif key in self._inputs:
+                if self._variadic and isinstance(value, (list, tuple)):
+                    arrays.extend([single(item, f"{op}: {key}") for item in value])
+                elif value is not None:
+                    raise TypeError(f"{op}: {key} has to be a Symbol, got {type(value).__name__}")
+            elif key in HIDDEN or (key.startswith("__") and key.endswith("__")):
+                extra[key] = str(value)
+            else:
+                raise MXNetError(f"{op} has no parameter {key!r}; it takes {', '.join([*self._inputs, *self._params]) or 'none'}, name, attr")
+        attrs = attributes(attr, extra)
+        for key in [key for key in attrs if key in self._params]:
+            params[key] = attrs.pop(key)
+        for key in attrs:
+            if not (key.startswith("__") and key.endswith("__")):
+                raise MXNetError(f"{op} has no parameter {key!r}; an attribute of one's own is written __{key}__")
+        call = _core.OpCall(op, params)
+        if self._variadic and "num_args" in self._params and "num_args" not in params:
+            params["num_args"] = len(arrays) + len(given)
+        name = NameManager.current().get(name, self._hint)
+        node = make(call, {**texts_of(call, params), **attrs}, name, arrays, given)
+        return Symbol([(node, i) for i in range(node.num_outputs)])
+
+
+def _by_name(op, name):
+    return Function(_core.get_op(op), name)
+
+
+def node_of(op, hint, inputs, params=None, name=None, attr=None):
+    """The symbol of an op called on symbols; what operators are made of."""
+    from .symbol import Symbol
+
+    call = _core.OpCall(op, params or {})
+    name = NameManager.current().get(name, hint)
+    entries = [single(symbol, op) for symbol in inputs]
+    node = make(call, {**texts_of(call, params or {}), **attributes(attr)}, name, entries, {})
+    return Symbol([(node, i) for i in range(node.num_outputs)])
+
+
+def is_number(value):
+    return isinstance(value, (int, float, np.generic))

@@ -1,0 +1,158 @@
+"""Nodes of symbols, and walks over them.
+
+A node is a variable (``call`` None) or an op with its parameters (`_core.OpCall`) and inputs. An entry is a ``(node, index)`` pair: one
+output of a node; a symbol is a list of entries. Nodes are shared between symbols; only names and attributes of a node ever change
+after it is made, and composition works on copies. All walks are iterative: chains may be very deep.
+"""
+
+from .. import _core
+from ..base import MXNetError
+
+# Attributes that MXNet knows; they are kept as ``__name__`` and answer to both spellings.
+HIDDEN = ("ctx_group", "lr_mult", "wd_mult", "force_mirroring", "mirror_stage", "profiler_scope")
+# What the variables made for missing inputs are initialized with, where their names don't say it.
+_INITS = {
+    ("BatchNorm", "moving_mean"): '["zero", {}]',
+    ("BatchNorm", "moving_var"): '["one", {}]',
+    ("LeakyReLU", "gamma"): '["constant", {"value": 0.25}]',
+}
+
+
+class Node:
+    """A variable, or a call of an op."""
+
+    __slots__ = ("name", "attrs", "call", "inputs", "outputs", "__weakref__")
+
+    def __init__(self, name, attrs, call=None, inputs=()):
+        self.name = name
+        self.attrs = attrs  # texts: parameters of the op as given, and attributes
+        self.call = call
+        self.inputs = inputs  # entries
+        self.outputs = None if call is None else call.output_names(len(inputs))
+
+    @property
+    def num_outputs(self):
+        return 1 if self.call is None else len(self.outputs)
+
+    def output_name(self, index):
+        return self.name if self.call is None else f"{self.name}_{self.outputs[index]}"
+
+    def get(self, key):
+        """The attribute of that name, or None; MXNet's own attributes under either spelling."""
+        value = self.attrs.get(key)
+        if value is None and key in HIDDEN:
+            value = self.attrs.get(f"__{key}__")
+        return value
+
+    def all_attrs(self):
+        """The attributes as users see them."""
+        shown = dict(self.attrs)
+        for key in HIDDEN:
+            value = shown.get(f"__{key}__")
+            if value is not None:
+                shown[key] = value
+        return shown
+
+
+def topological(entries):
+    """All nodes that the entries need, inputs first, in the order in which MXNet lists them."""
+    order = []
+    seen = set()
+    for root, _ in entries:
+        if root in seen:
+            continue
+        seen.add(root)
+        stack = [(root, iter(root.inputs))]
+        while stack:
+            node, rest = stack[-1]
+            for child, _ in rest:
+                if child not in seen:
+                    seen.add(child)
+                    stack.append((child, iter(child.inputs)))
+                    break
+            else:
+                order.append(node)
+                stack.pop()
+    return order
+
+
+def states(order):
+    """The variables among the nodes that ops write: auxiliary states."""
+    found = set()
+    for node in order:
+        if node.call is not None:
+            for (source, _), state in zip(node.inputs, node.call.states(len(node.inputs))):
+                if state and source.call is None:
+                    found.add(source)
+    return found
+
+
+def rebuild(entries, replace):
+    """The entries over copied nodes, those in `replace` (node -> entry) put in place of variables."""
+    copies = {}
+    for node in topological(entries):
+        if node in replace:
+            copies[node] = replace[node]
+            continue
+        inputs = tuple([copies[source] if source in replace else (copies[source][0], index) for source, index in node.inputs])
+        copies[node] = (Node(node.name, dict(node.attrs), node.call, inputs), 0)
+    return [copies[node] if node in replace else (copies[node][0], index) for node, index in entries]
+
+
+def hidden_key(key):
+    """The key under which an attribute is kept."""
+    return f"__{key}__" if key in HIDDEN else key
+
+
+def make(call, texts, name, arrays, given):
+    """A node that calls `call`. `texts`: its parameters and attributes; `given`: input name -> entry; `arrays`: entries in order, for ops of
+    any number of inputs (else None). Variables are made for inputs that are missing."""
+    count = call.num_inputs(len(arrays or ()) + len(given))
+    names = call.input_names(count)
+    inputs = [None] * count
+    inputs[: len(arrays or ())] = arrays or ()
+    for key, entry in given.items():
+        if key not in names:
+            raise TypeError(f"{call.name}: the input {key!r} is not used with these parameters; inputs are {', '.join(names) or 'none'}")
+        place = names.index(key)
+        if inputs[place] is not None:
+            raise TypeError(f"{call.name}: the input {key!r} is given twice")
+        inputs[place] = entry
+    if len(inputs) != count:
+        raise TypeError(f"{call.name}: takes {count} inputs, {len(inputs)} given")
+    for place, (key, entry) in enumerate(zip(names, inputs)):
+        if entry is None:
+            made = dict(texts)
+            init = _INITS.get((call.name, key))
+            if init is not None:
+                made["__init__"] = init
+            inputs[place] = (Node(f"{name}_{key}", made), 0)
+    return Node(name, texts, call, tuple(inputs))
+
+
+def placement(order, group2ctx, variables):
+    """Where each node of `order` runs: node -> Context; nodes that nothing is said about are left out.
+
+    A node of a group (``ctx_group``) runs on the group's device; a copy on the one it names; others follow their first placed input;
+    what is left follows its users. `variables`: node -> Context for variables whose arrays are there already.
+    """
+    devices = dict(variables)
+    for node in order:
+        group = node.get("ctx_group") if group2ctx else None
+        if group is not None:
+            if group not in group2ctx:
+                raise MXNetError(f"{node.name}: its ctx_group {group!r} is not in group2ctx, which has {sorted(group2ctx)}")
+            devices.setdefault(node, group2ctx[group])
+        elif node.call is not None and node.call.context is not None:
+            devices[node] = node.call.context
+        elif node not in devices:
+            for source, _ in node.inputs:
+                if source in devices:
+                    devices[node] = devices[source]
+                    break
+    for node in reversed(order):
+        device = devices.get(node)
+        if device is not None and not (node.call is not None and node.call.copies):
+            for source, _ in node.inputs:
+                devices.setdefault(source, device)
+    return devices

@@ -1,0 +1,160 @@
+"""Inference over a symbol: shapes and dtypes of everything, from what is known of some of it.
+
+Every op's own inference runs until nothing changes any more. It completes inputs from other inputs, and where that is certain
+from outputs; what is found out about a value goes back to its maker and on to its other users.
+"""
+
+import heapq
+
+import numpy as np
+
+from .. import _core
+from ..base import MXNetError
+from ._graph import topological
+
+UNKNOWN = (None, None)
+
+
+def parse_shape(text):
+    """The shape in a variable's ``__shape__`` attribute."""
+    values = text.strip().strip("()[]").replace("L", "")
+    try:
+        return tuple([int(part) for part in values.split(",") if part.strip()])
+    except ValueError:
+        raise MXNetError(f"a shape is a tuple of integers, not {text!r}") from None
+
+
+# MXNet's numbers of dtypes, which its files hold.
+DTYPES = {"0": "float32", "1": "float64", "2": "float16", "3": "uint8", "4": "int32", "5": "int8", "6": "int64", "7": "bool", "12": "bfloat16"}
+NUMBERS = {name: int(number) for number, name in DTYPES.items()}
+
+
+def declared(node):
+    """What a variable says of its own shape and dtype."""
+    shape, dtype = node.attrs.get("__shape__"), node.attrs.get("__dtype__")
+    return parse_shape(shape) or None if shape is not None else None, DTYPES.get(dtype, None) if dtype is not None else None
+
+
+def _merge(old, new):
+    """Two descriptions of one value as one; None when they contradict each other."""
+    shape, other = old[0], new[0]
+    if shape is None:
+        shape = other
+    elif other is not None:
+        if len(shape) != len(other):
+            return None
+        merged = []
+        for a, b in zip(shape, other):
+            if a and b and a != b:
+                return None
+            merged.append(a or b)
+        shape = tuple(merged)
+    dtype = old[1] if old[1] is not None else new[1]
+    if old[1] is not None and new[1] is not None and old[1] != new[1]:
+        return None
+    return shape, dtype
+
+
+class Inference:
+    """The descriptions ``(shape, dtype name)`` of all values of a symbol; 0 and None stand for what is not known.
+
+    Parameters
+    ----------
+    entries : list of (Node, int)
+    shapes, dtypes : dict of str to tuple, and to dtype name
+        What is known of variables, by name; it overrides what they say themselves.
+    train : bool
+        The mode, for ops whose outputs depend on it.
+    """
+
+    def __init__(self, entries, shapes, dtypes, train=False):
+        self.order = topological(entries)
+        self.entries = entries
+        self._train = train
+        self._place = {node: place for place, node in enumerate(self.order)}
+        self._users = [[] for _ in self.order]
+        self.values = []
+        for place, node in enumerate(self.order):
+            if node.call is None:
+                shape, dtype = declared(node)
+                given = shapes.get(node.name)
+                self.values.append([(tuple(given) if given else shape, dtypes.get(node.name, dtype))])
+            else:
+                self.values.append([UNKNOWN] * node.num_outputs)
+                for source, _ in node.inputs:
+                    self._users[self._place[source]].append(place)
+        self._queue = [place for place, node in enumerate(self.order) if node.call is not None]  # a heap: earlier nodes first
+        self._dirty = set(self._queue)
+        self._run()
+
+    def _mark(self, place):
+        if place not in self._dirty and self.order[place].call is not None:
+            self._dirty.add(place)
+            heapq.heappush(self._queue, place)
+
+    def _run(self):
+        while self._queue:
+            place = heapq.heappop(self._queue)
+            self._dirty.discard(place)
+            self._visit(place, self.order[place])
+
+    def _visit(self, place, node):
+        sources = [(self._place[source], index) for source, index in node.inputs]
+        inputs = [self.values[at][index] for at, index in sources]
+        try:
+            completed, outputs = node.call.infer(inputs, self.values[place], self._train)
+        except MXNetError as error:
+            raise type(error)(f"Error in operator {node.name}: {error}") from None
+        for (at, index), new in zip(sources, completed):
+            self._learn(at, index, new, node, place)
+        for index, new in enumerate(outputs):
+            self._learn(place, index, new, node, place)
+
+    def _learn(self, at, index, new, node, place):
+        old = self.values[at][index]
+        if old == new:
+            return
+        merged = _merge(old, new)
+        if merged is None:
+            what = self.order[at].output_name(index)
+            raise MXNetError(f"Error in operator {node.name}: {what} is {_text(old)}, but has to be {_text(new)} here")
+        if merged == old:
+            return
+        self.values[at][index] = merged
+        if at != place:
+            self._mark(at)
+        for user in self._users[at]:
+            if user != place:
+                self._mark(user)
+
+    def assume(self, dtype):
+        """Gives variables whose dtype nothing tells this one, and goes on."""
+        for place, node in enumerate(self.order):
+            if node.call is None and self.values[place][0][1] is None:
+                self.values[place][0] = (self.values[place][0][0], dtype)
+                for user in self._users[place]:
+                    self._mark(user)
+                self._run()
+
+    def of(self, nodes):
+        return [self.values[self._place[node]][0] for node in nodes]
+
+    def outputs(self):
+        return [self.values[self._place[node]][index] for node, index in self.entries]
+
+
+def _text(desc):
+    shape, dtype = desc
+    return f"{dtype or 'of unknown dtype'} {'of unknown shape' if shape is None else shape}"
+
+
+def known(shape):
+    """Whether a shape is wholly known (0 stands for what is not)."""
+    return shape is not None and all(size > 0 for size in shape)
+
+
+def dtype_type(name):
+    """The NumPy type of a dtype name, as MXNet gives dtypes; None for None."""
+    if name is None:
+        return None
+    return _core.bfloat16 if name == "bfloat16" else np.dtype(name).type

@@ -1,0 +1,177 @@
+"""Symbols as text: MXNet's ``-symbol.json``, of version 1.x to write and of all versions to read."""
+
+import json
+import re
+
+from .. import _core
+from ..base import MXNetError
+from ._graph import _INITS, HIDDEN, Node, topological
+
+VERSION = 10901
+# More nodes than any network has; a bound on what a damaged file can ask for.
+_MAX_NODES = 1 << 24
+
+
+def without_casts(entries):
+    """The entries with the casts of automatic mixed precision taken out."""
+    order = topological(entries)
+    if not any(node.call is not None and node.call.name in ("amp_cast", "amp_multicast") for node in order):
+        return entries
+    copies = {}  # node -> its entries
+
+    def entry(source, index):
+        return copies[source][index]
+
+    for node in order:
+        inputs = tuple([entry(*one) for one in node.inputs])
+        if node.call is not None and node.call.name in ("amp_cast", "amp_multicast"):
+            copies[node] = list(inputs)
+        else:
+            copy = Node(node.name, dict(node.attrs), node.call, inputs)
+            copies[node] = [(copy, i) for i in range(copy.num_outputs)]
+    return [entry(*one) for one in entries]
+
+
+def dump(entries):
+    """The text of the symbol."""
+    order = topological(entries)
+    place = {node: i for i, node in enumerate(order)}
+    nodes, rows = [], [0]
+    for node in order:
+        lines = [f'      "op": {json.dumps(node.call.name if node.call else "null")}', f'      "name": {json.dumps(node.name)}']
+        if node.attrs:
+            attrs = ", \n".join(f"        {json.dumps(key)}: {json.dumps(node.attrs[key])}" for key in sorted(node.attrs))
+            lines.append('      "attrs": {\n' + attrs + "\n      }")
+        states = node.call.states(len(node.inputs)) if node.call else ()
+        inputs = ", ".join(f"[{place[source]}, {index}, {int(state)}]" for (source, index), state in zip(node.inputs, states))
+        lines.append(f'      "inputs": [{inputs}]')
+        nodes.append("    {\n" + ", \n".join(lines) + "\n    }")
+        rows.append(rows[-1] + node.num_outputs)
+    variables = [i for i, node in enumerate(order) if node.call is None]
+    heads = ", ".join(f"[{place[node]}, {index}, 0]" for node, index in entries)
+    return (
+        '{\n  "nodes": [\n' + ", \n".join(nodes) + '\n  ], \n  "arg_nodes": ' + json.dumps(variables) + ', \n  "node_row_ptr": ' + json.dumps(rows)
+        + f', \n  "heads": [{heads}], \n  "attrs": {{"mxnet_version": ["int", {VERSION}]}}\n}}'
+    )  # fmt: skip
+
+
+def _wrong(text):
+    return MXNetError(f"this is no symbol in JSON: {text}")
+
+
+def _expect(value, kind, what):
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise _wrong(f"{what} should be {kind.__name__}, not {type(value).__name__}")
+    return value
+
+
+def _texts(value, what):
+    return {key: one if isinstance(one, str) else str(one) for key, one in _expect(value, dict, what).items()}
+
+
+def _entry(value, count, what):
+    """(node number, output) of an input or head; node numbers must be below `count`."""
+    parts = _expect(value, list, what)
+    if not 2 <= len(parts) <= 3:
+        raise _wrong(f"{what} has {len(parts)} numbers, not 2 or 3")
+    node, index = (_expect(part, int, what) for part in parts[:2])
+    if not 0 <= node < count:
+        raise _wrong(f"{what} refers to node {node}; only the {count} nodes before it may be used")
+    return node, index
+
+
+def _upgrade(op, attrs, inputs, variables, name, version, params):
+    """Brings the attributes of an op of an older version up to date; those meant for an input's variable move there."""
+    for key in list(attrs):
+        for known in HIDDEN:
+            if key == known:
+                attrs[f"__{known}__"] = attrs.pop(key)
+            elif key.endswith("_" + known) and key not in params:
+                target = f"{name}_{key[: -len(known) - 1]}"
+                for node, _ in inputs:
+                    if node.call is None and node.name == target:
+                        node.attrs.setdefault(f"__{known}__", attrs[key])
+                attrs.pop(key, None)
+    if version < 905 and op in ("argmax", "argmin") and attrs.get("axis") == "-1":
+        del attrs["axis"]
+
+
+def parse(text):
+    """The entries of the symbol that `text` holds. MXNetError for anything else."""
+    try:
+        document = json.loads(text)
+    except RecursionError:
+        raise _wrong("it is nested too deeply") from None
+    except ValueError as error:
+        raise _wrong(str(error)) from None
+    _expect(document, dict, "the document")
+    items = _expect(document.get("nodes"), list, "nodes")
+    if len(items) > _MAX_NODES:
+        raise _wrong(f"it has {len(items)} nodes")
+    version = 0
+    tag = _expect(document.get("attrs", {}), dict, "attrs").get("mxnet_version")
+    if isinstance(tag, list) and len(tag) == 2 and isinstance(tag[1], int):
+        version = tag[1]
+    nodes = []
+    for number, item in enumerate(items):
+        what = f"node {number}"
+        _expect(item, dict, what)
+        op, name = _expect(item.get("op"), str, f"{what}: op"), _expect(item.get("name"), str, f"{what}: name")
+        if item.get("subgraphs"):
+            raise MXNetError(f"{name}: nodes with graphs inside them ({op}) can't be read")
+        attrs = {}
+        for key in ("param", "attr", "attrs"):
+            if item.get(key) is not None:
+                attrs.update(_texts(item[key], f"{what}: {key}"))
+        inputs = []
+        for one in _expect(item.get("inputs", []), list, f"{what}: inputs"):
+            at, index = _entry(one, number, f"{what}: an input")
+            if not 0 <= index < nodes[at].num_outputs:
+                raise _wrong(f"{what}: {nodes[at].name} has no output {index}")
+            inputs.append((nodes[at], index))
+        if op == "null":
+            if inputs:
+                raise _wrong(f"{what}: {name} is a variable and has inputs")
+            attrs = {f"__{key}__" if key in HIDDEN else key: value for key, value in attrs.items()}
+            nodes.append(Node(name, attrs))
+            continue
+        nodes.append(_op_node(op, name, attrs, inputs, version))
+    heads = _expect(document.get("heads"), list, "heads")
+    entries = []
+    for one in heads:
+        at, index = _entry(one, len(nodes), "a head")
+        if not 0 <= index < nodes[at].num_outputs:
+            raise _wrong(f"a head: {nodes[at].name} has no output {index}")
+        entries.append((nodes[at], index))
+    if not entries:
+        raise _wrong("it has no heads")
+    return entries
+
+
+def _op_node(op, name, attrs, inputs, version):
+    try:
+        known = {param["name"] for param in _core.get_op(op).describe()["params"]}
+    except MXNetError:
+        raise MXNetError(f"{name}: there is no op {op!r} in this build") from None
+    _upgrade(op, attrs, inputs, None, name, version, known)
+    try:
+        call = _core.OpCall(op, {key: value for key, value in attrs.items() if key in known})
+    except MXNetError as error:
+        raise MXNetError(f"{name}: {error}") from None
+    count = call.num_inputs(len(inputs))
+    if len(inputs) < count:
+        # Files of versions before 0.9 don't list auxiliary states.
+        states, names = call.states(count), call.input_names(count)
+        for place in range(len(inputs), count):
+            if not states[place]:
+                raise MXNetError(f"{name}: {op} takes {count} inputs, the file gives {len(inputs)}")
+            init = _INITS.get((call.name, names[place]))
+            inputs.append((Node(f"{name}_{names[place]}", {"__init__": init} if init else {}), 0))
+    elif len(inputs) > count:
+        raise MXNetError(f"{name}: {op} takes {count} inputs, the file gives {len(inputs)}")
+    return Node(name, attrs, call, tuple(inputs))
+
+
+def looks_like_path(text):
+    """Whether a text is a file's name and not JSON."""
+    return re.match(r"\s*\{", text) is None

@@ -1,0 +1,87 @@
+"""Functions of ``mx.sym`` that are more than one op: symbols of new arrays, and functions of symbols or numbers."""
+
+import numpy as np
+
+from .. import _core
+from ._functions import Function, is_number, node_of
+from .symbol import Symbol
+
+__all__ = ["arange", "eye", "full", "histogram", "hypot", "linspace", "maximum", "minimum", "ones", "pow", "power", "split_v2", "zeros"]
+
+
+def _call(op, *args, **kwargs):
+    return Function(_core.get_op(op), op)(*args, **kwargs)
+
+
+def eye(N, M=0, k=0, dtype=None, **kwargs):
+    """N x M (M 0: N x N) zeros with ones on the k-th diagonal; float32 by default."""
+    return _call("_eye", N=N, M=M, k=k, dtype=dtype or "float32", **kwargs)
+
+
+def zeros(shape, dtype=None, **kwargs):
+    """Zeros of a shape; float32 by default."""
+    return _call("_zeros", shape=shape, dtype=dtype or "float32", **kwargs)
+
+
+def ones(shape, dtype=None, **kwargs):
+    """Ones of a shape; float32 by default."""
+    return _call("_ones", shape=shape, dtype=dtype or "float32", **kwargs)
+
+
+def full(shape, val, dtype=None, **kwargs):
+    """The number ``val`` in every place."""
+    return _call("_full", shape=shape, dtype=dtype or "float32", value=float(val), **kwargs)
+
+
+def arange(start, stop=None, step=1.0, repeat=1, infer_range=False, name=None, dtype=None):
+    """start, start + step, ... below stop, each ``repeat`` times; arange(n) begins at 0."""
+    return _call("_arange", start=start, stop=stop, step=step, repeat=repeat, infer_range=infer_range, name=name, dtype=dtype or "float32")
+
+
+def linspace(start, stop, num, endpoint=True, name=None, dtype=None):
+    """``num`` numbers at equal distances from start to stop, which is left out with ``endpoint=False``."""
+    return _call("_linspace", start=start, stop=stop, num=num, endpoint=endpoint, name=name, dtype=dtype or "float32")
+
+
+def histogram(a, bins=10, range=None, **kwargs):
+    """NotSupportedError: this build has no histogram op; ``nd.histogram`` computes one."""
+    raise _core.NotSupportedError("sym.histogram: there is no histogram op; use nd.histogram on the arrays")
+
+
+def split_v2(ary, indices_or_sections, axis=0, squeeze_axis=False):
+    """The pieces along ``axis``: so many equal ones, or cut before each of a tuple of indices."""
+    if isinstance(indices_or_sections, int):
+        sections, indices = indices_or_sections, ()
+    elif isinstance(indices_or_sections, tuple):
+        sections, indices = 0, (0, *indices_or_sections)
+    else:
+        raise ValueError("indices_or_sections must either int or tuple of ints")
+    return _call("_split_v2", ary, indices=indices, axis=axis, squeeze_axis=squeeze_axis, sections=sections)
+
+
+def _either(op, op_hint, scalar, scalar_hint, reflected, reflected_hint, numbers, name, words):
+    def function(left, right):
+        if isinstance(left, Symbol) and isinstance(right, Symbol):
+            return node_of(op, op_hint, [left, right])
+        if isinstance(left, Symbol) and is_number(right):
+            return node_of(scalar, scalar_hint, [left], {"scalar": right})
+        if is_number(left) and isinstance(right, Symbol):
+            return node_of(reflected, reflected_hint, [right], {"scalar": left})
+        if is_number(left) and is_number(right):
+            return numbers(left, right)
+        raise TypeError(f"types ({type(left)}, {type(right)}) not supported")
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"{words}, of symbols or numbers; of two numbers: a number."
+    return function
+
+
+pow = _either("_power", "_power", "_power_scalar", "_powerscalar", "_rpower_scalar", "_rpowerscalar", lambda a, b: a**b, "pow", "base ** exp")
+power = pow
+maximum = _either(
+    "_maximum", "_maximum", "_maximum_scalar", "_maximumscalar", "_maximum_scalar", "_maximumscalar", lambda a, b: a if a > b else b, "maximum", "The larger of both"
+)  # fmt: skip
+minimum = _either(
+    "_minimum", "_minimum", "_minimum_scalar", "_minimumscalar", "_minimum_scalar", "_minimumscalar", lambda a, b: a if a < b else b, "minimum", "The smaller of both"
+)  # fmt: skip
+hypot = _either("_hypot", "_hypot", "_hypot_scalar", "_hypotscalar", "_hypot_scalar", "_hypotscalar", np.hypot, "hypot", "sqrt(left**2 + right**2)")

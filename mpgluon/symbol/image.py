@@ -1,0 +1,5 @@
+"""Ops on images."""
+
+from ._namespaces import fill
+
+fill("image", globals())

@@ -1,0 +1,5 @@
+"""Linear algebra."""
+
+from ._namespaces import fill
+
+fill("linalg", globals())

@@ -1,0 +1,5 @@
+"""The ops of the registry, as functions of symbols."""
+
+from ._namespaces import fill
+
+fill("op", globals())

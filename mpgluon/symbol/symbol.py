@@ -1,0 +1,611 @@
+"""`Symbol`: a computation described, to be bound to arrays later."""
+
+import numpy as np
+
+from .. import _core
+from ..base import MXNetError, NotImplementedForSymbol
+from ._functions import attributes, is_number, node_of, single
+from ._graph import Node, hidden_key, rebuild, states, topological
+from ._infer import NUMBERS, Inference, dtype_type, known
+from ._json import dump, parse, without_casts
+
+__all__ = ["Symbol", "Variable", "Group", "fromjson", "load", "load_json", "var"]
+
+
+class Symbol:
+    """One or several outputs of a graph of ops on variables.
+
+    Symbols are made by `var`, by the functions of ``mx.sym`` and by operators, and are bound to arrays with `bind` or
+    `simple_bind`. They share the nodes of what they are made of.
+    """
+
+    __slots__ = ("_entries", "__weakref__")
+
+    def __init__(self, entries):
+        self._entries = entries
+
+    # Looking at it
+
+    @property
+    def name(self):
+        """The name of the node, or None for a group of several nodes."""
+        node = self._entries[0][0]
+        return node.name if all(other is node for other, _ in self._entries) else None
+
+    def __repr__(self):
+        name = self.name
+        if name is None:
+            return f"<{type(self).__name__} group [{', '.join([symbol.name for symbol in self])}]>"
+        return f"<{type(self).__name__} {name}>"
+
+    def __len__(self):
+        return len(self._entries)
+
+    def __iter__(self):
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, index):
+        """An output by number or name, or a group of them by slice. IndexError, ValueError when there is none."""
+        if isinstance(index, str):
+            places = [i for i, name in enumerate(self.list_outputs()) if name == index]
+            if not places:
+                raise ValueError(f"Cannot find output that matches name {index!r}")
+            if len(places) > 1:
+                raise ValueError(f"There are multiple outputs with name {index!r}")
+            index = places[0]
+        if isinstance(index, slice):
+            chosen = self._entries[index]
+            if not chosen:
+                raise IndexError("the slice of the symbol's outputs is empty")
+            return Symbol(list(chosen))
+        if not isinstance(index, (int, np.integer)):
+            raise TypeError(f"Symbol only supports integer index to fetch i-th output, not {type(index).__name__}")
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"the symbol has {len(self)} outputs, there is no output {index}")
+        return Symbol([self._entries[index]])
+
+    def _variables(self):
+        order = topological(self._entries)
+        written = states(order)
+        return [node for node in order if node.call is None], written
+
+    def list_arguments(self):
+        """The names of the variables that are arguments, in the order in which `bind` takes them."""
+        variables, written = self._variables()
+        return [node.name for node in variables if node not in written]
+
+    def list_auxiliary_states(self):
+        """The names of the variables that ops write, such as a BatchNorm's moving mean."""
+        variables, written = self._variables()
+        return [node.name for node in variables if node in written]
+
+    def list_inputs(self):
+        """The names of all variables."""
+        return [node.name for node in self._variables()[0]]
+
+    def list_outputs(self):
+        """The names of the outputs."""
+        return [node.output_name(index) for node, index in self._entries]
+
+    def get_internals(self):
+        """A group of the outputs of all nodes."""
+        return Symbol([(node, i) for node in topological(self._entries) for i in range(node.num_outputs)])
+
+    def get_children(self):
+        """A group of the inputs of the nodes, or None for a variable."""
+        nodes = list(dict.fromkeys(node for node, _ in self._entries))
+        inputs = [entry for node in nodes for entry in node.inputs]
+        return Symbol(inputs) if inputs else None
+
+    # Attributes
+
+    def attr(self, key):
+        """The attribute of that name as text, or None."""
+        if self.name is None:
+            return None
+        return self._entries[0][0].get(key)
+
+    def list_attr(self, recursive=False):
+        """The attributes of the node, parameters included, as a dict of texts."""
+        if recursive:
+            raise DeprecationWarning("Symbol.list_attr with recursive=True has been deprecated. Please use attr_dict instead.")
+        return self._entries[0][0].all_attrs() if self.name is not None else {}
+
+    def attr_dict(self):
+        """The attributes of all nodes: name -> dict of texts; nodes without any are left out."""
+        return {node.name: node.all_attrs() for node in topological(self._entries) if node.attrs}
+
+    def _set_attr(self, **kwargs):
+        if self.name is None:
+            raise MXNetError("attributes are set on single nodes, not on groups")
+        for key, value in kwargs.items():
+            if not isinstance(value, str):
+                raise ValueError(f"Set Attr only accepts string values; {key} is {type(value).__name__}")
+            self._entries[0][0].attrs[hidden_key(key)] = value
+
+    # Copies, composition
+
+    def __copy__(self):
+        return self.__deepcopy__(None)
+
+    def __deepcopy__(self, _):
+        return Symbol(rebuild(self._entries, {}))
+
+    def __getstate__(self):
+        return {"handle": self.tojson(remove_amp_cast=False)}
+
+    def __setstate__(self, state):
+        self._entries = parse(state["handle"])
+
+    def __reduce__(self):
+        return _unpickle, (self.tojson(remove_amp_cast=False),)
+
+    def __call__(self, *args, **kwargs):
+        """A copy of the symbol with other symbols in place of its variables: by position in `list_arguments`, or by name.
+
+        ``name=`` names the node of the first output.
+        """
+        copied = self.__copy__()
+        copied._compose(*args, **kwargs)
+        return copied
+
+    def _compose(self, *args, **kwargs):
+        name = kwargs.pop("name", None)
+        if args and kwargs:
+            raise TypeError("compose only accept input Symbols either as positional or keyword arguments, not both")
+        for value in (*args, *kwargs.values()):
+            if not isinstance(value, Symbol):
+                raise TypeError(f"Compose expect `Symbol` as arguments, got {type(value).__name__}")
+        variables, written = self._variables()
+        replace = {}
+        if args:
+            arguments = [node for node in variables if node not in written]
+            if len(args) > len(arguments):
+                raise MXNetError(f"{self}: {len(args)} symbols for {len(arguments)} arguments")
+            for node, symbol in zip(arguments, args):
+                replace[node] = single(symbol, f"the symbol for {node.name}")
+        for key, symbol in kwargs.items():
+            matches = [node for node in variables if node.name == key]
+            if not matches:
+                raise MXNetError(f"{self}: there is no argument {key!r}; there are {', '.join(node.name for node in variables)}")
+            for node in matches:
+                replace[node] = single(symbol, f"the symbol for {key}")
+        self._entries = rebuild(self._entries, replace)
+        if name and self._entries[0][0].call is not None:
+            self._entries[0][0].name = name
+
+    def _gen_atomic_symbol(self):
+        """The op alone, with new variables as inputs."""
+        node = single(self, "the symbol")[0] if len(self) == 1 else self._entries[0][0]
+        if node.call is None:
+            return Symbol([(Node(node.name, dict(node.attrs)), 0)])
+        names = node.call.input_names(len(node.inputs))
+        inputs = tuple([(Node(f"{node.name}_{name}", {}), 0) for name in names])
+        copy = Node(node.name, dict(node.attrs), node.call, inputs)
+        return Symbol([(copy, i) for i in range(copy.num_outputs)])
+
+    # Inference
+
+    def _given(self, args, kwargs, what):
+        names = self.list_inputs()
+        if args and kwargs:
+            raise ValueError(f"Can only specify known argument {what}s either by positional or kwargs way.")
+        if args:
+            arguments = self.list_arguments()
+            if len(args) > len(arguments):
+                raise ValueError(f"{len(args)} {what}s are given for {len(arguments)} arguments")
+            return {name: value for name, value in zip(arguments, args) if value is not None}
+        unknown = [name for name in kwargs if name not in names]
+        if unknown:
+            import warnings
+
+            warnings.warn(f"infer_{what}: the symbol has no argument {', '.join(unknown)}; there are {', '.join(names)}", stacklevel=4)
+        return {name: value for name, value in kwargs.items() if value is not None}
+
+    def _sorted(self, inference, field):
+        variables, written = self._variables()
+        arguments = [desc[field] for desc in inference.of([node for node in variables if node not in written])]
+        auxiliary = [desc[field] for desc in inference.of([node for node in variables if node in written])]
+        return arguments, [desc[field] for desc in inference.outputs()], auxiliary
+
+    def _infer_shape_impl(self, partial, *args, **kwargs):
+        shapes = self._given(args, kwargs, "shape")
+        for name, shape in shapes.items():
+            if not isinstance(shape, (tuple, list)):
+                raise TypeError(f"Arguments need to be shapes (tuple), but '{name}' is {type(shape).__name__}.")
+        found = self._sorted(Inference(self._entries, shapes, {}), 0)
+        if not partial and not all(known(shape) for group in found for shape in group):
+            return None, None, None
+        return tuple([[() if shape is None else shape for shape in group] for group in found])
+
+    def infer_shape(self, *args, **kwargs):
+        """The shapes of arguments, outputs and auxiliary states, from those of some arguments (by position or name).
+
+        Returns three lists of tuples, or three times None where something stays unknown. MXNetError when shapes contradict.
+        """
+        found = self._infer_shape_impl(False, *args, **kwargs)
+        if found[0] is None:
+            import warnings
+
+            shapes = self._infer_shape_impl(True, *args, **kwargs)[0]
+            unknown = [f"{name}: {shape}" for name, shape in zip(self.list_arguments(), shapes) if not known(shape) or not shape]
+            warnings.warn(f"Cannot decide shape for the following arguments (0s in shape means unknown dimensions): {', '.join(unknown[:10])}", stacklevel=2)
+        return found
+
+    def infer_shape_partial(self, *args, **kwargs):
+        """Like `infer_shape`, but says what it found: () for unknown shapes, 0 for unknown sizes."""
+        return self._infer_shape_impl(True, *args, **kwargs)
+
+    def _infer_type_impl(self, partial, *args, **kwargs):
+        types = {name: _core.dtype_name(dtype) for name, dtype in self._given(args, kwargs, "type").items()}
+        found = self._sorted(Inference(self._entries, {}, types), 1)
+        if not partial and any(dtype is None for group in found for dtype in group):
+            return None, None, None
+        return tuple([[dtype_type(dtype) for dtype in group] for group in found])
+
+    def infer_type(self, *args, **kwargs):
+        """The dtypes of arguments, outputs and auxiliary states, from those of some arguments; three times None where one stays
+        unknown."""
+        return self._infer_type_impl(False, *args, **kwargs)
+
+    def infer_type_partial(self, *args, **kwargs):
+        """Like `infer_type`, but says what it found: None for unknown dtypes."""
+        return self._infer_type_impl(True, *args, **kwargs)
+
+    # Text
+
+    def tojson(self, remove_amp_cast=True):
+        """The symbol as the text of a ``-symbol.json`` file."""
+        return dump(without_casts(self._entries) if remove_amp_cast else self._entries)
+
+    def save(self, fname, remove_amp_cast=True):
+        """Writes the symbol into a file, for `load`."""
+        with open(fname, "w", encoding="utf-8") as file:
+            file.write(self.tojson(remove_amp_cast))
+
+    def debug_str(self):
+        """What the symbol is made of, node by node."""
+        lines = ["Symbol Outputs:"]
+        lines += [f"\toutput[{i}]={node.name}({index})" for i, (node, index) in enumerate(self._entries)]
+        for node in topological(self._entries):
+            if node.call is None:
+                lines.append(f"Variable:{node.name}")
+                continue
+            lines += ["--------------------", f"Op:{node.call.name}, Name={node.name}", "Inputs:"]
+            written = node.call.states(len(node.inputs))
+            for i, ((source, index), state) in enumerate(zip(node.inputs, written)):
+                lines.append(f"\targ[{i}]={source.name}({index})" + (f" version={int(state)}" if source.call is None else ""))
+            if node.attrs:
+                lines += ["Attrs:", *[f"\t{key}={node.attrs[key]}" for key in sorted(node.attrs)]]
+        return "\n".join(lines) + "\n"
+
+    # Running
+
+    def bind(self, ctx, args, args_grad=None, grad_req="write", aux_states=None, group2ctx=None, shared_exec=None):
+        """An `Executor` that computes the symbol on given arrays.
+
+        Parameters
+        ----------
+        ctx : Context
+            Where ops run that nothing else places.
+        args : list or dict of NDArray
+            The arguments, in the order of `list_arguments` or by name.
+        args_grad : list or dict of NDArray, optional
+            Where gradients go; arguments without one get none.
+        grad_req : str, list or dict of str, default 'write'
+            'write', 'add' or 'null', for all arguments or for each.
+        aux_states : list or dict of NDArray, optional
+        group2ctx : dict of str to Context, optional
+            The devices of the groups named by ``AttrScope(ctx_group=...)``. Arrays move between groups by themselves.
+        shared_exec : Executor, optional
+            Accepted as in MXNet; memory comes from pools that all executors share.
+        """
+        from ..executor import bind
+
+        return bind(self, ctx, args, args_grad, grad_req, aux_states, group2ctx, shared_exec)
+
+    def simple_bind(
+        self, ctx, grad_req="write", type_dict=None, stype_dict=None, group2ctx=None, shared_arg_names=None, shared_exec=None, shared_buffer=None, **kwargs
+    ):  # fmt: skip
+        """An `Executor` with new arrays, whose shapes follow from those given by name: ``simple_bind(ctx, data=(32, 100))``.
+
+        Parameters
+        ----------
+        ctx, grad_req, group2ctx : see `bind`
+        type_dict : dict of str to dtype, optional
+            Dtypes of arguments; without it all that don't say their own are float32.
+        shared_arg_names : list of str, optional
+            Arguments whose arrays are those of `shared_exec`.
+        shared_exec : Executor, optional
+            Where shared arguments and auxiliary states of the same name and shape come from.
+        shared_buffer : dict of str to NDArray, optional
+            Arrays to take for arguments of these names if they are large enough; new ones are put in.
+        """
+        from ..executor import simple_bind
+
+        return simple_bind(self, ctx, grad_req, type_dict, stype_dict, group2ctx, shared_arg_names, shared_exec, shared_buffer, kwargs)
+
+    def eval(self, ctx=None, **kwargs):
+        """The outputs for arguments given by name: a list of NDArrays."""
+        return self.bind(_core.current_context() if ctx is None else ctx, kwargs).forward()
+
+    def gradient(self, wrt):
+        """NotSupportedError, as in MXNet: bind the symbol and call `Executor.backward`."""
+        raise _core.NotSupportedError("Symbol.gradient is not supported; bind the symbol and call backward() of the executor")
+
+    def optimize_for(self, backend, args=None, aux=None, ctx=None, shape_dict=None, type_dict=None, stype_dict=None, skip_infer=False, **kwargs):
+        """The symbol itself: there are no other backends, everything is compiled when it is bound."""
+        return self
+
+    def get_backend_symbol(self, backend):
+        """The symbol itself; see `optimize_for`."""
+        return self
+
+    def as_in_context(self, ctx, name=None):
+        """The value moved to the device `ctx`: what is computed from it runs there. Gradients move back."""
+        return node_of("_copyto", "_copyto", [self], {"ctx": ctx}, name)
+
+    as_in_ctx = as_in_context
+
+    def as_nd_ndarray(self):
+        """The symbol itself."""
+        return self
+
+    def as_np_ndarray(self):
+        """NotSupportedError: there is no ``mx.np`` here."""
+        raise _core.NotSupportedError("as_np_ndarray: there is no mx.np in mpgluon")
+
+    @property
+    def handle(self):
+        """What stands for MXNet's handle: the entries."""
+        return self._entries
+
+    # Operators
+
+    def __bool__(self):
+        raise NotImplementedForSymbol(self.__bool__, "bool")
+
+    def __abs__(self):
+        return node_of("abs", "abs", [self])
+
+    def __neg__(self):
+        return self.__mul__(-1.0)
+
+    def __iadd__(self, other):
+        raise NotImplementedForSymbol(self.__iadd__, "+=", other, 1)
+
+    def __isub__(self, other):
+        raise NotImplementedForSymbol(self.__isub__, "-=", other)
+
+    def __imul__(self, other):
+        raise NotImplementedForSymbol(self.__imul__, "*=", other)
+
+    def __itruediv__(self, other):
+        raise NotImplementedForSymbol(self.__itruediv__, "/=", other)
+
+    __hash__ = object.__hash__
+
+    def reshape(self, *args, **kwargs):
+        """``sym.reshape``; the shape may be given as separate integers."""
+        if len(args) > 1 and all(isinstance(arg, int) for arg in args):
+            args = (args,)
+        return _function("Reshape", "reshape")(self, *args, **kwargs)
+
+    def expand_dims(self, axis, inplace=False, **kwargs):
+        """``sym.expand_dims``."""
+        return _function("expand_dims")(self, axis=axis, **kwargs)
+
+    def flatten(self, inplace=False, **kwargs):
+        """``sym.flatten``."""
+        return _function("Flatten", "flatten")(self, **kwargs)
+
+    def squeeze(self, axis=None, inplace=False, **kwargs):
+        """``sym.squeeze``."""
+        return _function("squeeze")(self, axis=axis, **kwargs)
+
+    def diag(self, k=0, **kwargs):
+        """``sym.diag``."""
+        return _function("diag")(self, k=k, **kwargs)
+
+    def astype(self, *args, **kwargs):
+        """``sym.cast``."""
+        return _function("Cast", "cast")(self, *args, **kwargs)
+
+    def transpose(self, *axes, **kwargs):
+        """``sym.transpose``; the axes as one tuple or as separate integers."""
+        if len(axes) > 1:
+            axes = (axes,)
+        return _function("transpose")(self, *axes, **kwargs)
+
+    def split_v2(self, *args, **kwargs):
+        """``sym.split_v2``."""
+        from .creation import split_v2
+
+        return split_v2(self, *args, **kwargs)
+
+
+def _unpickle(text):
+    return Symbol(parse(text))
+
+
+def _function(op, name=None):
+    from ._functions import Function
+
+    return Function(_core.get_op(op), name or op)
+
+
+_NO_VALUE = ("wait_to_read", "asnumpy", "asscalar", "copy", "detach", "backward")
+
+
+def _without_value(name):
+    def method(self, *args):
+        raise NotImplementedForSymbol(getattr(self, name), None)
+
+    method.__name__ = name
+    method.__qualname__ = f"Symbol.{name}"
+    method.__doc__ = "Symbols have no values: NotImplementedForSymbol."
+    return method
+
+
+for _name in _NO_VALUE:
+    setattr(Symbol, _name, _without_value(_name))
+
+# name: op on symbols, its name; op with a number, its name; op with the number first, its name.
+_OPERATORS = {
+    "add": ("elemwise_add", "_plus", "_plus_scalar", "_plusscalar", "_plus_scalar", "_plusscalar"),
+    "sub": ("elemwise_sub", "_minus", "_minus_scalar", "_minusscalar", "_rminus_scalar", "_rminusscalar"),
+    "mul": ("elemwise_mul", "_mul", "_mul_scalar", "_mulscalar", "_mul_scalar", "_mulscalar"),
+    "truediv": ("elemwise_div", "_div", "_div_scalar", "_divscalar", "_rdiv_scalar", "_rdivscalar"),
+    "mod": ("_mod", "_mod", "_mod_scalar", "_modscalar", "_rmod_scalar", "_rmodscalar"),
+    "pow": ("_power", "_power", "_power_scalar", "_powerscalar", "_rpower_scalar", "_rpower_scalar"),
+    "eq": ("_equal", "_equal", "_equal_scalar", "_equal_scalar", None, None),
+    "ne": ("_not_equal", "_not_equal", "_not_equal_scalar", "_not_equal_scalar", None, None),
+    "gt": ("_greater", "_greater", "_greater_scalar", "_greater_scalar", None, None),
+    "ge": ("_greater_equal", "_greater_equal", "_greater_equal_scalar", "_greater_equal_scalar", None, None),
+    "lt": ("_lesser", "_lesser", "_lesser_scalar", "_lesser_scalar", None, None),
+    "le": ("_lesser_equal", "_lesser_equal", "_lesser_equal_scalar", "_lesser_equal_scalar", None, None),
+}
+
+
+def _add_operators():
+    def make(op, hint, scalar, scalar_hint):
+        def method(self, other):
+            if isinstance(other, Symbol):
+                return node_of(op, hint, [self, other])
+            if is_number(other):
+                return node_of(scalar, scalar_hint, [self], {"scalar": other.item() if isinstance(other, np.generic) else other})
+            raise TypeError(f"type {type(other)} not supported")
+
+        return method
+
+    def reflected(op, hint):
+        def method(self, other):
+            if isinstance(other, _core.NDArray):
+                raise NotImplementedForSymbol(method, "operator", other)
+            if is_number(other):
+                return node_of(op, hint, [self], {"scalar": other.item() if isinstance(other, np.generic) else other})
+            raise TypeError(f"type {type(other)} not supported")
+
+        return method
+
+    for name, (op, hint, scalar, scalar_hint, other, other_hint) in _OPERATORS.items():
+        methods = {f"__{name}__": make(op, hint, scalar, scalar_hint)}
+        if other is not None:
+            methods[f"__r{name}__"] = reflected(other, other_hint)
+        for key, method in methods.items():
+            method.__name__ = key
+            method.__qualname__ = f"Symbol.{key}"
+            setattr(Symbol, key, method)
+    Symbol.__div__, Symbol.__rdiv__, Symbol.__idiv__ = Symbol.__truediv__, Symbol.__rtruediv__, Symbol.__itruediv__
+    Symbol.__nonzero__ = Symbol.__bool__
+
+
+_add_operators()
+
+# Methods that are the functions of these names.
+_METHODS = (
+    "abs arccos arccosh arcsin arcsinh arctan arctanh argmax argmax_channel argmin argsort broadcast_axes broadcast_like broadcast_to cbrt ceil clip cos cosh "
+    "degrees depth_to_space exp expm1 fix flip floor log log10 log1p log2 log_softmax max mean min nanprod nansum norm one_hot ones_like pad pick prod radians "
+    "rcbrt reciprocal relu repeat reshape_like rint round rsqrt shape_array sigmoid sign sin sinh size_array slice slice_axis slice_like softmax softmin sort "
+    "space_to_depth split sqrt square sum swapaxes take tan tanh tile topk trunc zeros_like"
+).split()
+
+
+def _add_methods():
+    ops = _core.ops()
+
+    def make(name):
+        def method(self, *args, **kwargs):
+            return _function(name)(self, *args, **kwargs)
+
+        method.__name__ = name
+        method.__qualname__ = f"Symbol.{name}"
+        method.__doc__ = f"``sym.{name}`` of this symbol."
+        return method
+
+    for name in _METHODS:
+        if name in ops:
+            setattr(Symbol, name, make(name))
+
+
+_add_methods()
+
+
+def var(name, attr=None, shape=None, lr_mult=None, wd_mult=None, dtype=None, init=None, stype=None, **kwargs):
+    """A variable: an array to be given when the symbol is bound.
+
+    Parameters
+    ----------
+    name : str
+    attr : dict of str, optional
+        Attributes.
+    shape : tuple of int, optional
+        With 0 for unknown sizes. What is given to inference and `simple_bind` overrides it.
+    lr_mult, wd_mult : float, optional
+    dtype : str or dtype, optional
+    init : Initializer or str, optional
+    stype : str, optional
+        Kept as an attribute; arrays are dense.
+    **kwargs
+        Other attributes; their names begin and end with two underscores.
+    """
+    if not isinstance(name, str):
+        raise TypeError("Expect a string for variable `name`")
+    attrs = attributes(attr)
+    if shape is not None:
+        shape = (shape,) if isinstance(shape, (int, np.integer)) else shape
+        attrs["__shape__"] = str(tuple([int(size) for size in shape]))
+    if lr_mult is not None:
+        attrs["__lr_mult__"] = str(lr_mult)
+    if wd_mult is not None:
+        attrs["__wd_mult__"] = str(wd_mult)
+    if dtype is not None:
+        attrs["__dtype__"] = str(NUMBERS[_core.dtype_name(dtype)])
+    if init is not None:
+        attrs["__init__"] = init if isinstance(init, str) else init.dumps()
+    if stype is not None:
+        numbers = {"default": 0, "row_sparse": 1, "csr": 2}
+        if stype not in numbers:
+            raise ValueError(f"var: the storage type is one of {', '.join(numbers)}, not {stype!r}")
+        attrs["__storage_type__"] = str(numbers[stype])
+    for key, value in kwargs.items():
+        if not (key.startswith("__") and key.endswith("__")):
+            raise ValueError(f"Attribute name={key} is not supported. Additional attributes must start and end with double underscores, e.g, __yourattr__")
+        attrs[key] = str(value)
+    for key, value in attrs.items():
+        if not isinstance(value, str):
+            raise ValueError(f"var: the attribute {key} has to be text, not {type(value).__name__}")
+    return Symbol([(Node(name, attrs), 0)])
+
+
+Variable = var
+
+
+def Group(symbols, create_fn=Symbol):
+    """One symbol with the outputs of all the given ones."""
+    symbols = list(symbols)
+    if not symbols or any(not isinstance(symbol, Symbol) for symbol in symbols):
+        raise TypeError("Expected a list of symbols as input")
+    return create_fn([entry for symbol in symbols for entry in symbol._entries])
+
+
+def load(fname):
+    """Reads a symbol from a file. OSError when it can't be read, MXNetError when it holds no symbol of this build's ops."""
+    if not isinstance(fname, str):
+        raise TypeError("fname need to be string")
+    with open(fname, encoding="utf-8", errors="strict") as file:
+        try:
+            text = file.read()
+        except UnicodeDecodeError as error:
+            raise MXNetError(f"{fname} is no text: {error}") from None
+    return Symbol(parse(text))
+
+
+def load_json(json_str):
+    """The symbol that the text of a ``-symbol.json`` file describes; see `load`."""
+    if not isinstance(json_str, str):
+        raise TypeError("json_str need to be string")
+    return Symbol(parse(json_str))
+
+
+fromjson = load_json
