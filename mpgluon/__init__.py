@@ -33,7 +33,7 @@ from .random import seed as _seed  # noqa: E402
 
 # Loaded when first used, so that `import mpgluon` stays quick.
 _LAZY = {
-    "attribute": "attribute", "callback": "callback", "comm": "comm", "contrib": "contrib", "gluon": "gluon", "image": "image", "info": "info",
+    "attribute": "attribute", "callback": "callback", "comm": "comm", "contrib": "contrib", "executor": "executor", "gluon": "gluon", "image": "image", "info": "info",
     "init": "initializer", "initializer": "initializer", "io": "io", "kv": "kvstore", "kvstore": "kvstore", "log": "log", "lr_scheduler": "lr_scheduler",
     "metric": "metric", "model": "model", "mon": "monitor", "monitor": "monitor", "name": "name", "np": "numpy", "numpy": "numpy", "opt": "optimizer", "optimizer": "optimizer",
     "parallel": "parallel", "profiler": "profiler", "recordio": "recordio", "registry": "registry", "rnn": "rnn", "sym": "symbol", "symbol": "symbol",

@@ -2,6 +2,7 @@
  * checked once, when the node is made, by the op's own table; arity, inference and execution (or tracing) are then the op's own too.
  * Immutable after it is made. See core.h.
  */
+#include "op/infer.h"
 #include "python/core.h"
 
 typedef struct op_call {
@@ -264,6 +265,11 @@ static PyObject *call_context(PyObject *object, void *unused) {
   if (index >= 0) id = *(const mpg_device_id *)(self->params + self->op->params->params[index].offset);
   return id.type ? mpg_py_context(id) : Py_NewRef(Py_None);
 }
+static PyObject *call_differentiable(PyObject *self, void *unused) {
+  (void)unused;
+  mpg_gradient_fn gradient = ((op_call *)self)->op->gradient;
+  return PyBool_FromLong(gradient != NULL && gradient != mpg_gradient_none && gradient != mpg_gradient_missing);
+}
 static PyObject *call_repr(PyObject *self) { return PyUnicode_FromFormat("<OpCall %s>", ((op_call *)self)->op->name); }
 
 static PyMethodDef call_methods[] = {
@@ -282,6 +288,7 @@ static PyMethodDef call_methods[] = {
 static PyGetSetDef call_properties[] = {{"name", call_name, NULL, "The op's canonical name.", NULL},
                                         {"creates", call_flag, NULL, "Whether it makes arrays from nothing.", (void *)(uintptr_t)MPG_OP_CREATES},
                                         {"copies", call_flag, NULL, "Whether it moves an array to a device.", (void *)(uintptr_t)MPG_OP_COPY},
+                                        {"differentiable", call_differentiable, NULL, "Whether gradients flow through it.", NULL},
                                         {"context", call_context, NULL, "The device its parameters name, or None.", NULL},
                                         {0}};
 static PyType_Slot call_slots[] = {{Py_tp_new, call_new},
@@ -312,7 +319,15 @@ static PyObject *replace_array(PyObject *module, PyObject *args) {
   Py_RETURN_NONE;
 }
 
+/* Whether a gradient can flow from the array. */
+static PyObject *on_tape(PyObject *module, PyObject *object) {
+  (void)module;
+  const mpg_array *array = mpg_py_expect_array(object, "on_tape");
+  return array == NULL ? NULL : PyBool_FromLong(array->node != NULL);
+}
+
 static PyMethodDef functions[] = {
+    {"on_tape", on_tape, METH_O, "on_tape(array)\n--\n\nWhether the array is a variable of autograd, or was computed from one while recording."},
     {"replace_array", replace_array, METH_VARARGS, "replace_array(target, source)\n--\n\nMakes `target` stand for the memory of `source`, off the tape."}, {0}};
 
 int mpg_py_symbol_init(PyObject *module) {

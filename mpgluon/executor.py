@@ -1,0 +1,522 @@
+"""`Executor`: a symbol bound to arrays.
+
+An executor runs its symbol the way a hybridized block runs: the nodes are traced into one graph over all devices, which is
+placed, planned and lowered to one program per device for the forward pass, and one for the backward pass.
+"""
+
+import numpy as np
+
+from . import _core, autograd
+from . import ndarray as nd
+from .base import MXNetError
+from .context import Context
+from .symbol._graph import placement, states, topological
+from .symbol._infer import Inference, known
+
+__all__ = ["Executor"]
+
+# Layers whose backward makes its own gradient and takes none from behind.
+LOSSES = {"SoftmaxOutput", "LinearRegressionOutput", "LogisticRegressionOutput", "MAERegressionOutput", "SVMOutput", "MakeLoss", "make_loss", "IdentityAttachKLSparseReg"}
+
+
+class Program:
+    """How the nodes of a symbol are called in order, and on which devices."""
+
+    def __init__(self, entries, order, devices, ctx, moves):
+        self.order = order
+        self.place = {node: i for i, node in enumerate(order)}
+        self.steps = []  # (node number, call, sources, device or None)
+        written = states(order)
+        variables = [node for node in order if node.call is None]
+        self.arguments = [node for node in variables if node not in written]
+        self.auxiliary = [node for node in variables if node in written]
+        for node in order:
+            if node.call is not None:
+                sources = [(self.place[source], index) for source, index in node.inputs]
+                device = devices.get(node, ctx)
+                self.steps.append((self.place[node], node, sources, device if moves and not node.call.copies else None, device))
+        self.heads = [(self.place[node], index) for node, index in entries]
+        self._inputs = [self.place[node] for node in (*self.arguments, *self.auxiliary)]
+
+    def trace(self, *arrays):
+        """`run`, as compiled functions are called."""
+        return self.run(arrays)
+
+    def run(self, arrays, monitor=None, monitor_all=False):
+        """The outputs for arrays of the arguments, then of the auxiliary states. `monitor` is called with names and arrays."""
+        values = [None] * len(self.order)
+        for place, array in zip(self._inputs, arrays):
+            values[place] = [array]
+        moved = {}
+        for place, node, sources, target, device in self.steps:
+            inputs = [values[at][index] for at, index in sources]
+            if target is not None:
+                for i, array in enumerate(inputs):
+                    if array.context != target:
+                        key = (*sources[i], target)
+                        copy = moved.get(key)
+                        if copy is None:
+                            copy = moved[key] = array.as_in_context(target)
+                        inputs[i] = copy
+            if monitor is not None and monitor_all:
+                for name, array in zip(node.call.input_names(len(inputs)), inputs):
+                    monitor(f"{node.name}_{name}", array)
+            try:
+                values[place] = node.call.run(inputs, device)
+            except MXNetError as error:
+                raise type(error)(f"Error in operator {node.name}: {error}") from None
+            if monitor is not None:
+                for i, array in enumerate(values[place]):
+                    monitor(node.output_name(i), array)
+        return [values[at][index] for at, index in self.heads]
+
+
+def _dict_of(names, arrays):
+    if len(set(names)) != len(names):
+        raise ValueError(f"Duplicate names detected, {names}")
+    return dict(zip(names, arrays))
+
+
+class Executor:
+    """A symbol with arrays for its arguments, gradients and auxiliary states; made by `Symbol.bind` and `Symbol.simple_bind`.
+
+    Attributes
+    ----------
+    arg_arrays, grad_arrays, aux_arrays : list of NDArray
+        In the order of the symbol's `list_arguments` and `list_auxiliary_states`; None where an argument has no gradient.
+    arg_dict, grad_dict, aux_dict, output_dict : dict of str to NDArray
+        The same by name.
+    outputs : list of NDArray
+        The results of the last forward. The arrays stay the same objects from one forward to the next.
+    """
+
+    def __init__(self, symbol, ctx, arg_arrays, grad_arrays, grad_req, aux_arrays, group2ctx=None, base=None):
+        self._symbol = symbol
+        self._ctx = ctx
+        self._group2ctx = dict(group2ctx) if group2ctx else None
+        self.arg_arrays = arg_arrays
+        self.grad_arrays = grad_arrays
+        self.aux_arrays = aux_arrays
+        self._requests = grad_req
+        self._grad_req = grad_req
+        self._program = self._make_program() if base is None else base._program
+        # Compiled programs belong to the family of executors that come from each other by reshape.
+        self._call = _core.CachedOp(self._program.trace, {}) if base is None else base._call
+        self._monitor = None
+        self._monitor_all = False
+        self._outputs = None
+        self._heads = None  # of the recorded forward
+        self._trained = False
+        self._check_devices()
+        # The executor's own handles on the arrays: they are variables of the tape, the user's arrays stay what they are.
+        self._inputs = [array.detach() for array in (*arg_arrays, *aux_arrays)]
+        wanted = [i for i, (grad, request) in enumerate(zip(grad_arrays, grad_req)) if grad is not None and request != "null"]
+        self._wanted = wanted
+        if wanted:
+            autograd.mark_variables([self._inputs[i] for i in wanted], [grad_arrays[i] for i in wanted], [grad_req[i] for i in wanted])
+
+    def _make_program(self):
+        order = topological(self._symbol._entries)
+        written = states(order)
+        variables = [node for node in order if node.call is None]
+        arguments = [node for node in variables if node not in written]
+        auxiliary = [node for node in variables if node in written]
+        there = {}
+        if self._group2ctx:
+            for node, array in zip((*arguments, *auxiliary), (*self.arg_arrays, *self.aux_arrays)):
+                there[node] = array.context
+        devices = placement(order, self._group2ctx, there)
+        return Program(self._symbol._entries, order, devices, self._ctx, bool(self._group2ctx))
+
+    def _check_devices(self):
+        for node, grad, array in zip(self._program.arguments, self.grad_arrays, self.arg_arrays):
+            if grad is not None and grad.shape != array.shape:
+                raise MXNetError(f"the gradient array of {node.name} has the shape {grad.shape}, the argument {array.shape}")
+            if grad is not None and grad.context != array.context:
+                raise MXNetError(f"the gradient array of {node.name} is on {grad.context}, the argument on {array.context}")
+
+    # Running
+
+    def forward(self, is_train=False, **kwargs):
+        """Computes the outputs and returns them.
+
+        Parameters
+        ----------
+        is_train : bool, default False
+            Whether layers such as Dropout behave as in training.
+        **kwargs : NDArray or numpy.ndarray
+            New values for arguments. TypeError for unknown names, ValueError for other shapes.
+        """
+        if kwargs:
+            arguments = self.arg_dict
+            for name, array in kwargs.items():
+                if not isinstance(array, (nd.NDArray, np.ndarray)):
+                    raise ValueError("only accept keyword argument of NDArrays and numpy.ndarray")
+                if name not in arguments:
+                    raise TypeError(f"Unknown argument {name}; there are {', '.join(arguments)}")
+                if arguments[name].shape != tuple(array.shape):
+                    raise ValueError(f"Shape not match! Argument {name}, need: {arguments[name].shape}, received: {array.shape}")
+                arguments[name][:] = array
+        self._trained = bool(is_train)
+        self._run(bool(is_train), bool(is_train and self._wanted))
+        return self.outputs
+
+    def _run(self, train, record):
+        self._heads = None  # what an earlier forward kept for its backward is free now
+        with autograd.record(train_mode=train) if record else autograd.pause(train_mode=train):
+            if self._monitor is not None:
+                results = self._program.run(self._inputs, self._watch, self._monitor_all)
+            else:
+                results = self._call(*self._inputs)
+        if record:
+            self._heads = results
+        if self._outputs is None:
+            self._outputs = [array.detach() for array in results]
+        else:
+            for array, result in zip(self._outputs, results):
+                _core.replace_array(array, result)
+
+    def _watch(self, name, array):
+        self._monitor(name, array.detach())
+
+    @property
+    def outputs(self):
+        if self._outputs is None:
+            self._run(False, False)
+        return self._outputs
+
+    def backward(self, out_grads=None, is_train=True):
+        """Computes the gradients of the arguments into their gradient arrays.
+
+        Parameters
+        ----------
+        out_grads : NDArray, list of NDArray or dict of str to NDArray, optional
+            Gradients of the outputs. Outputs of loss layers (SoftmaxOutput, MakeLoss, ...) need none.
+        is_train : bool, default True
+            The mode of the gradient's ops.
+        """
+        if out_grads is None:
+            grads = [None] * len(self._program.heads)
+        elif isinstance(out_grads, nd.NDArray):
+            grads = [out_grads]
+        elif isinstance(out_grads, dict):
+            grads = [out_grads[name] for name in self._symbol.list_outputs()]
+        else:
+            grads = list(out_grads)
+        for grad in grads if out_grads is not None else ():
+            if not isinstance(grad, nd.NDArray):
+                raise TypeError("inputs must be NDArray")
+        if not self._wanted:
+            return
+        if len(grads) > len(self._program.heads):
+            raise MXNetError(f"backward: {len(grads)} gradients for {len(self._program.heads)} outputs")
+        grads += [None] * (len(self._program.heads) - len(grads))
+        self._check_heads(grads)
+        if self._heads is None:
+            self._run(self._trained, True)
+        # An output nothing of which can be differentiated is off the tape.
+        pairs = [(head, grad) for head, grad in zip(self._heads, grads) if _core.on_tape(head)]
+        for i in self._wanted:
+            self._inputs[i]._fresh_grad = False
+        if pairs:
+            heads, head_grads = zip(*[(head, self._gradient_for(head, grad)) for head, grad in pairs])
+            autograd.backward(list(heads), list(head_grads), retain_graph=True, train_mode=is_train)
+        for i in self._wanted:
+            if self._requests[i] == "write" and not self._inputs[i]._fresh_grad:
+                self.grad_arrays[i][:] = 0
+
+    def _gradient_for(self, head, grad):
+        return grad if grad is None or grad.context == head.context else grad.as_in_context(head.context)
+
+    def _check_heads(self, grads):
+        for (at, index), grad in zip(self._program.heads, grads):
+            node = self._program.order[at]
+            if grad is not None:
+                continue
+            if node.call is not None and (node.call.name in LOSSES or node.call.name == "BlockGrad"):
+                continue
+            if self._needs_gradient(at):
+                raise MXNetError(
+                    f"backward: the output {node.output_name(index)} is not that of a loss layer, so out_grads must have a gradient for it. To minimize "
+                    "the output itself, bind mx.sym.make_loss of it"
+                )
+
+    def _needs_gradient(self, head):
+        """Whether a gradient of that output reaches an argument that wants one."""
+        program = self._program
+        wanted = {program.place[program.arguments[i]] for i in self._wanted}
+        sources = {place: [at for at, _ in inputs] for place, _, inputs, _, _ in program.steps}
+        seen, stack = set(), [head]
+        while stack:
+            at = stack.pop()
+            if at in wanted:
+                return True
+            if at in seen:
+                continue
+            seen.add(at)
+            call = program.order[at].call
+            if call is not None and call.differentiable:
+                stack.extend(sources[at])
+        return False
+
+    # Arrays by name
+
+    @property
+    def arg_dict(self):
+        return _dict_of([node.name for node in self._program.arguments], self.arg_arrays)
+
+    @property
+    def grad_dict(self):
+        return _dict_of([node.name for node in self._program.arguments], self.grad_arrays)
+
+    @property
+    def aux_dict(self):
+        return _dict_of([node.name for node in self._program.auxiliary], self.aux_arrays)
+
+    @property
+    def output_dict(self):
+        return _dict_of(self._symbol.list_outputs(), self.outputs)
+
+    def copy_params_from(self, arg_params, aux_params=None, allow_extra_params=False):
+        """Copies values into arguments and auxiliary states, by name.
+
+        Parameters
+        ----------
+        arg_params, aux_params : dict of str to NDArray
+        allow_extra_params : bool, default False
+            Whether names that the symbol doesn't have are passed over; else ValueError.
+        """
+        for arrays, there, what in ((arg_params, self.arg_dict, "arguments"), (aux_params or {}, self.aux_dict, "auxiliary states")):
+            for name, array in arrays.items():
+                if name in there:
+                    there[name][:] = array.astype(there[name].dtype).as_in_context(there[name].context)
+                elif not allow_extra_params:
+                    raise ValueError(f'Find name "{name}" that is not in the {what}')
+
+    def set_monitor_callback(self, callback, monitor_all=False):
+        """From now on the graph runs node by node, and ``callback(name, array)`` is called with every output.
+
+        Parameters
+        ----------
+        callback : function, or None to run the compiled programs again
+        monitor_all : bool, default False
+            Whether it sees the nodes' inputs too.
+        """
+        self._monitor = callback
+        self._monitor_all = monitor_all
+
+    def reshape(self, partial_shaping=False, allow_up_sizing=False, **kwargs):
+        """An executor of the same symbol for other shapes; it shares the arrays whose shapes stay, and memory of those that shrink.
+
+        Parameters
+        ----------
+        partial_shaping : bool, default False
+            Whether the shapes of arguments not named here may change.
+        allow_up_sizing : bool, default False
+            Whether arrays may grow, and get new memory then.
+        **kwargs : tuple of int
+            New shapes by name. MXNetError where one is not allowed.
+        """
+        program = self._program
+        shapes = {name: tuple(shape) for name, shape in kwargs.items() if isinstance(shape, (tuple, list))}
+        names = {node.name for node in (*program.arguments, *program.auxiliary)}
+        for name in shapes:
+            if name not in names:
+                raise MXNetError(f"reshape: the symbol has no argument {name!r}")
+        inference = Inference(self._symbol._entries, shapes, {})
+        arrays = []
+        for nodes, old, gradients in ((program.arguments, self.arg_arrays, False), (program.arguments, self.grad_arrays, True), (program.auxiliary, self.aux_arrays, False)):
+            new = []
+            for node, array, (shape, _) in zip(nodes, old, inference.of(nodes)):
+                if array is None:
+                    new.append(None)
+                    continue
+                if not known(shape):
+                    raise MXNetError(f"reshape: the new shape of {node.name} does not follow from those given")
+                new.append(self._resized(node.name, array, shape, partial_shaping or node.name in shapes or gradients, allow_up_sizing))
+            arrays.append(new)
+        executor = Executor(self._symbol, self._ctx, arrays[0], arrays[1], self._requests, arrays[2], self._group2ctx, base=self)
+        executor.set_monitor_callback(self._monitor, self._monitor_all)
+        return executor
+
+    def _resized(self, name, array, shape, may_change, may_grow):
+        if array.shape == shape:
+            return array
+        if not may_change:
+            raise MXNetError(
+                f"reshape: the shape of unspecified array arg:{name} would change from {array.shape} to {shape}. If this is intended, set "
+                "partial_shaping=True"
+            )
+        size = int(np.prod(shape))
+        if size <= array.size:
+            return array.reshape((-1,))[:size].reshape(shape)
+        if not may_grow:
+            raise MXNetError(f"reshape: the new shape {shape} of arg:{name} is larger than the original {array.shape}. Set allow_up_sizing=True to allow it")
+        return nd.empty(shape, ctx=array.context, dtype=array.dtype)
+
+    def debug_str(self):
+        """The symbol, where its nodes run, and the memory planned for it, once it has run."""
+        lines = [self._symbol.debug_str()]
+        for place, node, sources, target, device in self._program.steps:
+            for at, index in sources:
+                if target is not None and self._home(at) != target:
+                    lines.append(f"\tCopy {self._program.order[at].output_name(index)} from {self._home(at)} to {target}")
+            lines.append(f"{node.call.name} {node.name} on {device}")
+        total = self._planned()
+        lines.append(f"Total {total // (1 << 20)} MB allocated ({total} bytes planned)")
+        return "\n".join(lines) + "\n"
+
+    def _home(self, at):
+        for place, _, _, _, device in self._program.steps:
+            if place == at:
+                return device
+        node = self._program.order[at]
+        for nodes, arrays in ((self._program.arguments, self.arg_arrays), (self._program.auxiliary, self.aux_arrays)):
+            if node in nodes:
+                return arrays[nodes.index(node)].context
+        return self._ctx
+
+    def _planned(self):
+        """Bytes planned for a forward and what it keeps for its backward; compiles it where it hasn't run, on arrays of its own."""
+        if not self._call.compiled():
+            scratch = [nd.zeros(array.shape, ctx=array.context, dtype=array.dtype) for array in self._inputs]
+            for i in self._wanted:
+                scratch[i].attach_grad()
+            with autograd.record(train_mode=True) if self._wanted else autograd.pause(train_mode=False):
+                self._call(*scratch)
+        entry = self._call.compiled()[0]
+        return sum(device["planned"]["total"] for device in entry["devices"].values())
+
+
+# --- Binding --------------------------------------------------------------------------------------------------------
+
+_REQUESTS = ("null", "write", "add")
+
+
+def _requests(grad_req, names, what):
+    """The grad_req of each argument."""
+    if isinstance(grad_req, str):
+        found = [grad_req] * len(names)
+    elif isinstance(grad_req, (list, tuple)):
+        if len(grad_req) != len(names):
+            raise MXNetError(f"{what}: {len(grad_req)} grad_reqs for {len(names)} arguments")
+        found = list(grad_req)
+    elif isinstance(grad_req, dict):
+        found = [grad_req.get(name, "null") for name in names]
+    else:
+        raise TypeError(f"{what}: grad_req is a str, a list or a dict, not {type(grad_req).__name__}")
+    for request in found:
+        if request not in _REQUESTS:
+            raise ValueError(f"grad_req must be in {_REQUESTS}, not {request!r}")
+    return found
+
+
+def _arrays(what, given, names, allow_missing):
+    """The arrays for the names, from a list or a dict."""
+    if given is None:
+        given = []
+    if isinstance(given, dict):
+        arrays = []
+        for name in names:
+            if name in given:
+                arrays.append(given[name])
+            elif allow_missing:
+                arrays.append(None)
+            else:
+                raise ValueError(f"key `{name}` is missing in `{what}`")
+    else:
+        arrays = list(given)
+        if len(arrays) != len(names):
+            raise ValueError(f"Length of {what} does not match the number of arguments: {len(arrays)} for {', '.join(names) or 'none'}")
+    for array in arrays:
+        if not isinstance(array, nd.NDArray) and not (allow_missing and array is None):
+            raise TypeError(f"Only accept list of NDArrays or dict of str to NDArray; {what} has {type(array).__name__}")
+    return arrays
+
+
+def _check_context(ctx):
+    if not isinstance(ctx, Context):
+        raise TypeError("Context type error")
+
+
+def _check_groups(group2ctx):
+    if group2ctx is not None and not (isinstance(group2ctx, dict) and all(isinstance(ctx, Context) for ctx in group2ctx.values())):
+        raise TypeError("group2ctx is a dict of str to Context")
+
+
+def bind(symbol, ctx, args, args_grad, grad_req, aux_states, group2ctx, shared_exec):
+    """See `Symbol.bind`."""
+    _check_context(ctx)
+    _check_groups(group2ctx)
+    names = symbol.list_arguments()
+    args = _arrays("args", args, names, False)
+    gradients = [None] * len(names) if args_grad is None else _arrays("args_grad", args_grad, names, True)
+    auxiliary = _arrays("aux_states", aux_states, symbol.list_auxiliary_states(), False)
+    if not group2ctx:
+        moves = any(node.call is not None and node.call.copies for node in topological(symbol._entries))
+        for name, array in zip((*names, *symbol.list_auxiliary_states()), (*args, *auxiliary)):
+            if array.context != ctx and not moves:
+                raise MXNetError(f"bind: the array of {name} is on {array.context}, the executor on {ctx}; name devices by group2ctx, or move the array")
+    requests = _requests(grad_req, names, "bind")
+    return Executor(symbol.__copy__(), ctx, args, gradients, requests, auxiliary, group2ctx)
+
+
+def simple_bind(symbol, ctx, grad_req, type_dict, stype_dict, group2ctx, shared_arg_names, shared_exec, shared_buffer, shapes):
+    """See `Symbol.simple_bind`."""
+    _check_context(ctx)
+    _check_groups(group2ctx)
+    if shared_arg_names is not None and not isinstance(shared_arg_names, list):
+        raise ValueError("shared_arg_names in simple_bind must be a list or None")
+    if shared_buffer is not None and not isinstance(shared_buffer, dict):
+        raise ValueError("shared_buffer in simple_bind must be dict or None")
+    symbol = symbol.__copy__()
+    order = topological(symbol._entries)
+    written = states(order)
+    variables = [node for node in order if node.call is None]
+    arguments = [node for node in variables if node not in written]
+    auxiliary = [node for node in variables if node in written]
+    names = [node.name for node in arguments]
+    requests = _requests(grad_req, names, "simple_bind")
+    shapes = {name: tuple(shape) for name, shape in shapes.items() if isinstance(shape, (tuple, list))}
+    if type_dict is None:
+        types = {node.name: "float32" for node in arguments if "__dtype__" not in node.attrs}
+    else:
+        types = {name: _core.dtype_name(dtype) for name, dtype in type_dict.items()}
+    try:
+        inference = Inference(symbol._entries, shapes, types)
+        inference.assume("float32")
+    except MXNetError as error:
+        given = "".join(f"{name}: {shape}\n" for name, shape in shapes.items())
+        raise MXNetError(f"simple_bind error. Arguments:\n{given}{error}") from None
+    devices = placement(order, group2ctx, {})
+    found = {node: desc for node, desc in zip(variables, inference.of(variables))}
+    missing = [f"{node.name}: {found[node][0] or ()}" for node in variables if not known(found[node][0]) and found[node][0] != ()]
+    if missing:
+        raise MXNetError(f"simple_bind error. The shapes of these arguments do not follow from those given (0 is unknown): {', '.join(missing[:20])}")
+
+    def new(node, shared, buffer):
+        shape, dtype = found[node]
+        device = devices.get(node, ctx)
+        if shared is not None and node.name in shared:
+            array = shared[node.name]
+            if array is not None:
+                if array.shape != shape or _core.dtype_name(array.dtype) != dtype:
+                    raise MXNetError(f"simple_bind: the shared array of {node.name} is {array.dtype} {array.shape}, needed is {dtype} {shape}")
+                return array
+        if buffer is not None:
+            array = buffer.get(node.name)
+            size = int(np.prod(shape))
+            if array is not None and array.size >= size and _core.dtype_name(array.dtype) == dtype and array.context == device:
+                return array if array.shape == shape else array.reshape((-1,))[:size].reshape(shape)
+            buffer[node.name] = array = nd.zeros(shape, ctx=device, dtype=dtype)
+            return array
+        return nd.zeros(shape, ctx=device, dtype=dtype)
+
+    keep = set(names if shared_arg_names is None else shared_arg_names)
+    taken = {name: array for name, array in shared_exec.arg_dict.items() if name in keep} if shared_exec and shared_arg_names is not None else {}
+    taken_grads = {name: array for name, array in shared_exec.grad_dict.items() if name in keep} if taken else {}
+    taken_aux = shared_exec.aux_dict if shared_exec else {}
+    args = [new(node, taken, shared_buffer if node.name not in taken else None) for node in arguments]
+    gradients = [None if request == "null" else new(node, taken_grads, None) for node, request in zip(arguments, requests)]
+    states_ = [new(node, {name: array for name, array in taken_aux.items() if array.shape == found[node][0]}, None) for node in auxiliary]
+    return Executor(symbol, ctx, args, gradients, requests, states_, group2ctx)
