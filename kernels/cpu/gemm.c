@@ -1,8 +1,5 @@
 #include "kernels/cpu/gemm.h"
 
-#if defined(__AVX__) || defined(__AVX512F__)
-#include <immintrin.h>
-#endif
 #include <limits.h>
 #include <string.h>
 
@@ -47,35 +44,7 @@ enum { MPG_GEMM_NARROW = 32 }; /* most rows of A for the kernel that packs nothi
     FINISH(uint16_t, mpg_bfloat16_to_float, mpg_float_to_bfloat16)
 #define T float
 #define NAME(x) single_##x
-#if defined(__AVX512F__)
-#define V __m512
-#define LANES 16
-#define V_LOAD(p) _mm512_loadu_ps(p)
-#define V_STORE(p, v) _mm512_storeu_ps(p, v)
-#define V_SET(x) _mm512_set1_ps(x)
-#define V_FMA(a, b, c) _mm512_fmadd_ps(a, b, c)
-#elif defined(__AVX__) && defined(__FMA__)
-#define V __m256
-#define LANES 8
-#define V_LOAD(p) _mm256_loadu_ps(p)
-#define V_STORE(p, v) _mm256_storeu_ps(p, v)
-#define V_SET(x) _mm256_set1_ps(x)
-#define V_FMA(a, b, c) _mm256_fmadd_ps(a, b, c)
-#else
-typedef float single_vector __attribute__((vector_size(16)));
-static inline single_vector single_load(const float *p) {
-  single_vector v;
-  memcpy(&v, p, sizeof v);
-  return v;
-}
-static inline void single_store(float *p, single_vector v) { memcpy(p, &v, sizeof v); }
-#define V single_vector
-#define LANES 4
-#define V_LOAD(p) single_load(p)
-#define V_STORE(p, v) single_store(p, v)
-#define V_SET(x) ((single_vector){} + (float)(x))
-#define V_FMA(a, b, c) ((a) * (b) + (c))
-#endif
+#include "kernels/cpu/lanes.h"
 #include "kernels/cpu/gemm_block.h"
 #undef MPG_GEMM_SOURCES
 #undef MPG_GEMM_TARGETS
@@ -88,36 +57,10 @@ static inline void single_store(float *p, single_vector v) { memcpy(p, &v, sizeo
     FINISH(double, AS_IS, AS_IS)
 #define T double
 #define NAME(x) double_##x
-#if defined(__AVX512F__)
-#define V __m512d
-#define LANES 8
-#define V_LOAD(p) _mm512_loadu_pd(p)
-#define V_STORE(p, v) _mm512_storeu_pd(p, v)
-#define V_SET(x) _mm512_set1_pd(x)
-#define V_FMA(a, b, c) _mm512_fmadd_pd(a, b, c)
-#elif defined(__AVX__) && defined(__FMA__)
-#define V __m256d
-#define LANES 4
-#define V_LOAD(p) _mm256_loadu_pd(p)
-#define V_STORE(p, v) _mm256_storeu_pd(p, v)
-#define V_SET(x) _mm256_set1_pd(x)
-#define V_FMA(a, b, c) _mm256_fmadd_pd(a, b, c)
-#else
-typedef double double_vector __attribute__((vector_size(16)));
-static inline double_vector double_load(const double *p) {
-  double_vector v;
-  memcpy(&v, p, sizeof v);
-  return v;
-}
-static inline void double_store(double *p, double_vector v) { memcpy(p, &v, sizeof v); }
-#define V double_vector
-#define LANES 2
-#define V_LOAD(p) double_load(p)
-#define V_STORE(p, v) double_store(p, v)
-#define V_SET(x) ((double_vector){} + (double)(x))
-#define V_FMA(a, b, c) ((a) * (b) + (c))
-#endif
+#define LANES_OF_DOUBLE
+#include "kernels/cpu/lanes.h"
 #include "kernels/cpu/gemm_block.h"
+#undef LANES_OF_DOUBLE
 
 static void blocked(const mpg_kernel_call *call, mpg_gemm *g) {
   if (g->dtype == MPG_FLOAT64) double_product(call, g);

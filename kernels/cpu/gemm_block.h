@@ -193,10 +193,4 @@ static void NAME(narrow)(void *context, int64_t begin, int64_t end) {
 }
 
 #undef T
-#undef V
-#undef LANES
 #undef NAME
-#undef V_LOAD
-#undef V_STORE
-#undef V_SET
-#undef V_FMA

@@ -14,6 +14,7 @@
 #define NAME(x) single_##x
 #define SIGMOID mpg_sigmoidf
 #define TANH mpg_tanhf
+#include "kernels/cpu/lanes.h"
 #include "kernels/cpu/rnn_layers.h"
 #undef T
 #undef DTYPE
@@ -27,6 +28,8 @@ static inline double sigmoid_double(double x) { return 1 / (1 + exp(-x)); }
 #define NAME(x) double_##x
 #define SIGMOID sigmoid_double
 #define TANH tanh
+#define LANES_OF_DOUBLE
+#include "kernels/cpu/lanes.h"
 #include "kernels/cpu/rnn_layers.h"
 #undef T
 #undef DTYPE

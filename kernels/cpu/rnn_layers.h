@@ -2,8 +2,11 @@
  * NAME(x) defined. Shapes stand beside the pointers: L layers, D directions, G gates, H hidden, N batch, S time steps ("time").
  *
  * Input products of a layer are one product over all steps, weight gradients likewise; only the recurrent products and
- * the cell itself go step by step.
+ * the cell itself go step by step. The weights of the recurrent products are packed once for all steps (packed_steps.h),
+ * and each thread goes on with the cell for the columns that it has just made: one parallel region a step.
  */
+
+#include "kernels/cpu/packed_steps.h"
 
 typedef struct NAME(rnn) {
   const mpg_kernel_call *call;
@@ -53,7 +56,7 @@ static const T *NAME(previous)(const NAME(rnn) * r, int layer, int direction, in
   return NAME(layer_output)(r, layer) + before * s->batch * *ld + direction * s->hidden;
 }
 
-/* --- Forward cells ----------------------------------------------------------------------------------------------------- */
+/* --- Cells: rows [from, to) of a step, columns [begin, end) of the hidden state ----------------------------------------------------------------------------------------------------- */
 typedef struct NAME(step) {
   const NAME(rnn) * r;
   T *gates;                /* [N, G * H] of this step: products in, activated gates out */
@@ -66,15 +69,16 @@ typedef struct NAME(step) {
   T *h;                    /* [N, H], stride ld */
   int64_t ld;
 } NAME(step);
+typedef void (*NAME(cell_fn))(const void *step, int64_t from, int64_t to, int64_t begin, int64_t end);
 
-static void NAME(lstm_rows)(void *context, int64_t begin, int64_t end) {
-  const NAME(step) *p = context;
+static void NAME(lstm_cell)(const void *step, int64_t from, int64_t to, int64_t begin, int64_t end) {
+  const NAME(step) *p = step;
   const int64_t H = p->r->s.hidden;
   const T *restrict b = p->bias;
-  for (int64_t n = begin; n < end; n++) {
+  for (int64_t n = from; n < to; n++) {
     T *restrict g = p->gates + n * 4 * H, *restrict c = p->extra + n * H, *restrict h = p->h + n * p->ld;
     const T *restrict c_before = p->extra_before + n * H;
-    for (int64_t j = 0; j < H; j++) {
+    for (int64_t j = begin; j < end; j++) {
       T i = SIGMOID(g[j] + b[j]), f = SIGMOID(g[H + j] + b[H + j]), z = TANH(g[2 * H + j] + b[2 * H + j]),
         o = SIGMOID(g[3 * H + j] + b[3 * H + j]);
       T cell = f * c_before[j] + i * z;
@@ -86,7 +90,7 @@ static void NAME(lstm_rows)(void *context, int64_t begin, int64_t end) {
       h[j] = o * TANH(cell);
     }
     if (p->r->clip)
-      for (int64_t j = 0; j < H; j++) {
+      for (int64_t j = begin; j < end; j++) {
         T cell = c[j];
         if (p->r->clip_nan && cell != cell) cell = 0;
         cell = cell < p->r->clip_min ? p->r->clip_min : cell > p->r->clip_max ? p->r->clip_max : cell;
@@ -96,14 +100,14 @@ static void NAME(lstm_rows)(void *context, int64_t begin, int64_t end) {
   }
 }
 
-static void NAME(gru_rows)(void *context, int64_t begin, int64_t end) {
-  const NAME(step) *p = context;
+static void NAME(gru_cell)(const void *step, int64_t from, int64_t to, int64_t begin, int64_t end) {
+  const NAME(step) *p = step;
   const int64_t H = p->r->s.hidden;
   const T *restrict b = p->bias, *restrict bh = p->bias_h;
-  for (int64_t n = begin; n < end; n++) {
+  for (int64_t n = from; n < to; n++) {
     T *restrict g = p->gates + n * 3 * H, *restrict m = p->extra + n * H, *restrict h = p->h + n * p->ld;
     const T *restrict gh = p->hidden_gates + n * 3 * H, *restrict h_before = p->h_before + n * p->ld_before;
-    for (int64_t j = 0; j < H; j++) {
+    for (int64_t j = begin; j < end; j++) {
       T r = SIGMOID(g[j] + b[j] + gh[j] + bh[j]), z = SIGMOID(g[H + j] + b[H + j] + gh[H + j] + bh[H + j]);
       T hidden = gh[2 * H + j] + bh[2 * H + j];
       T fresh = TANH(g[2 * H + j] + b[2 * H + j] + r * hidden);
@@ -116,35 +120,88 @@ static void NAME(gru_rows)(void *context, int64_t begin, int64_t end) {
   }
 }
 
-static void NAME(tanh_rows)(void *context, int64_t begin, int64_t end) {
-  const NAME(step) *p = context;
+static void NAME(tanh_cell)(const void *step, int64_t from, int64_t to, int64_t begin, int64_t end) {
+  const NAME(step) *p = step;
   const int64_t H = p->r->s.hidden;
-  for (int64_t n = begin; n < end; n++) {
+  for (int64_t n = from; n < to; n++) {
     T *restrict g = p->gates + n * H, *restrict h = p->h + n * p->ld;
-    for (int64_t j = 0; j < H; j++) h[j] = g[j] = TANH(g[j] + p->bias[j]);
+    for (int64_t j = begin; j < end; j++) h[j] = g[j] = TANH(g[j] + p->bias[j]);
   }
 }
 
-static void NAME(relu_rows)(void *context, int64_t begin, int64_t end) {
-  const NAME(step) *p = context;
+static void NAME(relu_cell)(const void *step, int64_t from, int64_t to, int64_t begin, int64_t end) {
+  const NAME(step) *p = step;
   const int64_t H = p->r->s.hidden;
-  for (int64_t n = begin; n < end; n++) {
+  for (int64_t n = from; n < to; n++) {
     T *restrict g = p->gates + n * H, *restrict h = p->h + n * p->ld;
-    for (int64_t j = 0; j < H; j++) {
+    for (int64_t j = begin; j < end; j++) {
       T a = g[j] + p->bias[j];
       h[j] = g[j] = a > 0 ? a : 0;
     }
   }
 }
 
-static mpg_range_fn NAME(forward_rows)(mpg_rnn_mode mode) {
-  return mode == MPG_RNN_LSTM ? NAME(lstm_rows) : mode == MPG_RNN_GRU ? NAME(gru_rows) : mode == MPG_RNN_TANH ? NAME(tanh_rows) : NAME(relu_rows);
+static NAME(cell_fn) NAME(forward_cell)(mpg_rnn_mode mode) {
+  return mode == MPG_RNN_LSTM ? NAME(lstm_cell) : mode == MPG_RNN_GRU ? NAME(gru_cell) : mode == MPG_RNN_TANH ? NAME(tanh_cell) : NAME(relu_cell);
 }
 
-/* Rows a piece: enough work for a thread to be worth waking. */
-static int64_t NAME(row_grain)(const mpg_rnn_size *s) {
-  int64_t rows = 2048 / (s->hidden ? s->hidden : 1);
-  return rows < 1 ? 1 : rows;
+/* --- One step: the recurrent product, then the cell --------------------------------------------------------------------- */
+typedef struct NAME(stepping) {
+  const mpg_rnn_size *s;
+  NAME(packed) weights;    /* of the recurrent product */
+  bool packed;             /* it pays; else `weights` has only its shape, and the product goes the common way */
+  bool transposed;         /* the product is with the transpose of `source` */
+  const T *source;         /* [G * H, H] */
+  /* This step's. */
+  NAME(cell_fn) cell;      /* NULL: only the product */
+  const void *step;        /* what the cell takes */
+  const T *a;              /* [N, weights.k], row stride lda; NULL: no product */
+  int64_t lda;
+  T *c;                    /* [N, groups * width] */
+  bool add;
+} NAME(stepping);
+
+static void NAME(step_panels)(void *context, int64_t from, int64_t to) {
+  const NAME(stepping) *p = context;
+  for (int64_t panel = from; panel < to; panel++) {
+    int64_t begin, end;
+    NAME(panel_columns)(&p->weights, panel, &begin, &end);
+    if (p->a)
+      NAME(panel_product)(&p->weights, panel, p->s->batch, p->a, p->lda, p->c, p->weights.width * p->weights.groups, p->add);
+    if (p->cell) p->cell(p->step, 0, p->s->batch, begin, end);
+  }
+}
+
+static void NAME(step_rows)(void *context, int64_t from, int64_t to) {
+  const NAME(stepping) *p = context;
+  p->cell(p->step, from, to, 0, p->s->hidden);
+}
+
+/* Panels or rows a piece: enough work for a thread to be worth waking. */
+static int64_t NAME(grain)(int64_t work) { return work < 2048 ? 2048 / (work > 0 ? work : 1) : 1; }
+
+/* Where packing pays depends on sizes alone: bits differ between the two ways. */
+static NAME(stepping) NAME(stepping_of)(const NAME(rnn) * r, const T *source, bool transposed) {
+  const mpg_rnn_size *s = &r->s;
+  NAME(stepping) p = {.s = s, .source = source, .transposed = transposed, .packed = s->time >= 4 && s->time * s->batch >= 32};
+  p.weights = transposed ? NAME(packed_shape)(s->hidden, s->hidden, s->gates, r->call->num_threads)
+                         : NAME(packed_shape)(s->gates * s->hidden, s->hidden, 1, r->call->num_threads);
+  return p;
+}
+
+static mpg_status NAME(step_run)(const mpg_kernel_call *call, NAME(stepping) * p) {
+  const mpg_rnn_size *s = p->s;
+  const NAME(packed) *w = &p->weights;
+  if (p->packed) {
+    mpg_cpu_parallel_for(call, w->panels, NAME(grain)(s->batch * (p->a ? w->k : LANES)), NAME(step_panels), p);
+    return MPG_OK;
+  }
+  int64_t n = w->width * w->groups;
+  if (p->a)
+    MPG_TRY(mpg_cpu_gemm_any(call, DTYPE, false, p->transposed, s->batch, n, w->k, 1, p->a, p->lda, p->source, p->transposed ? w->k : n,
+                             p->add ? 1 : 0, p->c, n));
+  if (p->cell) mpg_cpu_parallel_for(call, s->batch, NAME(grain)(s->hidden), NAME(step_rows), p);
+  return MPG_OK;
 }
 
 static mpg_status NAME(gemm)(const mpg_kernel_call *call, bool ta, bool tb, int64_t m, int64_t n, int64_t k, const T *a, int64_t lda,
@@ -152,7 +209,15 @@ static mpg_status NAME(gemm)(const mpg_kernel_call *call, bool ta, bool tb, int6
   return mpg_cpu_gemm_any(call, DTYPE, ta, tb, m, n, k, 1, a, lda, b, ldb, beta, c, ldc);
 }
 
-static mpg_status NAME(forward_direction)(const NAME(rnn) * r, int layer, int direction, T *scratch) {
+/* Bytes of scratch that one direction takes forward, and the part of it that is aligned for packed weights. */
+static size_t NAME(forward_bytes)(const NAME(rnn) * r, size_t *packed_at) {
+  int64_t GH = r->s.gates * r->s.hidden;
+  NAME(stepping) p = NAME(stepping_of)(r, NULL, true);
+  *packed_at = mpg_align_up((size_t)(GH + r->s.batch * GH) * sizeof(T), 64);
+  return *packed_at + (p.packed ? NAME(packed_bytes)(&p.weights) : 0);
+}
+
+static mpg_status NAME(forward_direction)(const NAME(rnn) * r, int layer, int direction, T *scratch, T *packed) {
   const mpg_rnn_size *s = &r->s;
   const int64_t H = s->hidden, N = s->batch, GH = s->gates * H, in = mpg_rnn_layer_input(s, layer);
   const int index = layer * s->directions + direction;
@@ -164,14 +229,21 @@ static mpg_status NAME(forward_direction)(const NAME(rnn) * r, int layer, int di
   MPG_TRY(NAME(gemm)(r->call, false, true, s->time * N, GH, in, NAME(layer_input)(r, layer), in, r->wi[index], in, 0, gates, GH));
   NAME(step) p = {.r = r, .bias = bias, .bias_h = r->bh[index], .hidden_gates = hidden_gates, .ld = H * s->directions};
   p.extra_before = s->is_lstm ? r->c0 + (int64_t)index * N * H : NULL;
+  NAME(stepping) stepping = NAME(stepping_of)(r, r->wh[index], true);
+  stepping.cell = NAME(forward_cell)(s->mode);
+  stepping.step = &p;
+  stepping.add = !gru;
+  stepping.weights.data = packed;
+  if (stepping.packed) NAME(pack)(r->call, &stepping.weights, stepping.source, true);
   for (int64_t step = 0; step < s->time; step++) {
     int64_t t = direction == 0 ? step : s->time - 1 - step;
     p.gates = gates + t * N * GH;
     p.extra = extra ? extra + t * N * H : NULL;
     p.h = output + t * N * p.ld;
-    p.h_before = NAME(previous)(r, layer, direction, t, &p.ld_before);
-    MPG_TRY(NAME(gemm)(r->call, false, true, N, GH, H, p.h_before, p.ld_before, r->wh[index], H, gru ? 0 : 1, gru ? hidden_gates : p.gates, GH));
-    mpg_cpu_parallel_for(r->call, N, NAME(row_grain)(s), NAME(forward_rows)(s->mode), &p);
+    p.h_before = stepping.a = NAME(previous)(r, layer, direction, t, &p.ld_before);
+    stepping.lda = p.ld_before;
+    stepping.c = gru ? hidden_gates : p.gates;
+    MPG_TRY(NAME(step_run)(r->call, &stepping));
     p.extra_before = p.extra;
   }
   int64_t last = direction == 0 ? s->time - 1 : 0;
@@ -203,11 +275,11 @@ static void NAME(drop_range)(void *context, int64_t begin, int64_t end) {
 
 static mpg_status NAME(forward)(NAME(rnn) * r) {
   const mpg_rnn_size *s = &r->s;
-  int64_t GH = s->gates * s->hidden;
-  T *scratch = mpg_device_scratch_slot(r->call->device, MPG_SCRATCH_KERNEL, (size_t)(GH + s->batch * GH) * sizeof(T));
+  size_t packed_at, size = NAME(forward_bytes)(r, &packed_at);
+  T *scratch = mpg_device_scratch_slot(r->call->device, MPG_SCRATCH_KERNEL, size);
   if (!scratch) return MPG_DEVICE_OUT_OF_MEMORY;
   for (int layer = 0; layer < s->layers; layer++) {
-    for (int direction = 0; direction < s->directions; direction++) MPG_TRY(NAME(forward_direction)(r, layer, direction, scratch));
+    for (int direction = 0; direction < s->directions; direction++) MPG_TRY(NAME(forward_direction)(r, layer, direction, scratch, scratch + packed_at / sizeof(T)));
     if (r->dropped && layer < s->layers - 1) {
       int64_t count = s->time * s->batch * s->hidden * s->directions;
       NAME(drop) drop = {NAME(layer_output)(r, layer), NAME(layer_output)(r, layer) + count, r->call->random, r->keep};
@@ -240,18 +312,20 @@ typedef struct NAME(back_step) {
   T *d_hidden;                 /* GRU: gradients of the hidden products [N, 3 * H] */
 } NAME(back_step);
 
-static void NAME(lstm_back_rows)(void *context, int64_t begin, int64_t end) {
-  const NAME(back_step) *p = context;
+static void NAME(lstm_back_cell)(const void *step, int64_t from, int64_t to, int64_t begin, int64_t end) {
+  const NAME(back_step) *p = step;
   const int64_t H = p->r->s.hidden;
-  for (int64_t n = begin; n < end; n++) {
+  const bool clip = p->r->clip;
+  const T clip_min = p->r->clip_min, clip_max = p->r->clip_max;
+  for (int64_t n = from; n < to; n++) {
     const T *restrict g = p->gates + n * 4 * H, *restrict c = p->extra + n * H, *restrict c_before = p->extra_before + n * H,
             *restrict dy = p->d_output + n * p->ld;
     T *restrict d = p->d_gates + n * 4 * H, *restrict d_h = p->d_h + n * H, *restrict d_c = p->d_c + n * H;
-    for (int64_t j = 0; j < H; j++) {
+    for (int64_t j = begin; j < end; j++) {
       T i = g[j], f = g[H + j], z = g[2 * H + j], o = g[3 * H + j], tanh_c = TANH(c[j]);
       T dh = dy[j] + d_h[j];
       T dc = d_c[j] + dh * o * (1 - tanh_c * tanh_c);
-      if (p->r->clip && (c[j] == p->r->clip_min || c[j] == p->r->clip_max)) dc = 0;
+      if (clip && (c[j] == clip_min || c[j] == clip_max)) dc = 0;
       d[j] = dc * z * i * (1 - i);
       d[H + j] = dc * c_before[j] * f * (1 - f);
       d[2 * H + j] = dc * i * (1 - z * z);
@@ -261,14 +335,14 @@ static void NAME(lstm_back_rows)(void *context, int64_t begin, int64_t end) {
   }
 }
 
-static void NAME(gru_back_rows)(void *context, int64_t begin, int64_t end) {
-  const NAME(back_step) *p = context;
+static void NAME(gru_back_cell)(const void *step, int64_t from, int64_t to, int64_t begin, int64_t end) {
+  const NAME(back_step) *p = step;
   const int64_t H = p->r->s.hidden;
-  for (int64_t n = begin; n < end; n++) {
+  for (int64_t n = from; n < to; n++) {
     const T *restrict g = p->gates + n * 3 * H, *restrict m = p->extra + n * H, *restrict h_before = p->h_before + n * p->ld_before,
             *restrict dy = p->d_output + n * p->ld;
     T *restrict d = p->d_gates + n * 3 * H, *restrict dg = p->d_hidden + n * 3 * H, *restrict d_h = p->d_h + n * H;
-    for (int64_t j = 0; j < H; j++) {
+    for (int64_t j = begin; j < end; j++) {
       T r = g[j], z = g[H + j], fresh = g[2 * H + j];
       T dh = dy[j] + d_h[j];
       T d_fresh = dh * (1 - z) * (1 - fresh * fresh);
@@ -283,14 +357,14 @@ static void NAME(gru_back_rows)(void *context, int64_t begin, int64_t end) {
   }
 }
 
-static void NAME(vanilla_back_rows)(void *context, int64_t begin, int64_t end) {
-  const NAME(back_step) *p = context;
+static void NAME(vanilla_back_cell)(const void *step, int64_t from, int64_t to, int64_t begin, int64_t end) {
+  const NAME(back_step) *p = step;
   const int64_t H = p->r->s.hidden;
   const bool relu = p->r->s.mode == MPG_RNN_RELU;
-  for (int64_t n = begin; n < end; n++) {
+  for (int64_t n = from; n < to; n++) {
     const T *restrict g = p->gates + n * H, *restrict dy = p->d_output + n * p->ld;
     T *restrict d = p->d_gates + n * H, *restrict d_h = p->d_h + n * H;
-    for (int64_t j = 0; j < H; j++) {
+    for (int64_t j = begin; j < end; j++) {
       T dh = dy[j] + d_h[j];
       d[j] = relu ? (g[j] > 0 ? dh : 0) : dh * (1 - g[j] * g[j]);
     }
@@ -323,13 +397,12 @@ static void NAME(sum_columns)(const mpg_kernel_call *call, const T *matrix, int6
 /* One layer in one direction. d_output [S, N, D * H] of the layer; d_input [S, N, in] is set or (add) added to; d_gates and
  * d_hidden are scratch of S * N * G * H (d_hidden for GRU). */
 static mpg_status NAME(backward_direction)(const NAME(rnn) * r, const NAME(rnn_gradients) * d, int layer, int direction, const T *d_output,
-                                           T *d_input, bool add, T *d_gates, T *d_hidden) {
+                                           T *d_input, bool add, T *d_gates, T *d_hidden, T *packed) {
   const mpg_rnn_size *s = &r->s;
   const int64_t H = s->hidden, N = s->batch, S = s->time, GH = s->gates * H, in = mpg_rnn_layer_input(s, layer), NH = N * H;
   const int index = layer * s->directions + direction;
   const bool gru = s->mode == MPG_RNN_GRU;
   const T *gates = NAME(gates)(r, index), *extra = s->is_lstm || gru ? NAME(extra)(r, index) : NULL;
-  mpg_range_fn rows = s->is_lstm ? NAME(lstm_back_rows) : gru ? NAME(gru_back_rows) : NAME(vanilla_back_rows);
   T *d_h = d->d_h0 + (int64_t)index * NH, *d_c = s->is_lstm ? d->d_c0 + (int64_t)index * NH : NULL;
   if (d->d_hn)
     memcpy(d_h, d->d_hn + (int64_t)index * NH, (size_t)NH * sizeof(T));
@@ -341,17 +414,28 @@ static mpg_status NAME(backward_direction)(const NAME(rnn) * r, const NAME(rnn_g
     memset(d_c, 0, (size_t)NH * sizeof(T));
   NAME(back_step) p = {.r = r, .d_h = d_h, .d_c = d_c, .ld = H * s->directions};
   const T *d_products = gru ? d_hidden : d_gates; /* gradients of the products with the hidden state */
-  for (int64_t step = S - 1; step >= 0; step--) {
-    int64_t t = direction == 0 ? step : S - 1 - step, before = direction == 0 ? t - 1 : t + 1;
-    p.gates = gates + t * N * GH;
-    p.extra = extra ? extra + t * NH : NULL;
-    p.extra_before = !s->is_lstm ? NULL : step == 0 ? r->c0 + (int64_t)index * NH : extra + before * NH;
-    p.h_before = NAME(previous)(r, layer, direction, t, &p.ld_before);
-    p.d_output = d_output + t * N * p.ld + direction * H;
-    p.d_gates = d_gates + t * N * GH;
-    p.d_hidden = d_hidden + t * N * GH;
-    mpg_cpu_parallel_for(r->call, N, NAME(row_grain)(s), rows, &p);
-    MPG_TRY(NAME(gemm)(r->call, false, false, N, H, GH, gru ? p.d_hidden : p.d_gates, GH, r->wh[index], H, gru ? 1 : 0, d_h, H));
+  NAME(stepping) stepping = NAME(stepping_of)(r, r->wh[index], false);
+  stepping.step = &p;
+  stepping.lda = GH;
+  stepping.c = d_h;
+  stepping.add = gru;
+  stepping.weights.data = packed;
+  if (stepping.packed) NAME(pack)(r->call, &stepping.weights, stepping.source, false);
+  /* The product of a step goes together with the cell of the step before it: step -1 has only a product, the last only a cell. */
+  for (int64_t step = S - 1; step >= -1 && S > 0; step--) {
+    int64_t t = direction == 0 ? step : S - 1 - step, before = direction == 0 ? t - 1 : t + 1, after = direction == 0 ? t + 1 : t - 1;
+    stepping.a = step == S - 1 ? NULL : d_products + after * N * GH;
+    stepping.cell = step < 0 ? NULL : s->is_lstm ? NAME(lstm_back_cell) : gru ? NAME(gru_back_cell) : NAME(vanilla_back_cell);
+    if (step >= 0) {
+      p.gates = gates + t * N * GH;
+      p.extra = extra ? extra + t * NH : NULL;
+      p.extra_before = !s->is_lstm ? NULL : step == 0 ? r->c0 + (int64_t)index * NH : extra + before * NH;
+      p.h_before = NAME(previous)(r, layer, direction, t, &p.ld_before);
+      p.d_output = d_output + t * N * p.ld + direction * H;
+      p.d_gates = d_gates + t * N * GH;
+      p.d_hidden = d_hidden + t * N * GH;
+    }
+    MPG_TRY(NAME(step_run)(r->call, &stepping));
   }
   /* Weights: single products over all steps; the first step's hidden state lies apart from the rest. */
   int64_t first = direction == 0 ? 0 : S - 1, ld = H * s->directions;
@@ -388,7 +472,9 @@ static mpg_status NAME(backward)(NAME(rnn) * r, const NAME(rnn_gradients) * d) {
   int64_t widest = wide > s->input ? wide : s->input;
   bool gru = s->mode == MPG_RNN_GRU;
   int64_t spare = s->layers > 1 || s->directions == 2 ? rows * widest : 0;
-  size_t size = (size_t)(gates * (gru ? 2 : 1) + 2 * spare) * sizeof(T);
+  NAME(stepping) stepping = NAME(stepping_of)(r, NULL, false);
+  size_t packed_at = mpg_align_up((size_t)(gates * (gru ? 2 : 1) + 2 * spare) * sizeof(T), 64);
+  size_t size = packed_at + (stepping.packed ? NAME(packed_bytes)(&stepping.weights) : 0);
   T *scratch = mpg_device_scratch_slot(r->call->device, MPG_SCRATCH_KERNEL, size);
   if (!scratch) return MPG_DEVICE_OUT_OF_MEMORY;
   T *d_gates = scratch, *d_hidden = scratch + gates, *between[2];
@@ -400,7 +486,8 @@ static mpg_status NAME(backward)(NAME(rnn) * r, const NAME(rnn_gradients) * d) {
      * second reads them after the first has written. */
     T *d_input = layer == 0 && s->directions == 1 ? d->d_data : between[layer & 1];
     for (int direction = 0; direction < s->directions; direction++)
-      MPG_TRY(NAME(backward_direction)(r, d, layer, direction, d_output, d_input, direction > 0, d_gates, d_hidden));
+      MPG_TRY(NAME(backward_direction)(r, d, layer, direction, d_output, d_input, direction > 0, d_gates, d_hidden,
+                                         scratch + packed_at / sizeof(T)));
     if (layer > 0 && r->dropped) {
       NAME(undrop) undrop = {NAME(layer_input)(r, layer), d_input, (T)(1 / r->keep)};
       mpg_cpu_parallel_for(r->call, rows * wide, 4096, NAME(undrop_range), &undrop);

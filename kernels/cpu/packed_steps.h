@@ -1,0 +1,198 @@
+/* Products of a few rows with one matrix that stays the same over many steps: C[m x n] (+)= A[m x k] * B[k x n], with B packed
+ * once into panels. Included by rnn_layers.h with T, NAME(x) and the vectors of lanes.h defined.
+ *
+ * B's columns are taken in vectors of LANES. They may form G groups of `width` columns (the gates of a recurrent layer): then vector
+ * v holds columns of group v % G, so that one panel has all that a cell needs, and the cell can follow at once while
+ * the panel's part of C is in the cache. A panel is at most PANEL vectors wide and packed as [k][vectors of the panel][LANES].
+ * Every element of C is summed over k in ascending order, one fused step each: its bits do not depend on panels or threads.
+ */
+
+#ifdef __AVX512F__
+enum { NAME(STEP_ROWS) = 6 };
+#else
+enum { NAME(STEP_ROWS) = 2 };
+#endif
+enum { NAME(PANEL) = 4, NAME(STEP_DEPTH) = 96 }; /* 96 rows of a panel and of A fit the smallest first-level caches */
+
+typedef struct NAME(packed) {
+  int64_t k, width;         /* rows; columns of a group */
+  int groups;
+  int64_t vectors, panels;
+  T *data;
+} NAME(packed);
+
+static NAME(packed) NAME(packed_shape)(int64_t k, int64_t width, int groups, int num_threads) {
+  NAME(packed) b = {.k = k, .width = width, .groups = groups};
+  int64_t blocks = (width + LANES - 1) / LANES;
+  b.vectors = blocks * groups;
+  if (groups > 1) {
+    b.panels = blocks;
+  } else { /* as many for each thread */
+    b.panels = (b.vectors + NAME(PANEL) - 1) / NAME(PANEL);
+    b.panels = (b.panels + num_threads - 1) / num_threads * num_threads;
+    if (b.panels > b.vectors) b.panels = b.vectors;
+  }
+  return b;
+}
+
+static size_t NAME(packed_bytes)(const NAME(packed) * b) { return (size_t)(b->k * b->vectors * LANES) * sizeof(T); }
+
+static int64_t NAME(first_vector)(const NAME(packed) * b, int64_t panel) { return panel * b->vectors / b->panels; }
+/* The columns of a group that a panel has: [*begin, *end). */
+static void NAME(panel_columns)(const NAME(packed) * b, int64_t panel, int64_t *begin, int64_t *end) {
+  *begin = NAME(first_vector)(b, panel) / b->groups * LANES;
+  *end = NAME(first_vector)(b, panel + 1) / b->groups * LANES;
+  if (*end > b->width) *end = b->width;
+}
+/* Vector v: its first column in B, and how many of its lanes exist. */
+static int64_t NAME(vector_column)(const NAME(packed) * b, int64_t v, int *valid) {
+  int64_t j = v / b->groups * LANES, left = b->width - j;
+  *valid = left < LANES ? (int)left : LANES;
+  return v % b->groups * b->width + j;
+}
+
+/* Packs B, or (transposed) the [n x k] matrix whose transpose it is. */
+typedef struct NAME(packing) {
+  const NAME(packed) * b;
+  const T *source;
+  bool transposed;
+} NAME(packing);
+
+static void NAME(pack_panels)(void *context, int64_t begin, int64_t end) {
+  const NAME(packing) *p = context;
+  const NAME(packed) *b = p->b;
+  const int64_t k = b->k, n = b->width * b->groups;
+  for (int64_t panel = begin; panel < end; panel++) {
+    int64_t from = NAME(first_vector)(b, panel), to = NAME(first_vector)(b, panel + 1), stride = (to - from) * LANES;
+    T *data = b->data + from * LANES * k;
+    for (int64_t v = from; v < to; v++, data += LANES) {
+      int valid;
+      int64_t column = NAME(vector_column)(b, v, &valid);
+      if (!p->transposed) {
+        const T *source = p->source + column;
+        for (int64_t i = 0; i < k; i++) {
+          T *restrict to_row = data + i * stride;
+          if (valid == LANES)
+            memcpy(to_row, source + i * n, LANES * sizeof(T));
+          else
+            for (int l = 0; l < LANES; l++) to_row[l] = l < valid ? source[i * n + l] : 0;
+        }
+        continue;
+      }
+      const T *source = p->source + column * k; /* `valid` rows of k */
+      for (int64_t i = 0; i < k; i += LANES) {  /* square by square */
+        int64_t depth = k - i < LANES ? k - i : LANES;
+        for (int64_t d = 0; d < depth; d++) {
+          T *restrict to_row = data + (i + d) * stride;
+          const T *restrict from_column = source + i + d;
+          if (valid == LANES)
+            for (int l = 0; l < LANES; l++) to_row[l] = from_column[l * k];
+          else
+            for (int l = 0; l < LANES; l++) to_row[l] = l < valid ? from_column[l * k] : 0;
+        }
+      }
+    }
+  }
+}
+
+static void NAME(pack)(const mpg_kernel_call *call, const NAME(packed) * b, const T *source, bool transposed) {
+  NAME(packing) p = {b, source, transposed};
+  mpg_cpu_parallel_for(call, b->panels, 1 + 16384 / (b->k * LANES), NAME(pack_panels), &p);
+}
+
+/* `rows` rows of C with a panel `width` vectors wide, over k rows of it. */
+static inline __attribute__((always_inline)) void NAME(step_tile)(const int rows, const int width, int64_t k, const T *a, int64_t lda,
+                                                                  const T *b, const T *ahead, T *const *c, int64_t ldc, const int *valid,
+                                                                  bool first) {
+  V sum[NAME(STEP_ROWS)][NAME(PANEL)];
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+    for (int v = 0; v < width; v++) {
+      const T *from = c[v] + r * ldc;
+      if (first) {
+        sum[r][v] = V_SET(0);
+      } else if (__builtin_expect(valid[v] == LANES, 1)) {
+        sum[r][v] = V_LOAD(from);
+      } else {
+        T part[LANES] = {0};
+        memcpy(part, from, (size_t)valid[v] * sizeof(T));
+        sum[r][v] = V_LOAD(part);
+      }
+    }
+  for (int64_t p = 0; p < k; p++) {
+    V row[NAME(PANEL)];
+#pragma GCC unroll 8
+    for (int v = 0; v < width; v++) row[v] = V_LOAD(b + v * LANES);
+    b += width * LANES;
+    __builtin_prefetch(ahead, 0, 2);
+    ahead += 64 / sizeof(T);
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+      V x = V_SET(a[r * lda + p]);
+#pragma GCC unroll 8
+      for (int v = 0; v < width; v++) sum[r][v] = V_FMA(x, row[v], sum[r][v]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+    for (int v = 0; v < width; v++) {
+      T *to = c[v] + r * ldc;
+      if (__builtin_expect(valid[v] == LANES, 1)) {
+        V_STORE(to, sum[r][v]);
+      } else {
+        T part[LANES];
+        V_STORE(part, sum[r][v]);
+        memcpy(to, part, (size_t)valid[v] * sizeof(T));
+      }
+    }
+}
+
+#define STEP_TILE(ROWS, WIDTH) \
+  static void NAME(step_##ROWS##x##WIDTH)(int64_t k, const T *a, int64_t lda, const T *b, const T *ahead, T *const *c, int64_t ldc, \
+                                          const int *valid, bool first) {                                            \
+    NAME(step_tile)(ROWS, WIDTH, k, a, lda, b, ahead, c, ldc, valid, first);                                                \
+  }
+#define STEP_TILES(ROWS) STEP_TILE(ROWS, 1) STEP_TILE(ROWS, 2) STEP_TILE(ROWS, 3) STEP_TILE(ROWS, 4)
+STEP_TILES(1)
+STEP_TILES(2)
+#ifdef __AVX512F__
+STEP_TILES(3)
+STEP_TILES(4)
+STEP_TILES(5)
+STEP_TILES(6)
+#endif
+#undef STEP_TILES
+#undef STEP_TILE
+
+typedef void (*NAME(step_fn))(int64_t k, const T *a, int64_t lda, const T *b, const T *ahead, T *const *c, int64_t ldc, const int *valid,
+                              bool first);
+#define STEP_ROW(ROWS) {NAME(step_##ROWS##x1), NAME(step_##ROWS##x2), NAME(step_##ROWS##x3), NAME(step_##ROWS##x4)}
+static const NAME(step_fn) NAME(step_fns)[NAME(STEP_ROWS)][NAME(PANEL)] = {
+    STEP_ROW(1), STEP_ROW(2),
+#ifdef __AVX512F__
+    STEP_ROW(3), STEP_ROW(4), STEP_ROW(5), STEP_ROW(6),
+#endif
+};
+#undef STEP_ROW
+
+/* C's columns of one panel; C is [m x groups * width] with row stride ldc. add: C is added to. */
+static void NAME(panel_product)(const NAME(packed) * b, int64_t panel, int64_t m, const T *a, int64_t lda, T *c, int64_t ldc, bool add) {
+  int64_t from = NAME(first_vector)(b, panel), to = NAME(first_vector)(b, panel + 1);
+  int width = (int)(to - from), valid[NAME(PANEL)];
+  int64_t column[NAME(PANEL)];
+  for (int v = 0; v < width; v++) column[v] = NAME(vector_column)(b, from + v, &valid[v]);
+  const T *data = b->data + from * LANES * b->k;
+  int64_t blocks = (m + NAME(STEP_ROWS) - 1) / NAME(STEP_ROWS), line = 64 / (int64_t)sizeof(T);
+  for (int64_t p = 0; p < b->k; p += NAME(STEP_DEPTH)) {
+    int64_t depth = b->k - p < NAME(STEP_DEPTH) ? b->k - p : NAME(STEP_DEPTH);
+    const T *rows = data + p * width * LANES, *ahead = rows + depth * width * LANES;
+    for (int64_t i = 0; i < blocks; i++) {
+      int64_t row = i * m / blocks, count = (i + 1) * m / blocks - row;
+      T *target[NAME(PANEL)];
+      for (int v = 0; v < width; v++) target[v] = c + row * ldc + column[v];
+      NAME(step_fns)[count - 1][width - 1](depth, a + row * lda + p, lda, rows, ahead + i * depth * line, target, ldc, valid, p == 0 && !add);
+    }
+  }
+}
