@@ -71,52 +71,63 @@ typedef struct NAME(step) {
 } NAME(step);
 typedef void (*NAME(cell_fn))(const void *step, int64_t from, int64_t to, int64_t begin, int64_t end);
 
+/* The four gates are apart for the compiler's sake: it makes vectors of loops over arrays that it knows not to overlap. */
+static __attribute__((noinline)) void NAME(lstm_row)(int64_t count, T *restrict gi, T *restrict gf, T *restrict gz, T *restrict go, const T *restrict bi,
+                                                     const T *restrict bf, const T *restrict bz, const T *restrict bo, const T *restrict c_before,
+                                                     T *restrict c, T *restrict h) {
+  for (int64_t j = 0; j < count; j++) {
+    T i = SIGMOID(gi[j] + bi[j]), f = SIGMOID(gf[j] + bf[j]), z = TANH(gz[j] + bz[j]), o = SIGMOID(go[j] + bo[j]);
+    T cell = f * c_before[j] + i * z;
+    gi[j] = i;
+    gf[j] = f;
+    gz[j] = z;
+    go[j] = o;
+    c[j] = cell;
+    h[j] = o * TANH(cell);
+  }
+}
+
 static void NAME(lstm_cell)(const void *step, int64_t from, int64_t to, int64_t begin, int64_t end) {
   const NAME(step) *p = step;
   const int64_t H = p->r->s.hidden;
-  const T *restrict b = p->bias;
   for (int64_t n = from; n < to; n++) {
-    T *restrict g = p->gates + n * 4 * H, *restrict c = p->extra + n * H, *restrict h = p->h + n * p->ld;
-    const T *restrict c_before = p->extra_before + n * H;
-    for (int64_t j = begin; j < end; j++) {
-      T i = SIGMOID(g[j] + b[j]), f = SIGMOID(g[H + j] + b[H + j]), z = TANH(g[2 * H + j] + b[2 * H + j]),
-        o = SIGMOID(g[3 * H + j] + b[3 * H + j]);
-      T cell = f * c_before[j] + i * z;
-      g[j] = i;
-      g[H + j] = f;
-      g[2 * H + j] = z;
-      g[3 * H + j] = o;
-      c[j] = cell;
-      h[j] = o * TANH(cell);
-    }
+    T *g = p->gates + n * 4 * H + begin, *c = p->extra + n * H, *h = p->h + n * p->ld;
+    const T *b = p->bias + begin;
+    NAME(lstm_row)(end - begin, g, g + H, g + 2 * H, g + 3 * H, b, b + H, b + 2 * H, b + 3 * H, p->extra_before + n * H + begin, c + begin, h + begin);
     if (p->r->clip)
       for (int64_t j = begin; j < end; j++) {
         T cell = c[j];
         if (p->r->clip_nan && cell != cell) cell = 0;
         cell = cell < p->r->clip_min ? p->r->clip_min : cell > p->r->clip_max ? p->r->clip_max : cell;
         c[j] = cell;
-        h[j] = g[3 * H + j] * TANH(cell);
+        h[j] = g[3 * H + j - begin] * TANH(cell);
       }
+  }
+}
+
+static __attribute__((noinline)) void NAME(gru_row)(int64_t count, T *restrict gr, T *restrict gz, T *restrict gn, const T *restrict hr,
+                                                    const T *restrict hz, const T *restrict hn, const T *restrict bias, const T *restrict bias_h,
+                                                    int64_t H, const T *restrict h_before, T *restrict m, T *restrict h) {
+  for (int64_t j = 0; j < count; j++) {
+    T r = SIGMOID(gr[j] + bias[j] + hr[j] + bias_h[j]), z = SIGMOID(gz[j] + bias[H + j] + hz[j] + bias_h[H + j]);
+    T hidden = hn[j] + bias_h[2 * H + j];
+    T fresh = TANH(gn[j] + bias[2 * H + j] + r * hidden);
+    gr[j] = r;
+    gz[j] = z;
+    gn[j] = fresh;
+    m[j] = hidden;
+    h[j] = (1 - z) * fresh + z * h_before[j];
   }
 }
 
 static void NAME(gru_cell)(const void *step, int64_t from, int64_t to, int64_t begin, int64_t end) {
   const NAME(step) *p = step;
   const int64_t H = p->r->s.hidden;
-  const T *restrict b = p->bias, *restrict bh = p->bias_h;
   for (int64_t n = from; n < to; n++) {
-    T *restrict g = p->gates + n * 3 * H, *restrict m = p->extra + n * H, *restrict h = p->h + n * p->ld;
-    const T *restrict gh = p->hidden_gates + n * 3 * H, *restrict h_before = p->h_before + n * p->ld_before;
-    for (int64_t j = begin; j < end; j++) {
-      T r = SIGMOID(g[j] + b[j] + gh[j] + bh[j]), z = SIGMOID(g[H + j] + b[H + j] + gh[H + j] + bh[H + j]);
-      T hidden = gh[2 * H + j] + bh[2 * H + j];
-      T fresh = TANH(g[2 * H + j] + b[2 * H + j] + r * hidden);
-      g[j] = r;
-      g[H + j] = z;
-      g[2 * H + j] = fresh;
-      m[j] = hidden;
-      h[j] = (1 - z) * fresh + z * h_before[j];
-    }
+    T *g = p->gates + n * 3 * H + begin;
+    const T *gh = p->hidden_gates + n * 3 * H + begin;
+    NAME(gru_row)(end - begin, g, g + H, g + 2 * H, gh, gh + H, gh + 2 * H, p->bias + begin, p->bias_h + begin, H,
+                  p->h_before + n * p->ld_before + begin, p->extra + n * H + begin, p->h + n * p->ld + begin);
   }
 }
 
@@ -125,7 +136,8 @@ static void NAME(tanh_cell)(const void *step, int64_t from, int64_t to, int64_t 
   const int64_t H = p->r->s.hidden;
   for (int64_t n = from; n < to; n++) {
     T *restrict g = p->gates + n * H, *restrict h = p->h + n * p->ld;
-    for (int64_t j = begin; j < end; j++) h[j] = g[j] = TANH(g[j] + p->bias[j]);
+    const T *restrict bias = p->bias;
+    for (int64_t j = begin; j < end; j++) h[j] = g[j] = TANH(g[j] + bias[j]);
   }
 }
 
@@ -134,8 +146,9 @@ static void NAME(relu_cell)(const void *step, int64_t from, int64_t to, int64_t 
   const int64_t H = p->r->s.hidden;
   for (int64_t n = from; n < to; n++) {
     T *restrict g = p->gates + n * H, *restrict h = p->h + n * p->ld;
+    const T *restrict bias = p->bias;
     for (int64_t j = begin; j < end; j++) {
-      T a = g[j] + p->bias[j];
+      T a = g[j] + bias[j];
       h[j] = g[j] = a > 0 ? a : 0;
     }
   }
@@ -312,26 +325,50 @@ typedef struct NAME(back_step) {
   T *d_hidden;                 /* GRU: gradients of the hidden products [N, 3 * H] */
 } NAME(back_step);
 
+/* What the cell reads of a step, and what it makes. */
+static __attribute__((noinline)) void NAME(lstm_back_row)(int64_t count, const T *restrict gi, const T *restrict gf, const T *restrict gz,
+                                                          const T *restrict go, const T *restrict c, const T *restrict c_before, const T *restrict dy,
+                                                          const T *restrict d_h, T *restrict d_c, T *restrict di, T *restrict df, T *restrict dz,
+                                                          T *restrict d_o, bool clip, T clip_min, T clip_max) {
+  for (int64_t j = 0; j < count; j++) {
+    T i = gi[j], f = gf[j], z = gz[j], o = go[j], tanh_c = TANH(c[j]);
+    T dh = dy[j] + d_h[j];
+    T dc = d_c[j] + dh * o * (1 - tanh_c * tanh_c);
+    dc = clip && (c[j] == clip_min || c[j] == clip_max) ? 0 : dc;
+    di[j] = dc * z * i * (1 - i);
+    df[j] = dc * c_before[j] * f * (1 - f);
+    dz[j] = dc * i * (1 - z * z);
+    d_o[j] = dh * tanh_c * o * (1 - o);
+    d_c[j] = dc * f;
+  }
+}
+
 static void NAME(lstm_back_cell)(const void *step, int64_t from, int64_t to, int64_t begin, int64_t end) {
   const NAME(back_step) *p = step;
   const int64_t H = p->r->s.hidden;
-  const bool clip = p->r->clip;
-  const T clip_min = p->r->clip_min, clip_max = p->r->clip_max;
   for (int64_t n = from; n < to; n++) {
-    const T *restrict g = p->gates + n * 4 * H, *restrict c = p->extra + n * H, *restrict c_before = p->extra_before + n * H,
-            *restrict dy = p->d_output + n * p->ld;
-    T *restrict d = p->d_gates + n * 4 * H, *restrict d_h = p->d_h + n * H, *restrict d_c = p->d_c + n * H;
-    for (int64_t j = begin; j < end; j++) {
-      T i = g[j], f = g[H + j], z = g[2 * H + j], o = g[3 * H + j], tanh_c = TANH(c[j]);
-      T dh = dy[j] + d_h[j];
-      T dc = d_c[j] + dh * o * (1 - tanh_c * tanh_c);
-      if (clip && (c[j] == clip_min || c[j] == clip_max)) dc = 0;
-      d[j] = dc * z * i * (1 - i);
-      d[H + j] = dc * c_before[j] * f * (1 - f);
-      d[2 * H + j] = dc * i * (1 - z * z);
-      d[3 * H + j] = dh * tanh_c * o * (1 - o);
-      d_c[j] = dc * f;
-    }
+    const T *g = p->gates + n * 4 * H + begin;
+    T *d = p->d_gates + n * 4 * H + begin;
+    int64_t at = n * H + begin;
+    NAME(lstm_back_row)(end - begin, g, g + H, g + 2 * H, g + 3 * H, p->extra + at, p->extra_before + at, p->d_output + n * p->ld + begin,
+                        p->d_h + at, p->d_c + at, d, d + H, d + 2 * H, d + 3 * H, p->r->clip, p->r->clip_min, p->r->clip_max);
+  }
+}
+
+static __attribute__((noinline)) void NAME(gru_back_row)(int64_t count, const T *restrict gr, const T *restrict gz, const T *restrict gn,
+                                                         const T *restrict m, const T *restrict h_before, const T *restrict dy, T *restrict d_h,
+                                                         T *restrict dr, T *restrict dz, T *restrict dn, T *restrict hr, T *restrict hz, T *restrict hn) {
+  for (int64_t j = 0; j < count; j++) {
+    T r = gr[j], z = gz[j], fresh = gn[j];
+    T dh = dy[j] + d_h[j];
+    T d_fresh = dh * (1 - z) * (1 - fresh * fresh);
+    T d_z = dh * (h_before[j] - fresh) * z * (1 - z);
+    T d_r = d_fresh * m[j] * r * (1 - r);
+    dr[j] = hr[j] = d_r;
+    dz[j] = hz[j] = d_z;
+    dn[j] = d_fresh;
+    hn[j] = d_fresh * r;
+    d_h[j] = dh * z;
   }
 }
 
@@ -339,21 +376,10 @@ static void NAME(gru_back_cell)(const void *step, int64_t from, int64_t to, int6
   const NAME(back_step) *p = step;
   const int64_t H = p->r->s.hidden;
   for (int64_t n = from; n < to; n++) {
-    const T *restrict g = p->gates + n * 3 * H, *restrict m = p->extra + n * H, *restrict h_before = p->h_before + n * p->ld_before,
-            *restrict dy = p->d_output + n * p->ld;
-    T *restrict d = p->d_gates + n * 3 * H, *restrict dg = p->d_hidden + n * 3 * H, *restrict d_h = p->d_h + n * H;
-    for (int64_t j = begin; j < end; j++) {
-      T r = g[j], z = g[H + j], fresh = g[2 * H + j];
-      T dh = dy[j] + d_h[j];
-      T d_fresh = dh * (1 - z) * (1 - fresh * fresh);
-      T d_z = dh * (h_before[j] - fresh) * z * (1 - z);
-      T d_r = d_fresh * m[j] * r * (1 - r);
-      d[j] = dg[j] = d_r;
-      d[H + j] = dg[H + j] = d_z;
-      d[2 * H + j] = d_fresh;
-      dg[2 * H + j] = d_fresh * r;
-      d_h[j] = dh * z;
-    }
+    const T *g = p->gates + n * 3 * H + begin;
+    T *d = p->d_gates + n * 3 * H + begin, *dg = p->d_hidden + n * 3 * H + begin;
+    NAME(gru_back_row)(end - begin, g, g + H, g + 2 * H, p->extra + n * H + begin, p->h_before + n * p->ld_before + begin,
+                       p->d_output + n * p->ld + begin, p->d_h + n * H + begin, d, d + H, d + 2 * H, dg, dg + H, dg + 2 * H);
   }
 }
 
