@@ -6,6 +6,7 @@ which is broadcast against the elementwise loss: ``(batch, 1)`` weighs samples.
 
 import math
 
+from .. import ndarray as nd
 from .block import HybridBlock
 
 __all__ = [
@@ -136,6 +137,10 @@ class SoftmaxCrossEntropyLoss(Loss):
         self._from_logits = from_logits
 
     def hybrid_forward(self, F, pred, label, sample_weight=None):
+        if self._sparse_label and not self._from_logits and self._axis == -1 and isinstance(pred, nd.NDArray):
+            # One pass over pred in place of three, with the same bits; symbols keep the operators that files may hold.
+            loss = F.expand_dims(F._internal._softmax_ce(pred, label), axis=-1)
+            return self._mean(F, loss, sample_weight)
         if not self._from_logits:
             pred = F.log_softmax(pred, axis=self._axis)
         if self._sparse_label:
