@@ -1,7 +1,12 @@
-"""Small helpers under MXNet's names. The NumPy-like interface (``mx.np``) is not part of this package: its switches are off."""
+"""Small helpers under MXNet's names. The NumPy-like interface (``mx.np``) is not part of this package: its switches are off.
+
+The switch for NumPy's shapes matters to symbols alone: with it, -1 and None stand for unknown sizes and shapes in what
+`Symbol.infer_shape` takes and gives, instead of 0 and (). Arrays without dimensions and of zero size always exist.
+"""
 
 import contextlib
 import os
+import threading
 
 from . import _core
 
@@ -51,14 +56,19 @@ def is_np_array():
     return False
 
 
+_switches = threading.local()
+
+
 def is_np_shape():
-    """False: MXNet's NumPy-shape switch; arrays without dimensions and of zero size always exist here."""
-    return False
+    """Whether unknown sizes are written -1 in this thread (see `np_shape`)."""
+    return getattr(_switches, "np_shape", False)
 
 
 def set_np_shape(active):
-    """Taken for MXNet's programs and without effect; returns the former value, False."""
-    return False
+    """Sets whether unknown sizes are written -1 in this thread; returns the former value."""
+    former = is_np_shape()
+    _switches.np_shape = bool(active)
+    return former
 
 
 def set_np(shape=True, array=True):
@@ -73,8 +83,12 @@ def reset_np():
 
 @contextlib.contextmanager
 def np_shape(active=True):
-    """A scope without effect: arrays without dimensions and of zero size always exist here."""
-    yield
+    """A scope in which symbols' unknown sizes and shapes are written -1 and None instead of 0 and ()."""
+    former = set_np_shape(active)
+    try:
+        yield
+    finally:
+        set_np_shape(former)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ import re
 
 from .. import _core
 from ..base import MXNetError
+from ..util import is_np_shape
 from ._graph import _INITS, HIDDEN, Node, topological
 
 VERSION = 10901
@@ -49,9 +50,10 @@ def dump(entries):
         rows.append(rows[-1] + node.num_outputs)
     variables = [i for i, node in enumerate(order) if node.call is None]
     heads = ", ".join(f"[{place[node]}, {index}, 0]" for node, index in entries)
+    numpy = ', "is_np_shape": ["int", 1]' if is_np_shape() else ""
     return (
         '{\n  "nodes": [\n' + ", \n".join(nodes) + '\n  ], \n  "arg_nodes": ' + json.dumps(variables) + ', \n  "node_row_ptr": ' + json.dumps(rows)
-        + f', \n  "heads": [{heads}], \n  "attrs": {{"mxnet_version": ["int", {VERSION}]}}\n}}'
+        + f', \n  "heads": [{heads}], \n  "attrs": {{"mxnet_version": ["int", {VERSION}]{numpy}}}\n}}'
     )  # fmt: skip
 
 

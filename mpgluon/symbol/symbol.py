@@ -4,6 +4,7 @@ import numpy as np
 
 from .. import _core
 from ..base import MXNetError, NotImplementedForSymbol
+from ..util import is_np_shape
 from ._functions import attributes, is_number, node_of, single
 from ._graph import Node, hidden_key, rebuild, states, topological
 from ._infer import NUMBERS, Inference, dtype_type, known
@@ -213,15 +214,21 @@ class Symbol:
         for name, shape in shapes.items():
             if not isinstance(shape, (tuple, list)):
                 raise TypeError(f"Arguments need to be shapes (tuple), but '{name}' is {type(shape).__name__}.")
+        numpy = is_np_shape()
+        if numpy:
+            shapes = {name: tuple([max(size, 0) for size in shape]) for name, shape in shapes.items()}
         found = self._sorted(Inference(self._entries, shapes, {}), 0)
         if not partial and not all(known(shape) for group in found for shape in group):
             return None, None, None
+        if numpy:
+            return tuple([[shape and tuple([size or -1 for size in shape]) for shape in group] for group in found])
         return tuple([[() if shape is None else shape for shape in group] for group in found])
 
     def infer_shape(self, *args, **kwargs):
         """The shapes of arguments, outputs and auxiliary states, from those of some arguments (by position or name).
 
-        Returns three lists of tuples, or three times None where something stays unknown. MXNetError when shapes contradict.
+        Returns three lists of tuples, or three times None where something stays unknown. MXNetError when shapes contradict. Under
+        ``mx.np_shape()`` unknown sizes are -1 and unknown shapes None; else 0 and ().
         """
         found = self._infer_shape_impl(False, *args, **kwargs)
         if found[0] is None:
