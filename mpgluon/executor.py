@@ -42,8 +42,9 @@ class Program:
         """`run`, as compiled functions are called."""
         return self.run(arrays)
 
-    def run(self, arrays, monitor=None, monitor_all=False):
-        """The outputs for arrays of the arguments, then of the auxiliary states. `monitor` is called with names and arrays."""
+    def run(self, arrays, monitor=None, monitor_all=False, ctx=None):
+        """The outputs for arrays of the arguments, then of the auxiliary states. `monitor` is called with names and arrays; `ctx` is where
+        arrays are made that come from nothing, if the nodes don't say it."""
         values = [None] * len(self.order)
         for place, array in zip(self._inputs, arrays):
             values[place] = [array]
@@ -62,7 +63,7 @@ class Program:
                 for name, array in zip(node.call.input_names(len(inputs)), inputs):
                     monitor(f"{node.name}_{name}", array)
             try:
-                values[place] = node.call.run(inputs, device)
+                values[place] = node.call.run(inputs, device or ctx)
             except MXNetError as error:
                 raise type(error)(f"Error in operator {node.name}: {error}") from None
             if monitor is not None:

@@ -92,7 +92,7 @@ mpg_status mpg_infer_embedding(mpg_infer *infer) {
   if (infer->inputs[1].dtype == MPG_DTYPE_NONE) infer->inputs[1].dtype = params->dtype;
   infer->outputs[0].dtype = infer->inputs[1].dtype;
   const mpg_shape *data = &infer->inputs[0].shape;
-  if (!mpg_shape_known(data)) return MPG_OK;
+  if (data->ndim < 0) return MPG_OK;
   if (data->ndim >= MPG_MAX_NDIM) return mpg_infer_fail(infer, "the result has more than %d dimensions", MPG_MAX_NDIM);
   mpg_shape shape = *data;
   shape.dims[shape.ndim++] = params->output_dim;
@@ -115,7 +115,7 @@ static mpg_status expect_positions(mpg_infer *infer, int input, const mpg_shape 
   for (int i = 0; i < data->ndim; i++)
     if (i != axis) without.dims[without.ndim++] = data->dims[i];
   const mpg_shape *index = &infer->inputs[input].shape;
-  if (index->ndim == data->ndim && mpg_shape_equal(index, &with)) return MPG_OK;
+  if (index->ndim == data->ndim) return mpg_infer_expect_shape(infer, input, &with);
   if (without.ndim == 0 && index->ndim == 1) without = with; /* one position, as an array of one element */
   return mpg_infer_expect_shape(infer, input, &without);
 }
@@ -124,14 +124,15 @@ mpg_status mpg_infer_pick(mpg_infer *infer) {
   PARAMS(pick, params);
   MPG_TRY(expect_numeric(infer, 1));
   if (!params->axis.present) return mpg_infer_fail(infer, "axis is an integer here, not None");
-  if (!begin(infer)) return MPG_OK;
+  infer->outputs[0].dtype = infer->inputs[0].dtype;
   const mpg_shape *data = &infer->inputs[0].shape;
+  if (data->ndim < 0) return MPG_OK;
   int axis;
   MPG_TRY(mpg_axis_normalize(params->axis.value, data->ndim, infer->op->name, &axis));
   MPG_TRY(expect_positions(infer, 1, data, axis));
   mpg_shape shape = *data;
   shape.dims[axis] = 1;
-  if (data->dims[axis] == 0 && mpg_shape_size(&shape) > 0) return mpg_infer_fail(infer, "dimension %d has size 0: there is nothing to pick", axis);
+  if (data->dims[axis] == 0 && mpg_shape_known(&shape) && mpg_shape_size(&shape) > 0) return mpg_infer_fail(infer, "dimension %d has size 0: there is nothing to pick", axis);
   if (!params->keepdims && shape.ndim > 1) {
     for (int i = axis; i + 1 < shape.ndim; i++) shape.dims[i] = shape.dims[i + 1];
     shape.dims[--shape.ndim] = 0;
@@ -238,7 +239,7 @@ mpg_status mpg_infer_where(mpg_infer *infer) {
   if (y->dtype != MPG_DTYPE_NONE) MPG_TRY(mpg_infer_expect_dtype(infer, 1, y->dtype));
   infer->outputs[0].dtype = x->dtype;
   if (!mpg_shape_merge(&x->shape, &y->shape)) return mpg_infer_fail(infer, "x and y have the same shape");
-  if (!mpg_shape_known(&x->shape)) return MPG_OK;
+  if (!mpg_shape_known(&x->shape) || (condition->ndim >= 0 && !mpg_shape_known(condition))) return MPG_OK;
   bool rows = condition->ndim == 1 && x->shape.ndim > 0 && (condition->dims[0] == x->shape.dims[0] || condition->dims[0] < 0);
   if (rows) {
     mpg_shape shape = {.ndim = 1, .dims = {x->shape.dims[0]}};

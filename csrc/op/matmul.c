@@ -96,6 +96,7 @@ mpg_status mpg_infer_batch_dot(mpg_infer *infer) {
   if (disagree(a->dims[p->transpose_a ? ndim - 2 : ndim - 1], b->dims[p->transpose_b ? ndim - 1 : ndim - 2]))
     return mpg_infer_fail(infer, "the matrices do not fit (transpose_a=%s, transpose_b=%s)", p->transpose_a ? "True" : "False",
                           p->transpose_b ? "True" : "False");
+  if (a->dims[p->transpose_a ? ndim - 2 : ndim - 1] < 0 || b->dims[p->transpose_b ? ndim - 1 : ndim - 2] < 0) return MPG_OK;
   out.dims[ndim - 2] = a->dims[p->transpose_a ? ndim - 1 : ndim - 2];
   out.dims[ndim - 1] = b->dims[p->transpose_b ? ndim - 2 : ndim - 1];
   mpg_infer_set(infer, 0, &out, dtype);

@@ -221,8 +221,9 @@ void mpg_gradient_reshape(mpg_gradient *g) {
 
 mpg_status mpg_infer_transpose(mpg_infer *infer) {
   PARAMS(transpose, params);
-  if (!begin(infer)) return MPG_OK;
+  infer->outputs[0].dtype = infer->inputs[0].dtype;
   const mpg_shape *in = &infer->inputs[0].shape;
+  if (in->ndim < 0) return MPG_OK;
   mpg_shape shape = {.ndim = in->ndim};
   if (params->axes.count > 0 && params->axes.count != in->ndim)
     return mpg_infer_fail(infer, "axes names %d dimensions, the array has %d", params->axes.count, in->ndim);

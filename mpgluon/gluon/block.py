@@ -496,7 +496,7 @@ class HybridBlock(Block):
         CompiledCall(self, {}).discover(args)
 
     def _run(self, *args):
-        if self._active and _tracing.current() is None:
+        if self._active and _tracing.current() is None and not _symbolic(args):
             return self._call_compiled(args)
         return self.forward(*args)
 
@@ -507,7 +507,12 @@ class HybridBlock(Block):
         return call(args)
 
     def forward(self, x, *args):
-        """Calls `hybrid_forward` with the parameters, or the compiled programs when the block is hybridized."""
+        """Calls `hybrid_forward` with the parameters, or the compiled programs when the block is hybridized.
+
+        Of Symbols the result is a Symbol: ``F`` is `mx.sym` then, and the parameters are variables.
+        """
+        if _symbolic((x, *args)):
+            return self._forward_symbols(x, *args)
         if self._active and _tracing.current() is None:
             return self._call_compiled((x, *args))
         if not self._reg_params:
@@ -557,6 +562,12 @@ class HybridBlock(Block):
                 "when the parameter is first used as an input of an operator called through F"
             ) from error
 
+    def _forward_symbols(self, *args):
+        from .. import symbol
+
+        with self.name_scope():
+            return self.hybrid_forward(symbol, *args, **{name: param.var() for name, param in self._reg_params.items()})
+
     def _place(self, param, ctx):
         """The device of the copy to use with inputs on `ctx`, and the parameter if that is another one."""
         contexts = param.list_ctx()
@@ -581,12 +592,44 @@ class HybridBlock(Block):
         raise NotImplementedError(f"{type(self).__name__} does not define hybrid_forward")
 
     def export(self, path, epoch=0, remove_amp_cast=True):
-        """Writes the block as a symbol file."""
-        raise MXNetError("HybridBlock.export needs the Symbol API, which this version does not have; use save_parameters")
+        """Writes the block for `SymbolBlock.imports`, and for MXNet: ``path-symbol.json`` and ``path-0000.params``.
 
-    def optimize_for(self, x, *args, backend=None, **kwargs):
-        """Partitions the block for a backend."""
-        raise MXNetError("HybridBlock.optimize_for needs the Symbol API, which this version does not have")
+        The block must have been hybridized and called. An only input is named ``data``, several are ``data0``, ``data1``, ...
+
+        Parameters
+        ----------
+        path : str
+        epoch : int, default 0
+            The number in the name of the second file.
+        remove_amp_cast : bool, default True
+
+        Returns
+        -------
+        (str, str)
+            The names of the files.
+        """
+        from .symbol_block import export_block
+
+        return export_block(self, path, epoch, remove_amp_cast)
+
+    def optimize_for(self, x, *args, backend=None, clear=False, **kwargs):
+        """Hybridizes the block and calls it on the inputs: every block is compiled, and there are no other backends."""
+        self.hybridize(True, **{name: value for name, value in kwargs.items() if name in _FLAGS})
+        return self(x, *args)
+
+
+def _symbolic(args):
+    """Whether a block is called on Symbols; the package of symbols is not loaded before somebody makes one."""
+    if isinstance(args[0] if args else None, nd.NDArray):
+        return False
+    package = sys.modules.get("mpgluon.symbol.symbol")
+    return package is not None and _holds(args, package.Symbol)
+
+
+def _holds(value, kind):
+    if isinstance(value, (list, tuple)):
+        return any(_holds(item, kind) for item in value)
+    return isinstance(value, kind)
 
 
 _FLAGS = frozenset(
@@ -607,13 +650,4 @@ def _resolver(param, device):
     return resolve
 
 
-class SymbolBlock(HybridBlock):
-    """A block made of a symbol."""
-
-    def __init__(self, outputs, inputs, params=None):
-        raise MXNetError("SymbolBlock needs the Symbol API, which this version does not have")
-
-    @staticmethod
-    def imports(symbol_file, input_names, param_file=None, ctx=None):
-        """Reads a block from a symbol file."""
-        raise MXNetError("SymbolBlock.imports needs the Symbol API, which this version does not have")
+from .symbol_block import SymbolBlock  # noqa: E402

@@ -168,7 +168,7 @@ class Parameter:
         self._shape = shape
 
     def __getstate__(self):
-        return {**self.__dict__, "_trainer": None}
+        return {**self.__dict__, "_trainer": None, "_var": None}
 
     def __setstate__(self, state):
         self.__dict__.update(state)
@@ -289,8 +289,14 @@ class Parameter:
             return first + nd.add_n(*moved) / (len(moved) + 1)
 
     def var(self):
-        """The symbol of this parameter."""
-        raise MXNetError(f"Parameter '{self.name}': var() needs the Symbol API, which this version does not have")
+        """The variable that stands for this parameter in symbols; always the same one."""
+        if self._var is None:
+            from ..symbol import var
+
+            self._var = var(
+                self.name, shape=self.shape, dtype=self.dtype, lr_mult=self.lr_mult, wd_mult=self.wd_mult, init=self.init
+            )
+        return self._var
 
     # Initialization
 

@@ -1,0 +1,231 @@
+"""`SymbolBlock`: a block made of a symbol; and blocks written as symbols."""
+
+import os
+
+from .. import ndarray as nd
+from ..base import MXNetError
+from . import _tracing
+from .block import HybridBlock
+from .parameter import ParameterDict
+from .utils import shape_is_known
+
+__all__ = ["SymbolBlock"]
+
+
+def _flatten(value, flat, what):
+    """Appends the symbols in nested lists to `flat`; returns their structure."""
+    from ..symbol import Symbol
+
+    if isinstance(value, Symbol):
+        flat.append(value)
+        return len(value) if len(value) > 1 else 0
+    if value is None:
+        return None
+    if not isinstance(value, (list, tuple)):
+        raise ValueError(f"{what} must be Symbols, in lists or tuples as may be, but got {type(value).__name__}")
+    return [_flatten(item, flat, what) for item in value]
+
+
+def _regroup(structure, items):
+    """Nests the items of an iterator as `_flatten` found them."""
+    if structure is None:
+        return None
+    if isinstance(structure, list):
+        return [_regroup(item, items) for item in structure]
+    return next(items) if structure == 0 else [next(items) for _ in range(structure)]
+
+
+class SymbolBlock(HybridBlock):
+    """A block that computes a symbol, such as one read from a file, or the inner layers of a network.
+
+    Parameters
+    ----------
+    outputs : Symbol or list of Symbol
+        What it computes.
+    inputs : Symbol or list of Symbol
+        The variables that are its inputs; the other ones are parameters.
+    params : ParameterDict, optional
+        Parameters to share.
+
+    Examples
+    --------
+    >>> internals = net(mx.sym.var('data')).get_internals()
+    >>> features = gluon.SymbolBlock(internals['relu3_output'], mx.sym.var('data'), params=net.collect_params())
+    """
+
+    def __init__(self, outputs, inputs, params=None):
+        from ..executor import Program
+        from ..symbol import Group
+        from ..symbol._graph import placement, topological
+
+        super().__init__(prefix=None, params=None)
+        self._prefix = ""
+        self._params = ParameterDict("", params)
+        given, found = [], []
+        self._in_format = _flatten(inputs, given, "The inputs")
+        self._out_format = _flatten(outputs, found, "The outputs")
+        if not given or not found:
+            raise ValueError("a SymbolBlock has at least one input and one output")
+        for symbol in given:
+            if symbol._entries[0][0].call is not None:
+                raise AssertionError(f"Input symbols must be variable, but {symbol} is an output of operators")
+        self._input_names = [symbol.name for symbol in given]
+        self._symbol = found[0] if len(found) == 1 else Group(found)
+        order = topological(self._symbol._entries)
+        self._program = Program(self._symbol._entries, order, placement(order, None, {}), None, False)
+        self._declare(given)
+        self._active = True
+
+    def _declare(self, given):
+        """Makes the parameters: every variable that is no input."""
+        dtypes = {symbol.name: types[0][0] for symbol in given if (types := symbol.infer_type())[0]}
+        try:
+            arguments, _, states = self._symbol.infer_type_partial(**dtypes)
+        except MXNetError:  # contradicting dtypes: the parameters' own, once loaded, may agree
+            arguments = [None] * len(self._program.arguments)
+            states = [None] * len(self._program.auxiliary)
+        names = set(self._input_names)
+        for nodes, types, options in ((self._program.arguments, arguments, {}), (self._program.auxiliary, states, {"grad_req": "null"})):
+            for node, dtype in zip(nodes, types):
+                if node.name not in names:
+                    self._params.get(node.name, allow_deferred_init=True, dtype=dtype or "float32", **options)
+        skip = len(os.path.commonprefix(list(self._params.keys())))
+        if any(len(name) == skip for name in self._params.keys()):
+            skip = 0  # no name may become empty
+        self._reg_params = {name[skip:]: param for name, param in self._params.items()}
+        self._keys = {param.name: key for key, param in self._reg_params.items()}
+
+    @staticmethod
+    def imports(symbol_file, input_names, param_file=None, ctx=None, allow_missing=False, ignore_extra=False):
+        """Reads a block from the files of `HybridBlock.export`, of a Module's checkpoint, or of MXNet 1.x.
+
+        Parameters
+        ----------
+        symbol_file : str
+        input_names : str or list of str
+        param_file : str, optional
+        ctx : Context or list of Context, optional
+            Where the parameters live.
+        allow_missing, ignore_extra : bool, default False
+            See `Block.load_parameters`.
+        """
+        from .. import symbol
+
+        names = [input_names] if isinstance(input_names, str) else list(input_names)
+        outputs = symbol.load(symbol_file)
+        known = outputs.list_inputs()
+        for name in names:
+            if name not in known:
+                raise ValueError(f"{symbol_file} has no input {name!r}; its variables are {', '.join(known)}")
+        dtype = "float32" if param_file is None else None
+        block = SymbolBlock(outputs, [symbol.var(name, dtype=dtype) for name in names])
+        if param_file is not None:
+            block.collect_params().load(param_file, ctx, allow_missing, ignore_extra, cast_dtype=True, dtype_source="saved")
+        return block
+
+    def __repr__(self):
+        return f"{type(self).__name__}(\n{self._symbol} : {len(self._input_names)} -> {len(self._symbol)}\n)"
+
+    def forward(self, x, *args):
+        if isinstance(x, nd.NDArray) or _tracing.current() is not None:
+            self._find_shapes((x, *args))
+        return super().forward(x, *args)
+
+    def infer_shape(self, *args):
+        self._find_shapes(args)
+
+    def _named(self, args):
+        """The inputs by name."""
+        flat = []
+        _collect(args, flat)
+        if len(flat) != len(self._input_names):
+            raise ValueError(f"{self.name or type(self).__name__}: {len(self._input_names)} inputs ({', '.join(self._input_names)}) are needed, got {len(flat)}")
+        return dict(zip(self._input_names, flat))
+
+    def _find_shapes(self, args):
+        """Completes parameters' shapes from the inputs'."""
+        if all(param._data is not None or shape_is_known(param.shape) for param in self._params.values()):
+            return
+        from ..symbol._infer import Inference
+
+        shapes = {name: array.shape for name, array in self._named(args).items()}
+        nodes = [*self._program.arguments, *self._program.auxiliary]
+        for node, (shape, _) in zip(nodes, Inference(self._symbol._entries, shapes, {}).of(nodes)):
+            if node.name in self._keys and shape is not None:
+                self._params[node.name].shape = shape
+
+    def hybrid_forward(self, F, *args, **params):
+        named = self._named(args)
+        values = [named[node.name] if node.name in named else params[self._keys[node.name]] for node in (*self._program.arguments, *self._program.auxiliary)]
+        results = self._program.run(values, ctx=next(iter(named.values())).context)
+        out = _regroup(self._out_format, iter(results))
+        return out[0] if isinstance(out, list) and len(out) == 1 else out
+
+    def _forward_symbols(self, *args):
+        copied = self._symbol.__copy__()
+        copied._compose(**self._named(args))
+        out = _regroup(self._out_format, iter(copied))
+        return out[0] if isinstance(out, list) and len(out) == 1 else out
+
+
+def _collect(value, flat):
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            _collect(item, flat)
+    elif value is not None:
+        flat.append(value)
+
+
+def _symbols_like(structure, names):
+    """Variables nested like the arguments of a compiled call; `names` is an iterator."""
+    from ..symbol import var
+    from ._compiled import _ARRAY
+
+    if structure is _ARRAY:
+        return var(next(names))
+    if structure is None:
+        return None
+    if structure[0] in (list, tuple):
+        return structure[0]([_symbols_like(item, names) for item in structure[1:]])
+    return structure[1]
+
+
+def _count(structure):
+    from ._compiled import _ARRAY
+
+    if structure is _ARRAY:
+        return 1
+    return sum(_count(item) for item in structure[1:]) if structure is not None and structure[0] in (list, tuple) else 0
+
+
+def symbol_of(block):
+    """The symbol of a block that was hybridized and called, its inputs named as `HybridBlock.export` does."""
+    from ..symbol import Group
+
+    if isinstance(block, SymbolBlock):
+        return block._symbol
+    call = block._compiled_call
+    if call is None or not call._signatures:
+        raise RuntimeError("Please first call block.hybridize() and then run forward with this block at least once before calling export.")
+    structure = next(iter(call._signatures))[0]
+    count = _count(structure)
+    names = iter(["data"] if count == 1 else [f"data{i}" for i in range(count)])
+    found = []
+    _flatten(block(*_symbols_like(structure, names)), found, "The outputs of the block")
+    return found[0] if len(found) == 1 else Group(found)
+
+
+def export_block(block, path, epoch, remove_amp_cast):
+    """See `HybridBlock.export`."""
+    symbol = symbol_of(block)
+    symbol_file, param_file = f"{path}-symbol.json", f"{path}-{epoch:04d}.params"
+    arguments, states = set(symbol.list_arguments()), set(symbol.list_auxiliary_states())
+    arrays = {}
+    for name, param in block.collect_params().items():
+        if name in arguments:
+            arrays[f"arg:{name}"] = param._reduce()
+        elif name in states:
+            arrays[f"aux:{name}"] = param._reduce()
+    symbol.save(symbol_file, remove_amp_cast=remove_amp_cast)
+    nd.save(param_file, arrays)
+    return symbol_file, param_file
