@@ -506,10 +506,3 @@ def test_uninitialized():
     net = Model()
     with pytest.raises(mx.MXNetError, match="has not been initialized"):
         net(inputs(2, 6))
-
-
-def test_symbol_api_is_named():
-    net = make()
-    for call in (lambda: net.export("x"), lambda: gluon.SymbolBlock(None, None), lambda: net.hidden.weight.var()):
-        with pytest.raises(mx.MXNetError, match="Symbol"):
-            call()

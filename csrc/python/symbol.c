@@ -326,7 +326,7 @@ static PyObject *on_tape(PyObject *module, PyObject *object) {
   return array == NULL ? NULL : PyBool_FromLong(array->node != NULL);
 }
 
-static PyMethodDef functions[] = {
+static PyMethodDef methods[] = {
     {"on_tape", on_tape, METH_O, "on_tape(array)\n--\n\nWhether the array is a variable of autograd, or was computed from one while recording."},
     {"replace_array", replace_array, METH_VARARGS, "replace_array(target, source)\n--\n\nMakes `target` stand for the memory of `source`, off the tape."}, {0}};
 
@@ -335,5 +335,5 @@ int mpg_py_symbol_init(PyObject *module) {
   if (type == NULL) return -1;
   int result = PyModule_AddObjectRef(module, "OpCall", type);
   Py_DECREF(type);
-  return result < 0 ? -1 : PyModule_AddFunctions(module, functions);
+  return result < 0 ? -1 : PyModule_AddFunctions(module, methods);
 }

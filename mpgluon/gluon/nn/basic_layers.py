@@ -130,9 +130,9 @@ class Dense(HybridBlock):
 
     def hybrid_forward(self, F, x, weight, bias=None):
         if bias is None:
-            out = F.FullyConnected(x, weight, num_hidden=self._units, no_bias=True, flatten=self._flatten)
+            out = F.FullyConnected(x, weight, num_hidden=self._units, no_bias=True, flatten=self._flatten, name="fwd")
         else:
-            out = F.FullyConnected(x, weight, bias, num_hidden=self._units, flatten=self._flatten)
+            out = F.FullyConnected(x, weight, bias, num_hidden=self._units, flatten=self._flatten, name="fwd")
         return out if self.act is None else self.act(out)
 
     def __repr__(self):
@@ -158,7 +158,7 @@ class Dropout(HybridBlock):
 
     def hybrid_forward(self, F, x):
         if self._rate > 0:
-            return F.Dropout(x, p=self._rate, axes=self._axes)
+            return F.Dropout(x, p=self._rate, axes=self._axes, name="fwd")
         return F.identity(x)
 
     def __repr__(self):
@@ -194,7 +194,7 @@ class Embedding(HybridBlock):
         self._kwargs["dtype"] = dtype
 
     def hybrid_forward(self, F, x, weight):
-        return F.Embedding(x, weight, **self._kwargs)
+        return F.Embedding(x, weight, name="fwd", **self._kwargs)
 
     def __repr__(self):
         return "{}({input_dim} -> {output_dim}, {dtype})".format(type(self).__name__, **self._kwargs)
@@ -283,7 +283,7 @@ class BatchNorm(_Norm):
         super().cast("float32" if dtype_name(dtype) == "float16" else dtype)
 
     def hybrid_forward(self, F, x, gamma, beta, running_mean, running_var):
-        return F.BatchNorm(x, gamma, beta, running_mean, running_var, **self._kwargs)
+        return F.BatchNorm(x, gamma, beta, running_mean, running_var, name="fwd", **self._kwargs)
 
     def _shown_channels(self):
         return self.gamma.shape[0] or None
@@ -328,9 +328,9 @@ class InstanceNorm(_Norm):
 
     def hybrid_forward(self, F, x, gamma, beta):
         if self._axis == 1:
-            return F.InstanceNorm(x, gamma, beta, eps=self._epsilon)
+            return F.InstanceNorm(x, gamma, beta, eps=self._epsilon, name="fwd")
         moved = F.swapaxes(x, dim1=1, dim2=self._axis)
-        return F.swapaxes(F.InstanceNorm(moved, gamma, beta, eps=self._epsilon), dim1=1, dim2=self._axis)
+        return F.swapaxes(F.InstanceNorm(moved, gamma, beta, eps=self._epsilon, name="fwd"), dim1=1, dim2=self._axis)
 
 
 class LayerNorm(_Norm):

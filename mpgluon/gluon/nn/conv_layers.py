@@ -122,7 +122,8 @@ class _Conv(HybridBlock):
 
     def hybrid_forward(self, F, x, weight, bias=None):
         op = getattr(F, self._op_name)
-        out = op(x, weight, **self._kwargs) if bias is None else op(x, weight, bias, **self._kwargs)
+        inputs = (x, weight) if bias is None else (x, weight, bias)
+        out = op(*inputs, name="fwd", **self._kwargs)
         return out if self.act is None else self.act(out)
 
     def _alias(self):
@@ -269,7 +270,7 @@ class _Pooling(HybridBlock):
         return "pool"
 
     def hybrid_forward(self, F, x):
-        return F.Pooling(x, **self._kwargs)
+        return F.Pooling(x, name="fwd", **self._kwargs)
 
     def __repr__(self):
         options = self._kwargs
