@@ -142,3 +142,10 @@ mpg_status mpg_infer_all_finite(mpg_infer *infer) {
 mpg_status mpg_infer_reset_arrays(mpg_infer *infer) {
   return expect_count(infer, ((const mpg_num_arrays_params *)infer->params)->num_arrays);
 }
+
+mpg_status mpg_infer_multi_scale(mpg_infer *infer) {
+  MPG_TRY(expect_count(infer, ((const mpg_num_arrays_params *)infer->params)->num_arrays));
+  int last = infer->num_inputs - 1;
+  MPG_TRY(mpg_infer_expect_dtype(infer, last, MPG_FLOAT32));
+  return mpg_infer_expect_shape(infer, last, &(mpg_shape){.ndim = 1, .dims = {1}});
+}

@@ -427,3 +427,37 @@ MPG_CPU_KERNEL(all_finite) {
   *out = finite && (fresh || *out != 0) ? 1.0f : 0.0f;
   return MPG_OK;
 }
+
+typedef struct scaling {
+  void *data;
+  mpg_dtype dtype;
+  float factor;
+} scaling;
+
+static void scale_range(void *context, int64_t begin, int64_t end) {
+  const scaling *p = context;
+  float factor = p->factor;
+#define SCALE(T, FROM, TO)                                                                  \
+  {                                                                                         \
+    T *restrict data = p->data;                                                             \
+    for (int64_t i = begin; i < end; i++) data[i] = TO(FROM(data[i]) * factor);             \
+    return;                                                                                 \
+  }
+  switch (p->dtype) {
+    case MPG_FLOAT32: SCALE(float, , )
+    case MPG_FLOAT64: SCALE(double, , )
+    case MPG_FLOAT16: SCALE(uint16_t, mpg_half_to_float, mpg_float_to_half)
+    default: SCALE(uint16_t, mpg_bfloat16_to_float, mpg_float_to_bfloat16)
+  }
+#undef SCALE
+}
+
+MPG_CPU_KERNEL(multi_scale) {
+  int last = call->num_inputs - 1;
+  for (int i = 0; i < last; i++) {
+    const mpg_view *array = &call->inputs[i];
+    scaling p = {array->data, array->desc.dtype, *(const float *)call->inputs[last].data};
+    mpg_cpu_parallel_for(call, mpg_shape_size(&array->desc.shape), 32768, scale_range, &p);
+  }
+  return MPG_OK;
+}

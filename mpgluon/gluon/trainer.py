@@ -65,6 +65,7 @@ class Trainer:
         self._scale = self._optimizer.rescale_grad
         self._updaters = {}  # device -> updater, which holds the states of the copies there
         self._loaded = {}  # loaded states that are not where they are needed yet: index -> state
+        self._plan = None
 
     def _init_optimizer(self, optimizer, optimizer_params):
         by_index = dict(enumerate(self._params))
@@ -125,19 +126,24 @@ class Trainer:
             raise ValueError(f"Trainer: batch_size must be positive, not {batch_size}")
         self._optimizer.rescale_grad = self._scale / batch_size
 
-    def _trained(self):
-        """(index, parameter) of those that are updated."""
-        for i, param in enumerate(self._params):
-            if param.grad_req != "null":
-                if param._data is None:
-                    raise param._missing()
-                yield i, param
+    def _current_plan(self):
+        """What there is to update where, made anew when a parameter's arrays are others than before."""
+        plan = self._plan
+        if plan is not None:
+            for param, data, grad in plan.seen:
+                if param._data is not data or param._grad is not grad:
+                    break
+            else:
+                return plan
+        self._plan = _Plan(self._params)
+        return self._plan
 
     def _allreduce_grads(self):
+        replicated = self._current_plan().replicated
+        if not replicated:
+            return
         with autograd.pause():
-            for _, param in self._trained():
-                if len(param._grad) < 2:
-                    continue
+            for param in replicated:
                 grads = list(param._grad.values())
                 home = grads[0].context
                 total = nd.add_n(*[grad.as_in_context(home) for grad in grads])
@@ -145,32 +151,30 @@ class Trainer:
                     total.copyto(grad)
 
     def _update(self, ignore_stale_grad):
-        work = {}  # device -> (indices, gradients, weights)
-        for i, param in self._trained():
-            fresh = [array._fresh_grad for array in param._data.values()]
-            if not ignore_stale_grad and not all(fresh):
-                ctx = list(param._data)[fresh.index(False)]
-                raise UserWarning(
-                    f"Gradient of Parameter `{param.name}` on context {ctx} has not been updated by backward since last `step`. "
-                    "Either the loss does not depend on it, or the forward pass was not recorded. If only some of the Parameters "
-                    "are meant to be used, call step with ignore_stale_grad=True to leave the others as they are"
-                )
-            for (ctx, weight), written in zip(param._data.items(), fresh):
-                if written:
-                    indices, grads, weights = work.setdefault(ctx, ([], [], []))
-                    indices.append(i)
-                    grads.append(param._grad[ctx])
-                    weights.append(weight)
+        plan = self._current_plan()
+        work = plan.work
+        if not all([weight._fresh_grad for weight in plan.weights]):
+            if not ignore_stale_grad:
+                raise self._stale(plan)
+            work = [group.fresh() for group in work]
         with autograd.pause():
-            for ctx, (indices, _, _) in work.items():  # for all devices before any state changes
-                states = self._updater(ctx).states
-                for index in indices:
+            for group in work:  # for all devices before any state changes
+                states = self._updater(group.ctx).states
+                for index in group.indices:
                     if index not in states:
-                        self._bring_state(index, ctx)
-            for ctx, (indices, grads, weights) in work.items():
-                self._updater(ctx)(indices, grads, weights)
-                for weight in weights:
+                        self._bring_state(index, group.ctx)
+            for group in work:
+                self._updater(group.ctx)(group.indices, group.grads, group.weights)
+                for weight in group.weights:
                     weight._fresh_grad = False
+
+    def _stale(self, plan):
+        param, ctx = next((param, ctx) for param, data, _ in plan.seen for ctx, weight in data.items() if param.grad_req != "null" and not weight._fresh_grad)
+        return UserWarning(
+            f"Gradient of Parameter `{param.name}` on context {ctx} has not been updated by backward since last `step`. "
+            "Either the loss does not depend on it, or the forward pass was not recorded. If only some of the Parameters "
+            "are meant to be used, call step with ignore_stale_grad=True to leave the others as they are"
+        )
 
     def _updater(self, ctx):
         updater = self._updaters.get(ctx)
@@ -277,6 +281,51 @@ class Trainer:
         for ctx in {ctx for param in self._params for ctx in param.list_ctx()}:
             optimizer._all_index_update_counts[ctx.device_id] = dict(counts)
         optimizer._index_update_count = next(iter(optimizer._all_index_update_counts.values()))
+
+
+class _Group:
+    """The weights on one device that are updated together."""
+
+    __slots__ = ("ctx", "indices", "grads", "weights")
+
+    def __init__(self, ctx):
+        self.ctx = ctx
+        self.indices, self.grads, self.weights = [], [], []
+
+    def add(self, index, grad, weight):
+        self.indices.append(index)
+        self.grads.append(grad)
+        self.weights.append(weight)
+
+    def fresh(self):
+        """Those whose gradient backward has written since the last step."""
+        group = _Group(self.ctx)
+        for index, grad, weight in zip(self.indices, self.grads, self.weights):
+            if weight._fresh_grad:
+                group.add(index, grad, weight)
+        return group
+
+
+class _Plan:
+    """The weights to update, by device. Parameters change their dicts of arrays as a whole: that tells whether it still holds."""
+
+    def __init__(self, params):
+        self.seen = [(param, param._data, param._grad) for param in params]
+        self.replicated = []
+        groups = {}
+        for index, param in enumerate(params):
+            if param.grad_req == "null":
+                continue
+            if param._data is None:
+                raise param._missing()
+            if len(param._grad) > 1:
+                self.replicated.append(param)
+            for ctx, weight in param._data.items():
+                if ctx not in groups:
+                    groups[ctx] = _Group(ctx)
+                groups[ctx].add(index, param._grad[ctx], weight)
+        self.work = list(groups.values())
+        self.weights = [weight for group in self.work for weight in group.weights]
 
 
 _HEADER = "trainer_states"

@@ -98,9 +98,21 @@ def clip_global_norm(arrays, max_norm, check_isfinite=True):
     if not arrays:
         raise ValueError("clip_global_norm: there are no arrays to clip")
     home = arrays[0].context
+    groups = {}  # of arrays that lie together: (device, dtype) -> positions
+    for i, array in enumerate(arrays):
+        groups.setdefault((array.context, array.dtype), []).append(i)
+    groups = [positions[i : i + _LARGEST_CALL] for positions in groups.values() for i in range(0, len(positions), _LARGEST_CALL)]
     # One number for each array crosses the border of its device. They are added up in one place and one order.
-    squares = [nd.sum(nd.square(array.reshape((-1,)).astype("float32", copy=False))).reshape((1,)) for array in arrays]
-    total = nd.sqrt(nd.add_n(*[square.as_in_context(home) for square in squares]))
+    squares = []
+    for positions in groups:
+        sums = nd.multi_sum_sq(*[arrays[i] for i in positions], num_arrays=len(positions))
+        squares.append(sums.as_in_context(home))
+    if len(groups) > 1:
+        order = sorted(range(len(arrays)), key=[i for positions in groups for i in positions].__getitem__)
+        squares = nd.take(nd.concat(*squares, dim=0), nd.array(order, ctx=home, dtype="int32"))
+    else:
+        squares = squares[0]
+    total = nd.sqrt(nd.sum(squares)).reshape((1,))
     if check_isfinite:
         norm = float(total.asscalar())
         if not np.isfinite(norm):
@@ -109,13 +121,15 @@ def clip_global_norm(arrays, max_norm, check_isfinite=True):
             )
     scale = nd.minimum(max_norm / (total + 1e-8), 1.0)
     scales = {home: scale}
-    for array in arrays:
-        ctx = array.context
+    for positions in groups:
+        ctx = arrays[positions[0]].context
         if ctx not in scales:
             scales[ctx] = scale.as_in_context(ctx)
-        factor = scales[ctx] if array.dtype == np.float32 else scales[ctx].astype(array.dtype)
-        nd.broadcast_mul(array, factor.reshape((1,) * max(array.ndim, 1)), out=array)
+        nd._internal._multi_scale(*[arrays[i] for i in positions], scales[ctx], num_arrays=len(positions) + 1)
     return norm if check_isfinite else total
+
+
+_LARGEST_CALL = 1024  # arrays
 
 
 def shape_is_known(shape):

@@ -29,10 +29,9 @@ class Adam(GroupedOptimizer):
         return (zeros_like_state(weight), zeros_like_state(weight))
 
     def _step(self, indices, weights, grads, states, lrs, wds):
-        corrected = []
-        for index, lr in zip(indices, lrs):
-            t = self._index_update_count[index]
-            corrected.append(lr * (math.sqrt(1.0 - self.beta2**t) / (1.0 - self.beta1**t)))
+        counts = [self._index_update_count[index] for index in indices]
+        corrections = {t: math.sqrt(1.0 - self.beta2**t) / (1.0 - self.beta1**t) for t in set(counts)}
+        corrected = [lr * corrections[t] for lr, t in zip(lrs, counts)]
         options = self._options(beta1=self.beta1, beta2=self.beta2, epsilon=self.epsilon)
         update_group(nd._internal._multi_adam_update, weights, (grads, *zip(*states)), corrected, wds, **options)
 

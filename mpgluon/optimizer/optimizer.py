@@ -226,11 +226,11 @@ class Optimizer:
 
     def _update_count(self, index):
         counts = self._index_update_count
-        for i in index if isinstance(index, (list, tuple)) else (index,):
-            count = counts.get(i, self.begin_num_update) + 1
-            counts[i] = count
-            if count > self.num_update:
-                self.num_update = count
+        indices = index if isinstance(index, (list, tuple)) else (index,)
+        begin = self.begin_num_update
+        for i in indices:
+            counts[i] = counts.get(i, begin) + 1
+        self.num_update = max(self.num_update, max([counts[i] for i in indices], default=0))
 
     def _multiplier(self, index, attribute, table):
         parameter = self.param_dict.get(index)
@@ -244,18 +244,34 @@ class Optimizer:
     def _get_lrs(self, indices):
         """The learning rates of parameters now."""
         lr = self.learning_rate
-        lrs = [lr * self._multiplier(i, "lr_mult", self.lr_mult) for i in indices]
+        lrs = [lr * multiplier for multiplier in self._multipliers(indices, "lr_mult", self.lr_mult)]
+        if math.isfinite(sum(lrs)) and min(lrs, default=0) >= 0:
+            return lrs
         for i, value in zip(indices, lrs):
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{type(self).__name__}: the learning rate of parameter {self.idx2name.get(i, i)!r} is {value}; it must be finite and not negative")
         return lrs
+
+    def _multipliers(self, indices, attribute, table):
+        params = self.param_dict
+        if params:
+            try:
+                return [getattr(params[i], attribute) for i in indices]
+            except KeyError:
+                pass  # some are known by name only
+        return [self._multiplier(i, attribute, table) for i in indices]
 
     def _get_lr(self, index):
         return self._get_lrs([index])[0]
 
     def _get_wds(self, indices):
         """The weight decays of parameters."""
-        return [_check_finite("wd", self.wd * self._multiplier(i, "wd_mult", self.wd_mult)) for i in indices]
+        wd = self.wd
+        wds = [wd * multiplier for multiplier in self._multipliers(indices, "wd_mult", self.wd_mult)]
+        if not math.isfinite(sum(wds)):
+            for value in wds:
+                _check_finite("wd", value)
+        return wds
 
     def _get_wd(self, index):
         return self._get_wds([index])[0]
@@ -301,6 +317,9 @@ class GroupedOptimizer(Optimizer):
     def update(self, index, weight, grad, state):
         indices, weights, grads, states = as_lists(index, weight, grad, state)
         lrs, wds = self._begin(indices)
+        if len(indices) <= LARGEST_GROUP:
+            self._step(indices, weights, grads, states, lrs, wds)
+            return
         for i in range(0, len(indices), LARGEST_GROUP):
             group = slice(i, i + LARGEST_GROUP)
             self._step(indices[group], weights[group], grads[group], states[group], lrs[group], wds[group])

@@ -28,6 +28,9 @@ class _Momentum(GroupedOptimizer):
         self.update(index, weight, grad, state)
 
     def _step(self, indices, weights, grads, states, lrs, wds):
+        if not self.multi_precision:
+            self._step_alike(indices, weights, grads, states, lrs, wds, False)
+            return
         for master in (False, True):
             chosen = [i for i, w in enumerate(weights) if self._through_master(w, states[i]) is master]
             if chosen:

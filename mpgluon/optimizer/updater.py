@@ -3,7 +3,6 @@
 import pickle
 
 from ..ndarray import NDArray
-from .optimizer import dtype_name
 
 
 def _move(state, context):
@@ -42,20 +41,22 @@ class Updater:
             return
         indices = [i.decode("utf-8") if isinstance(i, bytes) else i for i in indices]
         self.optimizer._set_current_context(weights[0].context.device_id)
-        for i, w in zip(indices, weights):
-            self._prepare(i, w)
+        if not all(map(self.states_synced.get, indices)):
+            for i, w in zip(indices, weights):
+                self._prepare(i, w)
         if not self.aggregate_updates:
             for i, w, g in zip(indices, weights, grads):
                 self.optimizer.update_multi_precision(i, w, g, self.states[i])
             return
-        by_dtype = {}
-        for i, w, g in zip(indices, weights, grads):
-            by_dtype.setdefault(dtype_name(w), []).append((i, w, g))
+        dtypes = [w.dtype for w in weights]
         size = self.optimizer.aggregate_num
-        for group in by_dtype.values():
-            for begin in range(0, len(group), size):
-                some_indices, some_weights, some_grads = (list(part) for part in zip(*group[begin : begin + size]))
-                self.optimizer.update_multi_precision(some_indices, some_weights, some_grads, [self.states[i] for i in some_indices])
+        for dtype in dict.fromkeys(dtypes):
+            chosen = range(len(weights)) if dtypes.count(dtype) == len(dtypes) else [k for k, d in enumerate(dtypes) if d == dtype]
+            for begin in range(0, len(chosen), size):
+                some = chosen[begin : begin + size]
+                some_indices = [indices[k] for k in some]
+                states = [self.states[i] for i in some_indices]
+                self.optimizer.update_multi_precision(some_indices, [weights[k] for k in some], [grads[k] for k in some], states)
 
     def _prepare(self, index, weight):
         if index not in self.states:

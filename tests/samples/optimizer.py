@@ -224,5 +224,6 @@ SAMPLES = {
         Sample([(3, 4), (2,)], {"num_arrays": 2}, reference=lambda *x, **p: np.ones(1), grad=False),
         Sample([(3, 4), np.array([np.nan], "float32")], {"num_arrays": 2}, reference=lambda *x, **p: np.zeros(1), grad=False, dtypes=("float32",), name="nan"),
     ],
+    "_multi_scale": [Sample([(3, 4), (2,), np.array([0.5], "float32")], {"num_arrays": 3}, grad=False, dtypes=("float32",))],
     "reset_arrays": [Sample([(3, 4), (2,)], {"num_arrays": 2}, grad=False)],
 }  # fmt: skip
