@@ -223,6 +223,15 @@ def sample_text(net, corpus, prompt, length, seed):
     return "".join(corpus.words[t] for t in tokens)
 
 
+def kind_of(event):
+    """What an event of the profiler is part of."""
+    if event["kind"] == "copy":
+        return "copy"
+    if not event["program"]:
+        return "loss, clipping, update"
+    return "backward" if event["backward"] else "forward"
+
+
 def draw(path, curve, valid_curve, unigram, events):
     """Loss curves beside the timeline of the devices, as a PNG."""
     import matplotlib
@@ -230,7 +239,7 @@ def draw(path, curve, valid_curve, unigram, events):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(14, 5), layout="constrained")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(15, 5), layout="constrained")
     left.plot(*zip(*curve), color="#9db8d9", linewidth=0.8, label="training, each step")
     losses, window = np.array([value for _, value in curve]), max(1, len(curve) // 40)
     means = np.convolve(losses, np.ones(window) / window, "valid")
@@ -239,20 +248,22 @@ def draw(path, curve, valid_curve, unigram, events):
     left.axhline(math.log(unigram), color="gray", linestyle="--", label="unigram model")
     left.set(xlabel="step", ylabel="loss (nats per token)", title="Language model on two devices")
     left.legend()
-    colors = {"forward": "#4c8bf5", "backward": "#f5a623", "copy": "#d0021b", "loss, clipping, update": "#7ed321"}
+    colors = {"forward": "#4c8bf5", "backward": "#f5a623", "loss, clipping, update": "#7ed321", "copy": "#d0021b"}
     events = [e for e in events if e["kind"] in ("op", "copy")]
     devices = sorted({e["device"] for e in events})
-    origin, drawn = min(e["begin"] for e in events), set()
-    for e in events:
-        kind = "copy" if e["kind"] == "copy" else "backward" if e["backward"] else "forward" if e["program"] else "loss, clipping, update"
-        right.barh(
-            devices.index(e["device"]), (e["end"] - e["begin"]) * 1e3, left=(e["begin"] - origin) * 1e3, height=0.6,
-            color=colors[kind], label=None if kind in drawn else kind,
-        )
-        drawn.add(kind)
+    origin = min(e["begin"] for e in events)
+    for kind, color in colors.items():
+        for row, device in enumerate(devices):
+            spans = [
+                ((e["begin"] - origin) * 1e3, (e["end"] - e["begin"]) * 1e3)
+                for e in events
+                if e["device"] == device and kind == kind_of(e)
+            ]
+            right.broken_barh(spans, (row - 0.3, 0.6), color=color, label=kind if row == 0 else None)
     right.set_yticks(range(len(devices)), devices)
+    right.invert_yaxis()
     right.set(xlabel="ms", title="Timeline of two training steps")
-    right.legend(loc="upper right")
+    right.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=4, frameon=False)
     figure.savefig(path, dpi=110)
 
 
@@ -318,6 +329,7 @@ def main():
 
     print("\nwhat was compiled:")
     print(net.compiled())
+    print("\nthe programs:\n" + net.compiled().programs())
     for ctx in dict.fromkeys((ctx1, ctx2)):
         stats = mx.context.memory_stats(ctx)
         print(f"  {ctx}: {stats['in_use'] / 2**20:.1f} MiB in use, peak {stats['peak_in_use'] / 2**20:.1f} MiB, {stats['held'] / 2**20:.1f} MiB held")

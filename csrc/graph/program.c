@@ -51,7 +51,7 @@ static void note_event(const mpg_run *run, const mpg_program_set *set, const mpg
   static const uint8_t kinds[] = {[MPG_RUN] = MPG_EVENT_OP, [MPG_COPY] = MPG_EVENT_COPY, [MPG_WAIT] = MPG_EVENT_WAIT};
   bool peer = instruction->kind != MPG_RUN;
   mpg_event event = {.name = instruction->op ? instruction->op->name : "wait", .scope = instruction->scope,
-                     .kind = kinds[instruction->kind], .backward = instruction->backward,
+                     .kind = kinds[instruction->kind], .program = true, .backward = instruction->backward,
                      .peer = peer ? set->programs[instruction->peer].device->ordinal : -1, .bytes = instruction->bytes,
                      .begin_ns = begin, .end_ns = mpg_clock_ns()};
   mpg_profiler_record(run->device, &event);

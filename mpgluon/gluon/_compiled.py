@@ -176,6 +176,18 @@ class CompiledPrograms:
     def __iter__(self):
         return iter(self._entries)
 
+    def programs(self):
+        """The programs themselves, as text: for each signature, device and phase its operators (by block path), copies and
+        waits, in the order in which they run."""
+        lines = []
+        for entry in self._entries:
+            lines.append(f"{entry['block']} for {'training' if entry['train'] else 'prediction'}")
+            for name, device in entry["devices"].items():
+                for phase in ("forward", "backward"):
+                    if device[phase]:
+                        lines.append(f"  {name} {phase}: " + ", ".join(map(_step_text, device[phase])))
+        return "\n".join(lines)
+
     def __repr__(self):
         if not self._entries:
             return "nothing is compiled yet: call hybridize(), then the block"
@@ -204,6 +216,14 @@ def _entry_text(entry):
         planned = [device["planned"][part] for part in ("forward", "saved", "backward", "lanes", "total")]
         rows.append((name, *[f"{number:,}" for number in (*ops, len(sent), sum(sent), *planned)]))
     return "\n".join([*lines, *_table(rows)])
+
+
+def _step_text(step):
+    if step["kind"] == "run":
+        return f"{step['scope']}/{step['op']}" if step.get("scope") else step["op"]
+    if step["kind"] == "copy":
+        return f"copy of {step['bytes']:,} bytes to {step['to']}"
+    return step["kind"]
 
 
 def _table(rows):

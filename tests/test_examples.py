@@ -1,0 +1,51 @@
+"""The examples, in small form."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+EXAMPLES = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "examples")
+
+
+def run(script, *arguments, cwd, **environment):
+    """Runs an example in `cwd`; its output. The package is the one that the tests use."""
+    import mpgluon
+
+    path = os.path.dirname(os.path.dirname(os.path.abspath(mpgluon.__file__)))
+    env = dict(os.environ, PYTHONPATH=path, **environment)
+    result = subprocess.run(
+        [sys.executable, os.path.join(EXAMPLES, script), *arguments], cwd=cwd, env=env, capture_output=True, text=True, timeout=280
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+SMALL = ["--hidden", "24", "--vocab", "200", "--batch", "8", "--bptt", "12", "--check-steps", "3", "--limit", "150000"]
+
+
+def test_model_parallel_lm(tmp_path):
+    pytest.importorskip("matplotlib")
+    output = run("model_parallel_lm.py", *SMALL, "--steps", "150", "--out", "out", cwd=tmp_path)
+    assert "equal bit for bit: yes" in output
+    perplexity, unigram = map(float, re.search(r"validation perplexity ([\d.]+); a unigram model has (\d+\.\d+)", output).groups())
+    assert perplexity < 0.8 * unigram
+    single, double = re.search(r"validation perplexity ([\d.]+) \(two devices: ([\d.]+)\)", output).groups()
+    assert single == double
+    assert "cpu(0) forward: ModelParallelLM.embed/Embedding, ModelParallelLM.lstm1/_rnn, copy" in output
+    assert (tmp_path / "out" / "lm.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["lm.params", "lm.png", "lm.states"]
+
+
+def test_model_parallel_lm_takes_any_text(tmp_path):
+    pytest.importorskip("matplotlib")
+    (tmp_path / "text.txt").write_text("the cat sat on the mat and the dog sat on the log\n" * 400)
+    output = run("model_parallel_lm.py", *SMALL, "--steps", "8", "--text", "text.txt", cwd=tmp_path)
+    assert "vocabulary 11" in output  # eight words, the space, the line end, and the unknown
+
+
+def test_model_parallel_lm_names_a_wrong_device(tmp_path):
+    with pytest.raises(AssertionError, match="--devices takes two names"):
+        run("model_parallel_lm.py", *SMALL, "--devices", "cpu0", "cpu1", cwd=tmp_path)
