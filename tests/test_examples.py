@@ -27,11 +27,14 @@ SMALL = ["--hidden", "24", "--vocab", "200", "--batch", "8", "--bptt", "12", "--
 
 
 def test_model_parallel_lm(tmp_path):
+    """On a text with a simple rule, which it must learn."""
     pytest.importorskip("matplotlib")
-    output = run("model_parallel_lm.py", *SMALL, "--steps", "150", "--out", "out", cwd=tmp_path)
+    (tmp_path / "text.txt").write_text("the cat sat on the mat and the dog sat on the log\n" * 400)
+    output = run("model_parallel_lm.py", *SMALL, "--text", "text.txt", "--steps", "80", "--lr", "0.02", "--out", "out", cwd=tmp_path)
+    assert "vocabulary 11" in output  # eight words, the space, the line end, and the unknown
     assert "equal bit for bit: yes" in output
     perplexity, unigram = map(float, re.search(r"validation perplexity ([\d.]+); a unigram model has (\d+\.\d+)", output).groups())
-    assert perplexity < 0.8 * unigram
+    assert perplexity < 0.5 * unigram
     single, double = re.search(r"validation perplexity ([\d.]+) \(two devices: ([\d.]+)\)", output).groups()
     assert single == double
     assert "cpu(0) forward: ModelParallelLM.embed/Embedding, ModelParallelLM.lstm1/_rnn, copy" in output
@@ -39,11 +42,10 @@ def test_model_parallel_lm(tmp_path):
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["lm.params", "lm.png", "lm.states"]
 
 
-def test_model_parallel_lm_takes_any_text(tmp_path):
+def test_model_parallel_lm_on_the_standard_library(tmp_path):
     pytest.importorskip("matplotlib")
-    (tmp_path / "text.txt").write_text("the cat sat on the mat and the dog sat on the log\n" * 400)
-    output = run("model_parallel_lm.py", *SMALL, "--steps", "8", "--text", "text.txt", cwd=tmp_path)
-    assert "vocabulary 11" in output  # eight words, the space, the line end, and the unknown
+    output = run("model_parallel_lm.py", *SMALL, "--steps", "8", cwd=tmp_path)
+    assert "equal bit for bit: yes" in output and "vocabulary 200" in output
 
 
 def test_model_parallel_lm_names_a_wrong_device(tmp_path):
