@@ -39,8 +39,11 @@ static mpg_status break_down(mpg_run *run, void *payload) {
   return mpg_fail(MPG_VALUE_ERROR, "the broken thing");
 }
 
+static _Atomic int holding; /* how often wait_for_flag has begun */
+
 static mpg_status wait_for_flag(mpg_run *run, void *payload) {
   (void)run;
+  atomic_fetch_add(&holding, 1);
   _Atomic bool *flag = *(_Atomic bool **)payload;
   while (!atomic_load(flag)) sleep_ms(1);
   return MPG_OK;
@@ -381,7 +384,7 @@ static void test_shutdown(void) {
   mpg_point never = {.device = cpu(0), .data = true};
   for (int i = 0; i < 100; i++) never.tick = submit(cpu(0), nothing, NULL, 0, NULL, 0);
   mpg_tick waiting = submit(cpu(1), nothing, NULL, 0, &never, 1);
-  sleep_ms(5);
+  while (!atomic_load(&holding)) sleep_ms(1);
   atomic_store(&go, true);
   mpg_device_shutdown();
   mpg_device_shutdown();
@@ -529,7 +532,7 @@ static void test_profiler(void) {
   mpg_point held = {.device = cpu(1), .tick = hold(cpu(1), &go)};
   submit(cpu(0), record, NULL, 0, &held, 1);
   for (int i = 0; i < 1499; i++) submit(cpu(0), record, NULL, 0, NULL, 0);
-  sleep_ms(3);
+  sleep_ms(100); /* until cpu(0) waits, on a machine with much else to do */
   atomic_store(&go, true);
   CHECK_OK(mpg_wait_all());
   mpg_profiler_stop();
