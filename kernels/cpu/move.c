@@ -4,9 +4,14 @@
 
 enum { GRAIN_BYTES = 32768, TILE = 16 };
 
-typedef struct block16 {
-  uint64_t words[2];
-} block16;
+/* Items as they are moved: several adjoining ones can move as one, which is then aligned only as they are. */
+typedef uint8_t item1;
+typedef uint16_t item2 __attribute__((aligned(1), may_alias));
+typedef uint32_t item4 __attribute__((aligned(1), may_alias));
+typedef uint64_t item8 __attribute__((aligned(1), may_alias));
+typedef struct item16 {
+  item8 words[2];
+} item16;
 
 /* What is left of a move: outer dimensions, and an inner row (or a plane to transpose) that one call handles. Bytes throughout. */
 typedef struct plan {
@@ -48,20 +53,20 @@ typedef struct plan {
       for (int64_t c = 0; c < count; c++)                                                           \
         ((type *)(void *)(out + r * row_out))[c] = ((const type *)(const void *)(in + c * in_step))[r]; \
   }
-ROW(uint8_t)
-ROW(uint16_t)
-ROW(uint32_t)
-ROW(uint64_t)
-ROW(block16)
+ROW(item1)
+ROW(item2)
+ROW(item4)
+ROW(item8)
+ROW(item16)
 #undef ROW
 
 static void move_row(int64_t item, const char *in, char *out, int64_t count, int64_t in_step, int64_t out_step) {
   switch (item) {
-    case 1: row_uint8_t(in, out, count, in_step, out_step); return;
-    case 2: row_uint16_t(in, out, count, in_step, out_step); return;
-    case 4: row_uint32_t(in, out, count, in_step, out_step); return;
-    case 8: row_uint64_t(in, out, count, in_step, out_step); return;
-    case 16: row_block16(in, out, count, in_step, out_step); return;
+    case 1: row_item1(in, out, count, in_step, out_step); return;
+    case 2: row_item2(in, out, count, in_step, out_step); return;
+    case 4: row_item4(in, out, count, in_step, out_step); return;
+    case 8: row_item8(in, out, count, in_step, out_step); return;
+    case 16: row_item16(in, out, count, in_step, out_step); return;
     default:
       for (int64_t i = 0; i < count; i++) memcpy(out + i * out_step, in + i * in_step, (size_t)item);
   }
@@ -69,11 +74,11 @@ static void move_row(int64_t item, const char *in, char *out, int64_t count, int
 
 static void move_tile(int64_t item, const char *in, char *out, int64_t rows, int64_t count, int64_t in_step, int64_t row_out) {
   switch (item) {
-    case 1: tile_uint8_t(in, out, rows, count, in_step, row_out); return;
-    case 2: tile_uint16_t(in, out, rows, count, in_step, row_out); return;
-    case 4: tile_uint32_t(in, out, rows, count, in_step, row_out); return;
-    case 8: tile_uint64_t(in, out, rows, count, in_step, row_out); return;
-    default: tile_block16(in, out, rows, count, in_step, row_out); return;
+    case 1: tile_item1(in, out, rows, count, in_step, row_out); return;
+    case 2: tile_item2(in, out, rows, count, in_step, row_out); return;
+    case 4: tile_item4(in, out, rows, count, in_step, row_out); return;
+    case 8: tile_item8(in, out, rows, count, in_step, row_out); return;
+    default: tile_item16(in, out, rows, count, in_step, row_out); return;
   }
 }
 
