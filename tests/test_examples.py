@@ -30,11 +30,11 @@ def test_model_parallel_lm(tmp_path):
     """On a text with a simple rule, which it must learn."""
     pytest.importorskip("matplotlib")
     (tmp_path / "text.txt").write_text("the cat sat on the mat and the dog sat on the log\n" * 400)
-    output = run("model_parallel_lm.py", *SMALL, "--text", "text.txt", "--steps", "400", "--lr", "0.01", "--out", "out", cwd=tmp_path)
+    output = run("model_parallel_lm.py", *SMALL, "--text", "text.txt", "--steps", "1500", "--lr", "0.01", "--out", "out", cwd=tmp_path)
     assert "vocabulary 11" in output  # eight words, the space, the line end, and the unknown
     assert "equal bit for bit: yes" in output
     perplexity, unigram = map(float, re.search(r"validation perplexity ([\d.]+); a unigram model has (\d+\.\d+)", output).groups())
-    assert perplexity < 0.5 * unigram
+    assert perplexity < 0.35 * unigram
     single, double = re.search(r"validation perplexity ([\d.]+) \(two devices: ([\d.]+)\)", output).groups()
     assert single == double
     assert "cpu(0) forward: ModelParallelLM.embed/Embedding, ModelParallelLM.lstm1/_rnn, copy" in output
