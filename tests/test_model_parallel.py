@@ -361,3 +361,30 @@ def test_save_on_two_devices_and_load_on_one(tmp_path):
     third.load_parameters(path)
     assert third.c.weight.list_ctx() == [mx.cpu(2)]
     np.testing.assert_array_equal(third(x).asnumpy(), y)
+
+
+def test_a_device_sends_what_another_waits_for_before_it_does_the_rest():
+    class Split(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            with self.name_scope():
+                self.first = nn.Dense(40, in_units=40)
+                self.second = nn.Dense(4000, in_units=40)  # so that what lives longer is little beside the rest
+                self.third = nn.Dense(40, in_units=4000)
+
+        def hybrid_forward(self, F, x):
+            return self.third(self.second(self.first(x).as_in_context(mx.cpu(1))))
+
+    net = Split()
+    net.first.initialize(ctx=mx.cpu(0))
+    net.second.initialize(ctx=mx.cpu(1))
+    net.third.initialize(ctx=mx.cpu(1))
+    net.hybridize()
+    with autograd.record():
+        out = net(mx.nd.ones((40, 40)))
+    out.backward()
+    steps = net.compiled()[0]["devices"]["cpu(1)"]["backward"]
+    kinds = [step["op"] if step["kind"] == "run" else step["kind"] for step in steps if step["kind"] in ("run", "copy")]
+    before, after = kinds[: kinds.index("copy")], kinds[kinds.index("copy") + 1 :]
+    assert before == ["dot", "dot"]  # the gradients of the layers' inputs
+    assert sorted(after) == ["dot", "dot", "sum", "sum"]  # those of weights and biases

@@ -132,6 +132,10 @@ typedef struct mpg_order {
   size_t count;
 } mpg_order;
 mpg_status mpg_graph_order(const mpg_graph *graph, mpg_phase phase, const mpg_value *roots, size_t num_roots, mpg_order *order);
+/* The same nodes, with those first that another device waits for: what no copy depends on runs after the copies, while the
+ * other device works. Bits stay. It may keep arrays alive for longer, so the caller compares plans. `hurried` is filled only
+ * where *changed. */
+mpg_status mpg_order_hurry(const mpg_graph *graph, const mpg_order *order, mpg_order *hurried, bool *changed);
 void mpg_order_free(mpg_order *order);
 
 /* dump.c: one line a node, stable text for tests. verify: MPG_ERROR naming the first broken rule; debug builds check

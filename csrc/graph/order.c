@@ -2,6 +2,8 @@
 
 #include "graph/graph.h"
 
+enum { MPG_MAX_DEVICES_HURRIED = 64 };
+
 static bool moves_up(const mpg_graph *graph, const mpg_node *node) {
   return mpg_node_crosses(graph, node) && !mpg_node_is_input(&graph->nodes[mpg_node_inputs(graph, node)[0].node]);
 }
@@ -51,6 +53,89 @@ mpg_status mpg_graph_order(const mpg_graph *graph, mpg_phase phase, const mpg_va
   mpg_free(first);
   mpg_free(next);
   return MPG_OK;
+}
+
+/* A device's nodes that are put off until its next copy to another device has gone. */
+typedef struct lagging {
+  mpg_device_id device;
+  uint32_t first, last; /* linked by `next`; UINT32_MAX: none */
+  size_t ahead;         /* urgent nodes that are still to come */
+} lagging;
+
+static lagging *lagging_of(lagging *devices, uint32_t *count, mpg_device_id device) {
+  for (uint32_t i = 0; i < *count; i++)
+    if (mpg_device_id_equal(devices[i].device, device)) return &devices[i];
+  if (*count == MPG_MAX_DEVICES_HURRIED) return NULL;
+  devices[*count] = (lagging){device, UINT32_MAX, UINT32_MAX, 0};
+  return &devices[(*count)++];
+}
+
+static void release(lagging *device, const uint32_t *next, mpg_order *order) {
+  for (uint32_t n = device->first; n != UINT32_MAX; n = next[n]) order->nodes[order->count++] = n;
+  device->first = device->last = UINT32_MAX;
+}
+
+mpg_status mpg_order_hurry(const mpg_graph *graph, const mpg_order *order, mpg_order *hurried, bool *changed) {
+  *changed = false;
+  bool crosses = false;
+  for (size_t k = 0; k < order->count; k++) {
+    crosses = crosses || mpg_node_crosses(graph, &graph->nodes[order->nodes[k]]);
+    if (mpg_node_mutates(&graph->nodes[order->nodes[k]])) return MPG_OK;
+  }
+  if (!crosses) return MPG_OK;
+  bool *urgent = mpg_calloc(graph->num_nodes + 1, sizeof *urgent);
+  uint32_t *next = mpg_malloc((graph->num_nodes + 1) * sizeof *next), num_devices = 0;
+  lagging devices[MPG_MAX_DEVICES_HURRIED];
+  hurried->nodes = mpg_malloc((order->count + 1) * sizeof *hurried->nodes);
+  hurried->count = 0;
+  mpg_status status = MPG_OK;
+  if (!urgent || !next || !hurried->nodes) MPG_GOTO(mpg_out_of_host_memory(graph->num_nodes * sizeof *next));
+  for (size_t k = order->count; k-- > 0;) {
+    const mpg_node *node = &graph->nodes[order->nodes[k]];
+    if (!urgent[order->nodes[k]] && !mpg_node_crosses(graph, node)) continue;
+    urgent[order->nodes[k]] = true;
+    for (uint32_t i = 0; i < node->num_inputs; i++) {
+      mpg_value input = mpg_node_inputs(graph, node)[i];
+      if (mpg_has_value(input)) urgent[input.node] = true;
+    }
+  }
+  /* A copy counts for the device that sends: its node's device is the receiver's. */
+#define SENDER(node) (mpg_node_crosses(graph, node) ? mpg_graph_at(graph, mpg_node_inputs(graph, node)[0])->device : (node)->device)
+  for (size_t k = 0; k < order->count; k++) {
+    const mpg_node *node = &graph->nodes[order->nodes[k]];
+    lagging *device = lagging_of(devices, &num_devices, SENDER(node));
+    if (!device) goto fail; /* too many devices: the order stays */
+    if (urgent[order->nodes[k]]) device->ahead++;
+  }
+  for (size_t k = 0; k < order->count; k++) {
+    uint32_t n = order->nodes[k];
+    const mpg_node *node = &graph->nodes[n];
+    lagging *device = lagging_of(devices, &num_devices, SENDER(node));
+    if (urgent[n]) {
+      hurried->nodes[hurried->count++] = n;
+      device->ahead--;
+      /* Copies of one value follow each other: what was put off comes after the last of them. */
+      const mpg_node *after = k + 1 < order->count ? &graph->nodes[order->nodes[k + 1]] : node;
+      bool more = after != node && mpg_node_crosses(graph, after) && mpg_device_id_equal(SENDER(after), device->device);
+      if (mpg_node_crosses(graph, node) && !more) release(device, next, hurried);
+    } else if (device->ahead) {
+      next[n] = UINT32_MAX;
+      if (device->first == UINT32_MAX) device->first = n;
+      else next[device->last] = n;
+      device->last = n;
+      *changed = true;
+    } else {
+      release(device, next, hurried);
+      hurried->nodes[hurried->count++] = n;
+    }
+  }
+  for (uint32_t i = 0; i < num_devices; i++) release(&devices[i], next, hurried);
+#undef SENDER
+fail:
+  mpg_free(urgent);
+  mpg_free(next);
+  if (status != MPG_OK || !*changed) mpg_order_free(hurried);
+  return status;
 }
 
 void mpg_order_free(mpg_order *order) {
