@@ -66,7 +66,23 @@ def _broadcast_like(x, y, lhs_axes=None, rhs_axes=None):
     return np.broadcast_to(x, shape)
 
 
+def _cumsum(a, axis=None, dtype=None, reverse=False):
+    if reverse:
+        return np.flip(np.cumsum(np.flip(a if axis is not None else a.ravel(), axis or 0), axis=axis or 0), axis or 0)
+    return np.cumsum(a, axis=axis, dtype=dtype or a.dtype)
+
+
 SAMPLES = {
+    "_np_cumsum": [
+        Sample([(2, 3, 4)], {"axis": 1}, reference=_cumsum, grad2=True, name="middle"),
+        Sample([(2, 3, 4)], {"axis": -1}, reference=_cumsum, grad2=True, name="last"),
+        Sample([(2, 3)], {}, reference=_cumsum, grad2=True, name="flattened"),
+        Sample([(5,)], {"axis": 0, "reverse": True}, reference=_cumsum, name="reverse"),
+        Sample([(3, 700)], {"axis": 0}, reference=_cumsum, grad=False, name="wide"),
+        Sample([(0, 3)], {"axis": 0}, reference=_cumsum, name="empty"),
+        Sample([_WHOLE], {"axis": 0, "dtype": "int64"}, reference=_cumsum, grad=False, name="int32-to-int64"),
+        Sample([_WHOLE.astype("uint8")], {"axis": 1}, reference=_cumsum, grad=False, name="uint8"),
+    ],
     "sum": _samples(np.sum) + [
         Sample([_WHOLE], {"axis": 0}, reference=_reduced(np.sum), grad=False, dtypes=("int32",), name="integers"),
         Sample([(3, 0)], {"axis": 1}, reference=_reduced(np.sum), grad=False, name="of-nothing"),
