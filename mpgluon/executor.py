@@ -113,8 +113,12 @@ class Executor:
         self._inputs = [array.detach() for array in (*arg_arrays, *aux_arrays)]
         wanted = [i for i, (grad, request) in enumerate(zip(grad_arrays, grad_req)) if grad is not None and request != "null"]
         self._wanted = wanted
+        # Where a gradient array has another dtype than its argument, the gradient is computed beside it and cast.
+        self._casts = {i: grad_arrays[i].astype(arg_arrays[i].dtype) for i in wanted if grad_arrays[i].dtype != arg_arrays[i].dtype}
         if wanted:
-            autograd.mark_variables([self._inputs[i] for i in wanted], [grad_arrays[i] for i in wanted], [grad_req[i] for i in wanted])
+            targets = [self._casts.get(i, grad_arrays[i]) for i in wanted]
+            autograd.mark_variables([self._inputs[i] for i in wanted], targets, [grad_req[i] for i in wanted])
+        self._flows = None  # per output: whether a gradient of it reaches an argument that wants one
 
     def _make_program(self):
         order = topological(self._symbol._entries)
@@ -209,14 +213,13 @@ class Executor:
                 raise TypeError("inputs must be NDArray")
         if not self._wanted:
             return
-        if len(grads) > len(self._program.heads):
-            raise MXNetError(f"backward: {len(grads)} gradients for {len(self._program.heads)} outputs")
-        grads += [None] * (len(self._program.heads) - len(grads))
+        grads = (grads + [None] * len(self._program.heads))[: len(self._program.heads)]  # MXNet passes over what is too many
+        if self._flows is None:
+            self._flows = [self._reaches(at) for at, _ in self._program.heads]
         self._check_heads(grads)
         if self._heads is None:
             self._run(self._trained, True)
-        # An output nothing of which can be differentiated is off the tape.
-        pairs = [(head, grad) for head, grad in zip(self._heads, grads) if _core.on_tape(head)]
+        pairs = [(head, grad) for head, grad, flows in zip(self._heads, grads, self._flows) if flows and _core.on_tape(head)]
         for i in self._wanted:
             self._inputs[i]._fresh_grad = False
         if pairs:
@@ -225,24 +228,26 @@ class Executor:
         for i in self._wanted:
             if self._requests[i] == "write" and not self._inputs[i]._fresh_grad:
                 self.grad_arrays[i][:] = 0
+            elif i in self._casts:
+                self.grad_arrays[i][:] = self._casts[i].astype(self.grad_arrays[i].dtype)
 
     def _gradient_for(self, head, grad):
-        return grad if grad is None or grad.context == head.context else grad.as_in_context(head.context)
+        """A head's gradient on its device and of its dtype."""
+        if grad is None:
+            return None
+        grad = grad if grad.dtype == head.dtype else grad.astype(head.dtype)
+        return grad.as_in_context(head.context)
 
     def _check_heads(self, grads):
-        for (at, index), grad in zip(self._program.heads, grads):
+        for (at, index), grad, flows in zip(self._program.heads, grads, self._flows):
             node = self._program.order[at]
-            if grad is not None:
-                continue
-            if node.call is not None and (node.call.name in LOSSES or node.call.name == "BlockGrad"):
-                continue
-            if self._needs_gradient(at):
+            if flows and grad is None and not (node.call is not None and node.call.name in LOSSES):
                 raise MXNetError(
                     f"backward: the output {node.output_name(index)} is not that of a loss layer, so out_grads must have a gradient for it. To minimize "
                     "the output itself, bind mx.sym.make_loss of it"
                 )
 
-    def _needs_gradient(self, head):
+    def _reaches(self, head):
         """Whether a gradient of that output reaches an argument that wants one."""
         program = self._program
         wanted = {program.place[program.arguments[i]] for i in self._wanted}

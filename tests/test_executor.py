@@ -105,6 +105,20 @@ def test_prediction_then_backward():
     assert executor.grad_dict["x"].asscalar() == 6
 
 
+def test_gradients_of_other_dtypes():
+    x = mx.nd.ones(4, dtype="float64")
+    executor = (mx.sym.var("x") * 2).bind(mx.cpu(), [x], [mx.nd.zeros(4)])
+    executor.forward(is_train=True)
+    executor.backward(mx.nd.ones(4) * 3)
+    assert executor.grad_arrays[0].dtype == np.float32 and executor.grad_arrays[0].asnumpy().tolist() == [6, 6, 6, 6]
+    x.attach_grad()
+    function = mx._core.CachedOp(lambda a: [a * 2], {})
+    with mx.autograd.record():
+        (y,) = function(x)
+    with pytest.raises(TypeError, match="float64"):
+        y.backward(mx.nd.ones(4))
+
+
 def test_outputs_are_the_same_objects():
     executor = bound(mx.sym.var("x") + 1, x=mx.nd.zeros(2))
     (out,) = executor.forward()

@@ -51,6 +51,9 @@ static mpg_status head_gradient(mpg_walk *walk, const mpg_array *head, const mpg
   if (!mpg_shape_equal(&gradient->tensor.desc.shape, &desc->shape))
     return mpg_fail(MPG_VALUE_ERROR, "backward: a head of shape %s was given a head gradient of shape %s",
                     mpg_shape_text(&desc->shape, want, sizeof want), mpg_shape_text(&gradient->tensor.desc.shape, have, sizeof have));
+  if (gradient->tensor.desc.dtype != desc->dtype)
+    return mpg_fail(MPG_TYPE_ERROR, "backward: a head of dtype %s was given a head gradient of dtype %s; convert it with astype",
+                    mpg_dtype_name(desc->dtype), mpg_dtype_name(gradient->tensor.desc.dtype));
   mpg_device *device = mpg_tensor_device(&gradient->tensor);
   if (device != mpg_tensor_device(&head->tensor))
     return mpg_fail(MPG_ERROR, "backward: the head is on %s, its head gradient on %s; move the gradient with as_in_context(mx.%s)",

@@ -8,7 +8,7 @@ from .. import _core
 from .._core import NDArray, array, from_dlpack, to_dlpack_for_read, to_dlpack_for_write, waitall
 
 __all__ = [
-    "add", "arange", "array", "concatenate", "divide", "empty", "equal", "eye", "from_dlpack", "from_numpy", "full", "greater", "greater_equal", "histogram",
+    "add", "arange", "array", "cast_storage", "concatenate", "divide", "empty", "equal", "eye", "from_dlpack", "from_numpy", "full", "greater", "greater_equal", "histogram",
     "hypot", "lesser", "lesser_equal", "linspace", "logical_and", "logical_or", "logical_xor", "maximum", "minimum", "modulo", "moveaxis", "multiply",
     "not_equal", "onehot_encode", "ones", "power", "split_v2", "subtract", "to_dlpack_for_read", "to_dlpack_for_write", "true_divide", "waitall", "zeros",
 ]  # fmt: skip
@@ -125,6 +125,13 @@ def concatenate(arrays, axis=0, always_copy=True):
     if not always_copy and len(arrays) == 1:
         return arrays[0]
     return _op("Concat")(*arrays, dim=axis)
+
+
+def cast_storage(data, stype, out=None):
+    """The array itself for stype 'default'; NotSupportedError for others: arrays are dense."""
+    if stype != "default":
+        raise _core.NotSupportedError(f"cast_storage: arrays are dense; stype {stype!r} is not supported")
+    return data if out is None else data.copyto(out)
 
 
 def moveaxis(tensor, source, destination):
