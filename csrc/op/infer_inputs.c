@@ -82,6 +82,23 @@ static mpg_status concat(const mpg_op *op, const mpg_concat_params *p, mpg_desc 
   return MPG_OK;
 }
 
+/* Reshapes keep the number of elements: it tells a single size that is not known. */
+static void same_size(mpg_shape *in, const mpg_shape *out) {
+  int unknown = -1;
+  int64_t size = 1, rest = 1;
+  if (in->ndim < 0 || !mpg_shape_known(out)) return;
+  for (int i = 0; i < out->ndim; i++)
+    if (__builtin_mul_overflow(size, out->dims[i], &size)) return;
+  for (int i = 0; i < in->ndim; i++) {
+    if (in->dims[i] < 0 && unknown >= 0) return;
+    if (in->dims[i] < 0)
+      unknown = i;
+    else if (__builtin_mul_overflow(rest, in->dims[i], &rest))
+      return;
+  }
+  if (unknown >= 0 && rest > 0 && size % rest == 0) in->dims[unknown] = size / rest;
+}
+
 mpg_status mpg_op_infer_inputs(const mpg_op *op, const void *params, mpg_desc *inputs, int num_inputs, const mpg_desc *outputs, int num_outputs) {
   if (num_outputs < 1 || num_inputs < 1) return MPG_OK;
   const mpg_shape *out = &outputs[0].shape;
@@ -91,6 +108,9 @@ mpg_status mpg_op_infer_inputs(const mpg_op *op, const void *params, mpg_desc *i
     case MPG_OP_FullyConnected: return fully_connected(op, params, inputs, out);
     case MPG_OP_Convolution: return convolution(op, params, inputs, out);
     case MPG_OP_Concat: return concat(op, params, inputs, num_inputs, out);
+    case MPG_OP_Reshape:
+    case MPG_OP_Flatten:
+    case MPG_OP_expand_dims: same_size(&inputs[0].shape, out); return MPG_OK;
     case MPG_OP_Cast:
     case MPG_OP_Dropout:
     case MPG_OP_softmax:

@@ -239,9 +239,14 @@ void mpg_gradient_split_v2(mpg_gradient *g) {
 
 mpg_status mpg_infer_slice(mpg_infer *infer) {
   PARAMS(slice, params);
-  if (!begin(infer)) return MPG_OK;
   mpg_region region;
-  MPG_TRY(mpg_region_make(infer->op->name, &infer->inputs[0].shape, &params->begin, &params->end, &params->step, &region));
+  mpg_shape in = infer->inputs[0].shape;
+  infer->outputs[0].dtype = infer->inputs[0].dtype;
+  if (in.ndim < 0) return MPG_OK;
+  for (int i = 0; i < in.ndim; i++) in.dims[i] = in.dims[i] < 0 ? 0 : in.dims[i];
+  MPG_TRY(mpg_region_make(infer->op->name, &in, &params->begin, &params->end, &params->step, &region));
+  for (int i = 0; i < in.ndim; i++)
+    if (infer->inputs[0].shape.dims[i] < 0) region.shape.dims[i] = -1;
   infer->outputs[0].shape = region.shape;
   return MPG_OK;
 }
@@ -321,8 +326,17 @@ void mpg_gradient_slice_assign_scalar(mpg_gradient *g) {
 
 mpg_status mpg_infer_slice_axis(mpg_infer *infer) {
   PARAMS(slice_axis, params);
-  if (!begin(infer)) return MPG_OK;
   mpg_region region;
+  int axis;
+  infer->outputs[0].dtype = infer->inputs[0].dtype;
+  if (infer->inputs[0].shape.ndim < 0) return MPG_OK;
+  MPG_TRY(mpg_axis_normalize(params->axis, infer->inputs[0].shape.ndim, infer->op->name, &axis));
+  if (infer->inputs[0].shape.dims[axis] < 0) {
+    infer->outputs[0].shape = infer->inputs[0].shape;
+    if (params->begin >= 0 && params->end.present && params->end.value >= params->begin)
+      infer->outputs[0].shape.dims[axis] = params->end.value - params->begin;
+    return MPG_OK;
+  }
   MPG_TRY(mpg_region_axis(infer->op->name, &infer->inputs[0].shape, params->axis, params->begin, &params->end, &region));
   infer->outputs[0].shape = region.shape;
   return MPG_OK;

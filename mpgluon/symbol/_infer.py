@@ -16,10 +16,10 @@ UNKNOWN = (None, None)
 
 
 def parse_shape(text):
-    """The shape in a variable's ``__shape__`` attribute."""
+    """The shape in a variable's ``__shape__`` attribute; 0 for sizes that are not known, however they are written."""
     values = text.strip().strip("()[]").replace("L", "")
     try:
-        return tuple([int(part) for part in values.split(",") if part.strip()])
+        return tuple([max(int(part), 0) for part in values.split(",") if part.strip()])
     except ValueError:
         raise MXNetError(f"a shape is a tuple of integers, not {text!r}") from None
 
