@@ -148,3 +148,11 @@ def test_networks(kind, mode, seed):
     networks.same(networks.train(kind, 3, "sgd", steps=4), eager)
     networks.same(networks.train(kind, 3, "sgd", {"exact": True}, steps=4), eager)
     networks.same(networks.train(kind, 3, "sgd", {}, steps=4), compiled)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_sums_of_three_gradients(compiled):
+    """Where an array has three uses, one of them on another device, its gradient is summed in the same order as on one device."""
+    program = ([(("move", 0, 0), 1), (("tanh", 0), 0), (("mul", 1, 1), 1)], [0, 1, 2], [0, 0, 0])
+    for found, wanted in zip(run(program, 2, compiled), run(program, 1, compiled)):
+        np.testing.assert_array_equal(found, wanted)

@@ -197,7 +197,13 @@ PyObject *mpg_py_cast(PyObject *self, mpg_dtype dtype) {
 PyObject *mpg_py_to_device(PyObject *self, mpg_device_id id, bool copy) {
   mpg_array *array = mpg_py_array_of(self);
   mpg_device_id own = mpg_array_device_id(array);
-  if (!copy && own.type == id.type && own.index == id.index) return Py_NewRef(self);
+  if (!copy && own.type == id.type && own.index == id.index) {
+    if (!mpg_py_tracked(array)) return Py_NewRef(self);
+    /* A view: gradients that arrive through it are summed before they join the others, as they are where it is a copy. So the
+     * order of sums, and with it their bits, is the same on one device and on many. */
+    mpg_tuple same = mpg_py_tuple(&array->tensor.desc.shape);
+    return mpg_py_call_named("_reshape_exact", &array, 1, NULL, "shape", &same, NULL);
+  }
   mpg_copyto_params params;
   mpg_params_defaults(&mpg_copyto_table, &params);
   params.ctx = id;

@@ -353,7 +353,7 @@ PyMethodDef mpg_py_array_methods[] = {
     {"__copy__", copy, METH_NOARGS, NULL},
     {"__deepcopy__", deepcopy, METH_O, NULL},
     {"__reduce__", reduce, METH_NOARGS, NULL},
-    {"as_in_context", as_in_context, METH_O, "as_in_context(context)\n--\n\nThe array on that device: itself when it is there, else a copy. Differentiable, and traced as an op."},
+    {"as_in_context", as_in_context, METH_O, "as_in_context(context)\n--\n\nThe array on that device: itself (on the tape a view of it) when it is there, else a copy. Differentiable,\nand traced as an op."},
     {"as_in_ctx", as_in_context, METH_O, "as_in_ctx(context)\n--\n\nThe same as as_in_context."},
     {"copyto", copyto, METH_O, "copyto(other)\n--\n\nCopies to an array of the same shape, cast to its dtype, or to a new one on a Context. Returns the target."},
     {"astype", (PyCFunction)(void (*)(void))astype, METH_VARARGS | METH_KEYWORDS,
