@@ -11,7 +11,7 @@ import pytest
 import mpgluon as mx
 from mpgluon import _core
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(mx.__file__)))
 
 PROGRAM = """
 import json, sys

@@ -53,7 +53,7 @@ def test_networks_trained_in_threads(hybridize):
         trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01})
         draw = np.random.RandomState(0)
         for _ in range(8):
-            x = nd.array(draw.uniform(-1, 1, (4, 8)))
+            x = nd.array(draw.uniform(-1, 1, (4, 8)), ctx=net.a.weight.list_ctx()[0])
             with autograd.record():
                 loss = (net(x) ** 2).sum()
             loss.backward()
