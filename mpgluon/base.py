@@ -30,6 +30,11 @@ string_types = (str,)
 mx_real_t = _np.float32
 
 
+def py_str(value):
+    """The text of UTF-8 bytes."""
+    return value.decode("utf-8")
+
+
 def _as_list(value):
     """A list or tuple as it is; anything else as a list with it."""
     return value if isinstance(value, (list, tuple)) else [value]

@@ -267,7 +267,8 @@ class Constant(Initializer):
         if not np.isscalar(value):
             value = (value if isinstance(value, (np.ndarray, list, tuple)) else value.asnumpy())
             value = np.asarray(value).tolist()
-        return json.dumps([type(self).__name__.lower(), {"value": value}])
+        self._kwargs["value"] = value  # what text can hold from here on
+        return json.dumps([type(self).__name__.lower(), self._kwargs])
 
     def __eq__(self, other):
         if not isinstance(other, Initializer):

@@ -122,7 +122,7 @@ def test_grad_and_gradients_of_gradients():
     x = variable([2.0, 3.0])
     with autograd.record():
         y = x * x * x
-        dx = autograd.grad(y, x, create_graph=True, retain_graph=True)
+        (dx,) = autograd.grad(y, x, create_graph=True, retain_graph=True)  # a list, for one variable too
         (again,) = autograd.grad(dx.sum(), [x], retain_graph=True)
     np.testing.assert_allclose(dx.asnumpy(), [12, 27])
     np.testing.assert_allclose(again.asnumpy(), [12, 18])
@@ -293,7 +293,7 @@ def test_nothing_leaks():
         for _ in range(30):
             with autograd.record():
                 y = Twice()(x[1:5] * 2).sum() + (x * x).sum()
-                dx = autograd.grad(y, x, retain_graph=True)
+                dx = autograd.grad(y, x, retain_graph=True)[0]
             y.backward()
             with autograd.record():
                 dropped = x * 3 + dx  # noqa: F841: never differentiated

@@ -276,7 +276,9 @@ def test_splitting():
         gluon.utils.split_data(data, 2)
     with pytest.raises(ValueError, match="Too many slices"):
         gluon.utils.split_data(data, 6)
-    assert [part.shape for part in gluon.utils.split_data(data, 2, even_split=False)] == [(2, 4), (3, 4)]
+    assert [part.shape for part in gluon.utils.split_data(data, 2, even_split=False)] == [(3, 4), (2, 4)]
+    pieces = gluon.utils.split_data(mx.nd.arange(11), 4, even_split=False)
+    assert [part.asnumpy().tolist() for part in pieces] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10]]
     assert [part.shape for part in gluon.utils.split_data(data, 2, batch_axis=1)] == [(5, 2), (5, 2)]
     parts = gluon.utils.split_and_load(np.arange(8).reshape(4, 2), [mx.cpu(0), mx.cpu(1)])
     assert [part.context for part in parts] == [mx.cpu(0), mx.cpu(1)]

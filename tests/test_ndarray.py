@@ -267,6 +267,32 @@ def test_from_numpy_shares():
     assert nd.from_numpy(np.arange(3), zero_copy=False).dtype == np.int64
     with pytest.raises(ValueError):
         nd.from_numpy(np.arange(6).reshape(2, 3).T)
+    again = nd.from_numpy(source)
+    again[1] = 8
+    assert x.asnumpy().tolist() == [[7, 7, 7], [8, 8, 8]] and not source.flags.writeable
+    with pytest.raises(ValueError, match="read-only"):
+        nd.from_numpy(np.frombuffer(b"abcd", dtype="uint8"))
+
+
+def test_storage_is_dense():
+    x = nd.arange(4)
+    assert x.stype == "default" and nd.cast_storage(x, stype="default").asnumpy().tolist() == [0, 1, 2, 3]
+    with pytest.raises(mx.base.NotSupportedError, match="row_sparse"):
+        nd.cast_storage(x, "row_sparse")
+
+
+def test_integer_ranges_count_in_integers():
+    assert nd.arange(1.3, 6, 1.3, dtype="int32").asnumpy().tolist() == np.arange(1.3, 6, 1.3, dtype="int32").tolist() == [1, 2, 3, 4]
+    assert nd.arange(-2.5, 2, 1.5, dtype="int64").asnumpy().tolist() == [-2, -1, 0]
+
+
+def test_gradients_of_integer_arrays_by_index():
+    x = nd.ones((3, 4), dtype="int32")
+    x.attach_grad()
+    with mx.autograd.record():
+        y = x[[0, 0, 2], [1, 1, 3]]
+    y.backward()
+    assert x.grad.dtype == np.int32 and x.grad.asnumpy().tolist() == [[0, 2, 0, 0], [0, 0, 0, 0], [0, 0, 0, 1]]
 
 
 def test_functions():

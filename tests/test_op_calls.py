@@ -271,7 +271,7 @@ def test_every_allocation_may_fail():
         moved = y.as_in_context(mx.cpu(1)) + 1
         with mx.autograd.record():
             loss = (x * x).sum() + (x[1:] * 3).mean()
-            gradient = mx.autograd.grad(loss, x, retain_graph=True, create_graph=True)
+            (gradient,) = mx.autograd.grad(loss, x, retain_graph=True, create_graph=True)
             second = (gradient * gradient).sum()
         second.backward()
         np.from_dlpack(moved)

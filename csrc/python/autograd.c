@@ -212,10 +212,6 @@ static PyObject *grad(PyObject *module, PyObject *args, PyObject *kwargs) {
     mpg_py_raise(status);
     goto done;
   }
-  if (mpg_py_is_array(variable_object)) {
-    result = mpg_py_array_take(&found[0]);
-    goto done;
-  }
   result = PyList_New(variables.count);
   for (int i = 0; i < variables.count; i++) {
     PyObject *item = result ? mpg_py_array_take(&found[i]) : NULL;
@@ -427,7 +423,7 @@ PyMethodDef mpg_py_autograd_methods[] = {
      "head_grads: None, or per head an array of its shape or None (ones). MXNetError when a head was not recorded."},
     {"grad", KEYWORDS(grad), METH_VARARGS | METH_KEYWORDS,
      "grad(heads, variables, head_grads=None, retain_graph=None, create_graph=False, train_mode=True)\n--\n\n"
-     "The gradients of the heads with respect to the variables, as new arrays; .grad stays as it is.\n\ncreate_graph: records them, so they can be differentiated again. retain_graph None: as create_graph."},
+     "The gradients of the heads with respect to the variables, a list of new arrays; .grad stays as it is.\n\ncreate_graph: records them, so they can be differentiated again. retain_graph None: as create_graph."},
     {"mark_variables", KEYWORDS(mark_variables), METH_VARARGS | METH_KEYWORDS,
      "mark_variables(variables, gradients, grad_reqs='write')\n--\n\nMakes arrays variables whose gradients backward writes into the given arrays."},
     {"record_function", record_function, METH_VARARGS, "record_function(backward, inputs, outputs)\n--\n\nPuts outputs on the tape as computed from inputs by a function whose gradient is `backward`."},

@@ -1,5 +1,6 @@
 /* Arrays from nothing, casts and plain copies. */
 #include "kernels/cpu/convert.h"
+#include <math.h>
 
 typedef struct fill_plan {
   char *out;
@@ -90,6 +91,10 @@ MPG_CPU_KERNEL(arange) {
     p.start = params->start;
     p.step = params->step;
     p.repeat = params->repeat;
+  }
+  if (mpg_dtype_is_integer(p.dtype)) { /* as in MXNet and NumPy: the numbers are converted first, then counted with */
+    p.start = trunc(p.start);
+    p.step = trunc(p.step);
   }
   mpg_cpu_parallel_for(call, count, 16384, run_range, &p);
   return MPG_OK;

@@ -26,8 +26,8 @@ def split_data(data, num_slice, batch_axis=0, even_split=True):
         How many pieces.
     batch_axis : int, default 0
     even_split : bool, default True
-        Whether the pieces must be of one size. Otherwise the size is rounded down to a whole number and the last piece
-        takes the rest.
+        Whether the pieces must be of one size. Otherwise the first pieces are longer by one than the last, as many of them
+        as it takes.
 
     Returns
     -------
@@ -53,8 +53,8 @@ def split_data(data, num_slice, batch_axis=0, even_split=True):
         )
     if num_slice == 1:
         return [data]
-    step = size // num_slice
-    bounds = [i * step for i in range(num_slice)] + [size]
+    step, longer = divmod(size, num_slice)
+    bounds = [i * step + min(i, longer) for i in range(num_slice + 1)]
     if batch_axis == 0:
         return [data[begin:end] for begin, end in zip(bounds, bounds[1:])]
     return [nd.slice_axis(data, axis=batch_axis, begin=begin, end=end) for begin, end in zip(bounds, bounds[1:])]

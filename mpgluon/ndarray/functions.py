@@ -69,17 +69,21 @@ def eye(N, M=0, k=0, ctx=None, dtype=None, **kwargs):
 def from_numpy(ndarray, zero_copy=True, array_cls=NDArray):
     """An NDArray of a NumPy array, of its dtype; with ``zero_copy`` sharing its memory, which has to be C-contiguous then.
 
-    The NumPy array is made read-only while memory is shared. ValueError when it is not contiguous.
+    The NumPy array is made read-only while memory is shared; it may have been before, by an earlier call or otherwise. ValueError
+    when it is not contiguous, or its memory can't be written (a file mapped for reading, an immutable object).
     """
     if not zero_copy:
         return array(ndarray, dtype=ndarray.dtype)
     if not ndarray.flags["C_CONTIGUOUS"]:
         raise ValueError("from_numpy: only C-contiguous arrays can be shared; pass zero_copy=False or numpy.ascontiguousarray(a)")
-    if not ndarray.flags["WRITEABLE"]:
-        raise ValueError("from_numpy: the array is read-only and can't be shared; pass zero_copy=False")
-    result = from_dlpack(ndarray)
-    ndarray.flags["WRITEABLE"] = False
-    return result
+    try:
+        ndarray.flags["WRITEABLE"] = True  # NumPy refuses where the memory itself is read-only
+    except ValueError:
+        raise ValueError("from_numpy: the array's memory is read-only and can't be shared; pass zero_copy=False") from None
+    try:
+        return from_dlpack(ndarray)
+    finally:
+        ndarray.flags["WRITEABLE"] = False
 
 
 _KINDS = ("add", "subtract", "multiply", "divide", "modulo", "power", "equal", "not_equal", "greater", "greater_equal", "lesser", "lesser_equal", "maximum",
