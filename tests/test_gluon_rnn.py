@@ -252,3 +252,30 @@ def test_truncated_backpropagation(hybrid):
             loss = (out * out).sum()
         loss.backward()
         assert np.abs(layer.l0_h2h_weight.grad().asnumpy()).max() > 0
+
+
+@pytest.mark.parametrize("dtype, tolerance", [("float32", 2e-5), ("float64", 1e-12)])
+@pytest.mark.parametrize("make", [rnn.LSTM, rnn.GRU, rnn.RNN], ids=["lstm", "gru", "rnn"])
+def test_long_sequences_agree_with_single_steps(make, dtype, tolerance):
+    """Many steps take packed weights, single steps do not; sizes leave remainders in every blocking."""
+    time, batch, hidden = 7, 13, 75
+    layer = make(hidden, num_layers=2, input_size=21)
+    layer.initialize(mx.init.Uniform(0.3))
+    layer.cast(dtype)
+    data = mx.nd.random.normal(shape=(time, batch, 21)).astype(dtype)
+    weights = mx.nd.random.normal(shape=(time, batch, hidden)).astype(dtype)
+    results = []
+    for steps in (time, 1):
+        data.attach_grad()
+        with autograd.record():
+            states = layer.begin_state(batch, dtype=dtype)
+            outputs = []
+            for t in range(0, time, steps):
+                out, states = layer(data[t : t + steps], states)
+                outputs.append(out)
+            loss = (mx.nd.concat(*outputs, dim=0) * weights).sum()
+        loss.backward()
+        gradients = [p.grad().asnumpy() for p in layer.collect_params().values()]
+        results.append([mx.nd.concat(*outputs, dim=0).asnumpy(), *[s.asnumpy() for s in states], data.grad.asnumpy(), *gradients])
+    for many, single in zip(*results):
+        np.testing.assert_allclose(many, single, rtol=tolerance * 10, atol=tolerance * max(1, np.abs(single).max()))
