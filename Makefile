@@ -13,19 +13,21 @@ demo: $(VENV)/.demo
 	$(BIN)/python examples/model_parallel_lm.py $(ARGS)
 
 test: $(VENV)/.test
-	$(BIN)/pytest tests -m "not slow"
+	cd tests && $(abspath $(BIN))/pytest . -m "not slow"
 
 slow-test: $(VENV)/.test
-	$(BIN)/pytest tests -m slow
+	cd tests && $(abspath $(BIN))/pytest . -m slow
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: $(BIN)/python $(SOURCES)
+	@echo 'building mpgluon and installing it into $(VENV): a few minutes, the first time'
 	$(BIN)/python -m pip install -q '.[viz]'
 	touch $@
 
 $(VENV)/.test: $(BIN)/python $(SOURCES)
+	@echo 'building mpgluon and installing it into $(VENV): a few minutes, the first time'
 	$(BIN)/python -m pip install -q '.[viz,test]'
 	touch $@ $(VENV)/.demo
 
