@@ -28,7 +28,8 @@ static mpg_status check_tuple(const mpg_infer *infer, const char *name, const mp
   if (tuple->count != ndim) return mpg_infer_fail(infer, "%s has %d elements; kernel has %d", name, tuple->count, ndim);
   for (int i = 0; i < ndim; i++)
     if (tuple->values[i] < low || tuple->values[i] > LARGEST)
-      return mpg_infer_fail(infer, "%s has the element %lld; it must be at least %lld", name, (long long)tuple->values[i], (long long)low);
+      return mpg_infer_fail(infer, "%s has the element %lld; it must be at least %lld and at most %lld", name, (long long)tuple->values[i],
+                            (long long)low, (long long)LARGEST);
   return MPG_OK;
 }
 

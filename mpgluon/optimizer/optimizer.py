@@ -19,8 +19,12 @@ def dtype_name(array):
 
 
 def check_rate(name, value):
-    """Returns a learning rate; ValueError unless it is finite and not negative."""
-    if not (math.isfinite(value) and value >= 0):
+    """Returns a learning rate; ValueError unless it is finite and not negative, TypeError unless it is a number."""
+    try:
+        finite = math.isfinite(value)
+    except TypeError:
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}: {value!r}") from None
+    if not (finite and value >= 0):
         raise ValueError(f"{name} must be a finite number and not negative, got {value}")
     return value
 

@@ -155,6 +155,8 @@ class _RNNLayer(HybridBlock):
         return super().__call__(inputs, states)
 
     def forward(self, inputs, *args):
+        if isinstance(inputs, nd.NDArray) and len(inputs.shape) != 3:
+            raise ValueError(f"{type(self).__name__}: the input must have 3 dimensions ({', '.join(self._layout)}), but its shape is {inputs.shape}")
         if self.l0_i2h_weight.shape[1] == 0:
             shape = (self._gates * self._hidden_size, inputs.shape[2])
             for direction in "lr"[: self._dir]:

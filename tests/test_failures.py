@@ -1,0 +1,195 @@
+"""Mistakes, exhausted memory and traps of hybridize: an exception that says what and where, and everything works afterwards."""
+
+import gc
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+import test_memory as networks
+from mpgluon import _core, autograd, gluon, nd
+from mpgluon.context import memory_stats, set_memory_limit
+from mpgluon.gluon import nn, rnn
+
+
+def sweep(work, limit=5000, stride=1):
+    """Runs `work` with its n-th allocation failing, for every n (every `stride`-th); how many runs failed."""
+    failures = 0
+    for n in range(1, limit, stride):
+        _core._memory_fail_after(n)
+        try:
+            work()
+            done = True
+        except MemoryError as error:
+            assert isinstance(error, mx.MXNetError) and str(error)
+            done = False
+            failures += 1
+        finally:
+            met = _core._memory_fail_after(0)
+        try:
+            nd.waitall()  # work that was queued may have met it
+        except MemoryError:
+            pass
+        if not met:
+            assert done
+            return failures
+    raise AssertionError("there is no end of allocations")
+
+
+def model(kind, options):
+    net = kind(networks.place(kind, 2))
+    if options is not None:
+        net.hybridize(**options)
+    return net, gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01})
+
+
+@pytest.mark.parametrize("options", [None, {}, {"exact": True}], ids=["eager", "hybridized", "exact"])
+@pytest.mark.parametrize("kind", ["MLP", "Branches", "Recurrent"])
+def test_every_allocation_of_a_step_fails(kind, options, tmp_path):
+    kind, x, path = networks.NETS[kind], networks.batch(), str(tmp_path / "net.params")
+
+    def first():
+        net, trainer = model(kind, options)
+        networks.step(net, trainer, x).asscalar()
+
+    assert sweep(first, stride=5) > 2
+    net, trainer = model(kind, options)
+    networks.step(net, trainer, x).asscalar()
+    used = [memory_stats(mx.cpu(i))["in_use"] for i in range(2)]
+    assert sweep(lambda: networks.step(net, trainer, x).asscalar()) > 5
+    assert sweep(lambda: net.save_parameters(path)) > 5
+    net.save_parameters(path)
+    assert sweep(lambda: net.load_parameters(path)) > 5
+    assert np.isfinite(networks.step(net, trainer, x).asscalar())
+    gc.collect()
+    nd.waitall()
+    for i in range(2):
+        assert memory_stats(mx.cpu(i))["in_use"] <= used[i] + (1 << 18)
+
+
+@pytest.mark.parametrize("options", [None, {}], ids=["eager", "hybridized"])
+def test_every_limit(options):
+    """One training step under many memory limits: it works, or says which device had how much; nothing is lost."""
+    devices = [mx.cpu(90), mx.cpu(91)]
+
+    def attempt():
+        net = networks.Chain({name: devices[ctx.device_id] for name, ctx in networks.place(networks.Chain, 2).items()})
+        if options is not None:
+            net.hybridize(**options)
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01, "momentum": 0.9})
+        loss = networks.step(net, trainer, networks.batch().as_in_context(devices[0])).asscalar()
+        nd.waitall()
+        return loss
+
+    mx.random.seed(1)
+    expected = attempt()
+    gc.collect()
+    outcomes = []
+    try:
+        for limit in range(1, 900_000, 20_000):
+            for ctx in devices:
+                ctx.empty_cache()
+                set_memory_limit(ctx, limit)
+            mx.random.seed(1)
+            try:
+                assert attempt() == expected
+                outcomes.append(True)
+            except MemoryError as error:
+                assert isinstance(error, mx.MXNetError)
+                for part in ("is out of memory: asked for", "held", f"limit {limit} bytes"):
+                    assert part in str(error)
+                outcomes.append(False)
+            try:
+                nd.waitall()  # what was queued before the failure
+            except MemoryError:
+                pass
+            gc.collect()
+    finally:
+        for ctx in devices:
+            set_memory_limit(ctx, None)
+    assert not outcomes[0] and outcomes[-1]
+    mx.random.seed(1)
+    assert attempt() == expected
+
+
+class Trap(gluon.HybridBlock):
+    def __init__(self, body, **kwargs):
+        super().__init__(**kwargs)
+        self.body = body
+
+    def hybrid_forward(self, F, x):
+        return self.body(F, x)
+
+
+TRAPS = {
+    "bool": lambda F, x: x if x.sum() > 0 else -x,
+    "float": lambda F, x: x * float(x.sum()),
+    "int": lambda F, x: x * int(x.sum()),
+    "asnumpy": lambda F, x: x * x.asnumpy().sum(),
+    "asscalar": lambda F, x: x * x.sum().asscalar(),
+    "value": lambda F, x: x.__setitem__(0, 1),
+}
+
+
+@pytest.mark.parametrize("name", TRAPS)
+def test_values_asked_for_in_a_trace(name):
+    net = Trap(TRAPS[name])
+    net.hybridize()
+    with pytest.raises(mx.MXNetError, match=name) as caught:
+        net(nd.ones((2, 3)))
+    for part in ("hybridize()", "test_failures.py:", "F.where"):  # what, where, and the way out
+        assert part in str(caught.value)
+    net.hybridize(False)
+    assert name == "value" or net(nd.ones((2, 3))).shape == (2, 3)
+
+
+def test_mistakes_with_layers_and_optimizers():
+    layer = rnn.LSTM(4)
+    layer.initialize()
+    with pytest.raises(ValueError, match=r"LSTM: the input must have 3 dimensions \(T, N, C\), but its shape is \(2, 3\)"):
+        layer(nd.ones((2, 3)))
+    dense = nn.Dense(3, in_units=2)
+    dense.initialize()
+    with pytest.raises(TypeError, match="learning_rate must be a number, got str: 'fast'"):
+        gluon.Trainer(dense.collect_params(), "sgd", {"learning_rate": "fast"})
+    with pytest.raises(mx.MXNetError, match="dilate has the element 4611686018427387904; it must be at least 1 and at most"):
+        nd.Convolution(nd.ones((1, 1, 3, 3)), nd.ones((1, 1, 3, 3)), no_bias=True, kernel=(3, 3), dilate=(2**62, 1), num_filter=1)
+    for shape, words in [((2**40, 2**40), "too large"), ((-2, 3), "negative"), ((2**50,), "out of memory")]:
+        with pytest.raises(mx.MXNetError, match=words):
+            nd.zeros(shape)
+    assert dense(nd.ones((1, 2))).shape == (1, 3)
+
+
+EMPTY = {
+    "dense": (lambda: nn.Dense(3), (0, 4), (0, 3)),
+    "conv": (lambda: nn.Conv2D(3, 3), (0, 2, 5, 5), (0, 3, 3, 3)),
+    "pool": (lambda: nn.MaxPool2D(2), (0, 2, 4, 4), (0, 2, 2, 2)),
+    "lstm": (lambda: rnn.LSTM(3), (0, 2, 4), (0, 2, 3)),
+    "lstm without batch": (lambda: rnn.LSTM(3), (5, 0, 4), (5, 0, 3)),
+    "layer norm": (lambda: nn.LayerNorm(), (0, 4), (0, 4)),
+    "embedding": (lambda: nn.Embedding(5, 3), (0, 2), (0, 2, 3)),
+    "dropout": (lambda: nn.Dropout(0.5), (0, 4), (0, 4)),
+}
+
+
+@pytest.mark.parametrize("hybridize", [False, True])
+@pytest.mark.parametrize("name", EMPTY)
+def test_arrays_of_zero_size(name, hybridize):
+    make, shape, expected = EMPTY[name]
+    net = make()
+    net.initialize()
+    net.hybridize(hybridize)
+    params = net.collect_params()
+    x = nd.zeros(shape)
+    if not params:
+        x.attach_grad()
+    with autograd.record():
+        y = net(x)
+        loss = (y * y).sum()
+    loss.backward()
+    assert y.shape == expected and loss.asscalar() == 0
+    if params:
+        before = {key: param.data().asnumpy() for key, param in params.items()}
+        gluon.Trainer(params, "sgd", {"learning_rate": 0.1}).step(1)
+        for key, param in params.items():
+            np.testing.assert_array_equal(param.data().asnumpy(), before[key])
