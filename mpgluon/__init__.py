@@ -36,7 +36,7 @@ from .util import is_np_shape, np_shape, set_np_shape, use_np_shape  # noqa: E40
 _LAZY = {
     "attribute": "attribute", "callback": "callback", "comm": "comm", "contrib": "contrib", "executor": "executor", "gluon": "gluon", "image": "image", "info": "info",
     "init": "initializer", "initializer": "initializer", "io": "io", "kv": "kvstore", "kvstore": "kvstore", "log": "log", "lr_scheduler": "lr_scheduler",
-    "metric": "metric", "model": "model", "mon": "monitor", "monitor": "monitor", "name": "name", "np": "numpy", "numpy": "numpy", "opt": "optimizer", "optimizer": "optimizer",
+    "metric": "metric", "mod": "module", "model": "model", "module": "module", "mon": "monitor", "monitor": "monitor", "name": "name", "np": "numpy", "numpy": "numpy", "opt": "optimizer", "optimizer": "optimizer",
     "parallel": "parallel", "profiler": "profiler", "recordio": "recordio", "registry": "registry", "rnn": "rnn", "sym": "symbol", "symbol": "symbol",
     "test_utils": "test_utils", "viz": "visualization", "visualization": "visualization",
 }  # fmt: skip

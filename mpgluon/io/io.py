@@ -1,0 +1,440 @@
+"""`DataIter` and those that iterate over arrays in memory or over other iterators."""
+
+import queue
+import threading
+from collections import namedtuple
+
+import numpy as np
+
+from .. import ndarray as nd
+
+__all__ = ["DataBatch", "DataDesc", "DataIter", "NDArrayIter", "PrefetchingIter", "ResizeIter"]
+
+
+class DataDesc(namedtuple("DataDesc", ["name", "shape"])):
+    """The name and shape of one array of a batch, with its dtype and layout."""
+
+    def __new__(cls, name, shape, dtype=np.float32, layout="NCHW"):
+        desc = super().__new__(cls, name, tuple(shape))
+        desc.dtype = dtype
+        desc.layout = layout
+        return desc
+
+    def __repr__(self):
+        return f"DataDesc[{self.name},{self.shape},{self.dtype},{self.layout}]"
+
+    @staticmethod
+    def get_batch_axis(layout):
+        """The place of the batch ('N') in a layout; 0 for None, -1 where there is none."""
+        return 0 if layout is None else layout.find("N")
+
+    @staticmethod
+    def get_list(shapes, types=None):
+        """A list of DataDesc from lists of ``(name, shape)`` and ``(name, dtype)``."""
+        types = dict(types or ())
+        return [DataDesc(name, shape, types[name]) if name in types else DataDesc(name, shape) for name, shape in shapes]
+
+
+class DataBatch:
+    """One batch: lists of arrays, and how many of the samples are padding (`pad`)."""
+
+    def __init__(self, data, label=None, pad=None, index=None, bucket_key=None, provide_data=None, provide_label=None):
+        for what, value in (("Data", data), ("Label", label)):
+            if value is not None and not isinstance(value, (list, tuple)):
+                raise TypeError(f"{what} must be list of NDArrays")
+        self.data = data
+        self.label = label
+        self.pad = pad
+        self.index = index
+        self.bucket_key = bucket_key
+        self.provide_data = provide_data
+        self.provide_label = provide_label
+
+    def __str__(self):
+        data, label = (None if arrays is None else [array.shape for array in arrays] for arrays in (self.data, self.label))
+        return f"{type(self).__name__}: data shapes: {data} label shapes: {label}"
+
+
+class DataIter:
+    """The base of iterators over batches. Subclasses define `iter_next`, `getdata`, `getlabel`, `getpad`, and `reset`."""
+
+    def __init__(self, batch_size=0):
+        self.batch_size = batch_size
+
+    def __iter__(self):
+        return self
+
+    def reset(self):
+        """Goes back to the beginning."""
+
+    def next(self):
+        """The next batch. StopIteration behind the last."""
+        if not self.iter_next():
+            raise StopIteration
+        return DataBatch(data=self.getdata(), label=self.getlabel(), pad=self.getpad(), index=self.getindex())
+
+    def __next__(self):
+        return self.next()
+
+    def iter_next(self):
+        """Goes on to the next batch; False behind the last."""
+
+    def getdata(self):
+        """The data of the current batch."""
+
+    def getlabel(self):
+        """The labels of the current batch."""
+
+    def getindex(self):
+        """The numbers of the current batch's samples, or None."""
+        return None
+
+    def getpad(self):
+        """How many samples of the current batch are padding."""
+
+
+def _named(data, allow_empty, name):
+    """A list of (name, NDArray) from an array, a list or a dict of arrays."""
+    if data is None:
+        data = []
+    if isinstance(data, (np.ndarray, nd.NDArray)):
+        data = [data]
+    if isinstance(data, (list, tuple)):
+        if not allow_empty and not data:
+            raise ValueError("NDArrayIter: there is no data")
+        data = {name: data[0]} if len(data) == 1 else {f"_{i}_{name}": array for i, array in enumerate(data)}
+    if not isinstance(data, dict):
+        raise TypeError("Input must be NDArray, numpy.ndarray, a list of them or dict with them as values")
+    return [(key, array if isinstance(array, nd.NDArray) else nd.array(array, dtype=getattr(array, "dtype", None))) for key, array in sorted(data.items())]
+
+
+class NDArrayIter(DataIter):
+    """Batches of arrays in memory.
+
+    Parameters
+    ----------
+    data : NDArray or numpy.ndarray, list or dict of str to them
+        Samples lie along the first axis.
+    label : likewise, optional
+    batch_size : int, default 1
+    shuffle : bool, default False
+        Whether every epoch has another order (drawn with NumPy's generator).
+    last_batch_handle : {'pad', 'discard', 'roll_over'}, default 'pad'
+        What becomes of a last batch that isn't full: filled up from the beginning, left out, or kept for the next epoch.
+    data_name, label_name : str
+        Names where none are given.
+    layout : str, default 'NCHW'
+        Where the batch axis ('N') is.
+    """
+
+    def __init__(self, data, label=None, batch_size=1, shuffle=False, last_batch_handle="pad", data_name="data", label_name="softmax_label", layout="NCHW"):
+        super().__init__(batch_size)
+        if last_batch_handle not in ("pad", "discard", "roll_over"):
+            raise ValueError(f"last_batch_handle must be 'pad', 'discard' or 'roll_over', not {last_batch_handle!r}")
+        self.data = _named(data, False, data_name)
+        self.label = _named(label, True, label_name)
+        self.layout = layout
+        self._axis = layout.find("N")
+        self.num_data = self.data[0][1].shape[0]
+        for name, array in (*self.data, *self.label):
+            if array.shape[self._axis] < self.num_data and shuffle:
+                raise ValueError(f"NDArrayIter: {name} has {array.shape[self._axis]} samples, {self.data[0][0]} has {self.num_data}")
+        self.shuffle = shuffle
+        self.last_batch_handle = last_batch_handle
+        self.idx = np.arange(self.num_data)
+        self.cursor = -batch_size
+        self._kept = None  # the samples of a last batch that rolls over: (data, labels)
+        if last_batch_handle == "discard":
+            self._end = self.num_data - self.num_data % batch_size
+        else:
+            self._end = self.num_data
+        if self.num_data < batch_size and last_batch_handle == "discard":
+            raise ValueError(f"NDArrayIter: batch_size {batch_size} is larger than the number of samples, {self.num_data}")
+        self.reset()
+
+    def _describe(self, arrays):
+        found = []
+        for name, array in arrays:
+            shape = list(array.shape)
+            shape[self._axis] = self.batch_size
+            found.append(DataDesc(name, tuple(shape), array.dtype, layout=self.layout))
+        return found
+
+    @property
+    def provide_data(self):
+        """Names and shapes of a batch's data."""
+        return self._describe(self.data)
+
+    @property
+    def provide_label(self):
+        """Names and shapes of a batch's labels."""
+        return self._describe(self.label)
+
+    @property
+    def num_source(self):
+        return len(self.data) + len(self.label)
+
+    def hard_reset(self):
+        """Goes back to the beginning, and forgets what was to roll over."""
+        self._kept = None
+        self._start()
+
+    def reset(self):
+        self._start()
+
+    def _start(self):
+        if self.shuffle:
+            np.random.shuffle(self.idx)
+        held = 0 if self._kept is None else self._kept[0][0].shape[self._axis]
+        # With samples rolled over the first batch begins before the data do.
+        self.cursor = -held - self.batch_size
+
+    def iter_next(self):
+        self.cursor += self.batch_size
+        return self.cursor < self._end
+
+    def next(self):
+        if not self.iter_next():
+            raise StopIteration
+        if self.last_batch_handle == "roll_over" and self.cursor + self.batch_size > self.num_data:
+            self._kept = self._part(self.data, self.cursor, self.num_data), self._part(self.label, self.cursor, self.num_data)
+            raise StopIteration
+        batch = DataBatch(data=self.getdata(), label=self.getlabel(), pad=self.getpad(), index=None)
+        if self.cursor < 0:
+            self._kept = None
+        return batch
+
+    def _part(self, arrays, begin, end):
+        found = []
+        for _, array in arrays:
+            if self.shuffle:
+                found.append(nd.take(array, nd.array(self.idx[begin:end], dtype="int32"), axis=self._axis))
+            else:
+                found.append(nd.slice_axis(array, axis=self._axis, begin=begin, end=min(end, array.shape[self._axis])))
+        return found
+
+    def _join(self, first, second):
+        return [nd.concat(a, b, dim=self._axis) for a, b in zip(first, second)]
+
+    def _batch(self, arrays, kept):
+        begin, end = self.cursor, self.cursor + self.batch_size
+        if begin < 0:
+            return self._join(kept, self._part(arrays, 0, end)) if kept else []
+        if end <= self.num_data:
+            return self._part(arrays, begin, end)
+        found = self._part(arrays, begin, self.num_data)
+        missing = end - self.num_data
+        while missing:
+            more = min(missing, self.num_data)
+            found = self._join(found, self._part(arrays, 0, more))
+            missing -= more
+        return found
+
+    def getdata(self):
+        return self._batch(self.data, self._kept and self._kept[0])
+
+    def getlabel(self):
+        return self._batch(self.label, self._kept and self._kept[1])
+
+    def getpad(self):
+        end = self.cursor + self.batch_size
+        if self.last_batch_handle == "pad" and end > self.num_data:
+            return end - self.num_data
+        return -self.cursor if self.last_batch_handle == "roll_over" and self.cursor < 0 else 0
+
+
+class ResizeIter(DataIter):
+    """Another iterator with a number of batches of its own.
+
+    Parameters
+    ----------
+    data_iter : DataIter
+    size : int
+        Batches per epoch; the iterator starts anew whenever it ends.
+    reset_internal : bool, default True
+        Whether `reset` resets `data_iter`, too.
+    """
+
+    def __init__(self, data_iter, size, reset_internal=True):
+        super().__init__()
+        self.data_iter = data_iter
+        self.size = size
+        self.reset_internal = reset_internal
+        self.cur = 0
+        self.current_batch = None
+        self.provide_data = data_iter.provide_data
+        self.provide_label = data_iter.provide_label
+        self.batch_size = data_iter.batch_size
+        if hasattr(data_iter, "default_bucket_key"):
+            self.default_bucket_key = data_iter.default_bucket_key
+
+    def reset(self):
+        self.cur = 0
+        if self.reset_internal:
+            self.data_iter.reset()
+
+    def iter_next(self):
+        if self.cur == self.size:
+            return False
+        try:
+            self.current_batch = self.data_iter.next()
+        except StopIteration:
+            self.data_iter.reset()
+            self.current_batch = self.data_iter.next()
+        self.cur += 1
+        return True
+
+    def next(self):
+        if not self.iter_next():
+            raise StopIteration
+        return self.current_batch
+
+    def getdata(self):
+        return self.current_batch.data
+
+    def getlabel(self):
+        return self.current_batch.label
+
+    def getindex(self):
+        return self.current_batch.index
+
+    def getpad(self):
+        return self.current_batch.pad
+
+
+class _Fetcher:
+    """A thread that fetches batches of one iterator ahead of time."""
+
+    def __init__(self, source):
+        self._source = source
+        self._orders = queue.SimpleQueue()
+        self._results = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+        self.order()
+
+    def _work(self):
+        while self._orders.get():
+            try:
+                self._results.put((self._source.next(), None))
+            except BaseException as error:  # handed to who asks for the batch
+                self._results.put((None, error))
+
+    def order(self):
+        self._orders.put(True)
+
+    def take(self):
+        """The batch ordered first. Raises what the iterator raised, StopIteration at its end."""
+        batch, error = self._results.get()
+        if error is not None:
+            raise error
+        return batch
+
+    def close(self):
+        self._orders.put(False)
+
+
+class PrefetchingIter(DataIter):
+    """Other iterators whose batches are fetched by threads while the current ones are used; several are combined into one.
+
+    Parameters
+    ----------
+    iters : DataIter or list of DataIter
+    rename_data, rename_label : list of dict of str to str, optional
+        New names of the data and labels of each iterator.
+    """
+
+    def __init__(self, iters, rename_data=None, rename_label=None):
+        super().__init__()
+        self.iters = list(iters) if isinstance(iters, (list, tuple)) else [iters]
+        if not self.iters:
+            raise ValueError("PrefetchingIter: there are no iterators")
+        self.n_iter = len(self.iters)
+        self.rename_data = rename_data
+        self.rename_label = rename_label
+        self.batch_size = self.provide_data[0][1][0]
+        self.current_batch = None
+        self._fetchers = [_Fetcher(source) for source in self.iters]
+        self._ordered = True
+
+    def __del__(self):
+        for fetcher in getattr(self, "_fetchers", ()):
+            fetcher.close()
+
+    def _described(self, descriptions, names):
+        found = []
+        for i, description in enumerate(descriptions):
+            new = names[i] if names else {}
+            for desc in description:
+                desc = desc if isinstance(desc, DataDesc) else DataDesc(*desc)
+                found.append(DataDesc(new.get(desc.name, desc.name), desc.shape, desc.dtype, desc.layout))
+        return found
+
+    @property
+    def provide_data(self):
+        """Names and shapes of a batch's data."""
+        return self._described([source.provide_data for source in self.iters], self.rename_data)
+
+    @property
+    def provide_label(self):
+        """Names and shapes of a batch's labels."""
+        return self._described([source.provide_label for source in self.iters], self.rename_label)
+
+    def _drain(self):
+        for fetcher in self._fetchers:
+            try:
+                fetcher.take()
+            except StopIteration:
+                continue
+        self._ordered = False
+
+    def reset(self):
+        if self._ordered:
+            self._drain()
+        for source in self.iters:
+            source.reset()
+        for fetcher in self._fetchers:
+            fetcher.order()
+        self._ordered = True
+
+    def iter_next(self):
+        if not self._ordered:
+            return False
+        batches, ended = [], 0
+        for fetcher in self._fetchers:
+            try:
+                batches.append(fetcher.take())
+            except StopIteration:
+                ended += 1
+        if ended:
+            self._ordered = False
+            if batches:
+                raise ValueError("PrefetchingIter: the iterators have different numbers of batches")
+            return False
+        if len({batch.pad for batch in batches}) > 1:
+            self._ordered = False
+            raise ValueError("PrefetchingIter: the iterators' batches are padded differently")
+        self.current_batch = DataBatch(
+            [array for batch in batches for array in batch.data], [array for batch in batches for array in batch.label or ()], batches[0].pad, batches[0].index,
+            provide_data=self.provide_data, provide_label=self.provide_label,
+        )  # fmt: skip
+        for fetcher in self._fetchers:
+            fetcher.order()
+        return True
+
+    def next(self):
+        if not self.iter_next():
+            raise StopIteration
+        return self.current_batch
+
+    def getdata(self):
+        return self.current_batch.data
+
+    def getlabel(self):
+        return self.current_batch.label
+
+    def getindex(self):
+        return self.current_batch.index
+
+    def getpad(self):
+        return self.current_batch.pad

@@ -1,0 +1,48 @@
+"""Checkpoints of symbols with their parameters, and what callbacks of training loops are given."""
+
+import logging
+from collections import namedtuple
+
+from . import ndarray as nd
+from . import symbol as sym
+
+__all__ = ["BatchEndParam", "load_checkpoint", "load_params", "save_checkpoint"]
+
+BatchEndParam = namedtuple("BatchEndParams", ["epoch", "nbatch", "eval_metric", "locals"])
+
+
+def save_checkpoint(prefix, epoch, symbol, arg_params, aux_params, remove_amp_cast=True):
+    """Writes ``prefix-symbol.json`` (unless `symbol` is None) and ``prefix-0001.params`` with the epoch's number.
+
+    arg_params, aux_params: dicts of name to NDArray.
+    """
+    if symbol is not None:
+        symbol.save(f"{prefix}-symbol.json", remove_amp_cast=remove_amp_cast)
+    arrays = {f"arg:{name}": array for name, array in arg_params.items()}
+    arrays.update({f"aux:{name}": array for name, array in aux_params.items()})
+    path = f"{prefix}-{epoch:04d}.params"
+    nd.save(path, arrays)
+    logging.info('Saved checkpoint to "%s"', path)
+
+
+def load_params(prefix, epoch):
+    """The dicts of arguments and auxiliary states in ``prefix-0001.params``."""
+    arrays = nd.load(f"{prefix}-{epoch:04d}.params")
+    arguments, states = {}, {}
+    if not arrays:
+        logging.warning("Params file '%s' is empty", f"{prefix}-{epoch:04d}.params")
+        return arguments, states
+    if not isinstance(arrays, dict):
+        raise ValueError(f"{prefix}-{epoch:04d}.params holds arrays without names")
+    for key, array in arrays.items():
+        kind, _, name = key.partition(":")
+        if kind == "arg":
+            arguments[name] = array
+        elif kind == "aux":
+            states[name] = array
+    return arguments, states
+
+
+def load_checkpoint(prefix, epoch):
+    """``(symbol, arg_params, aux_params)`` of a checkpoint; see `save_checkpoint`."""
+    return (sym.load(f"{prefix}-symbol.json"), *load_params(prefix, epoch))

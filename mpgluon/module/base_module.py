@@ -1,0 +1,185 @@
+"""`BaseModule`: what all modules do with batches: train, score, predict."""
+
+import logging
+import time
+
+import numpy as np
+
+from .. import metric as metrics
+from .. import ndarray as nd
+from ..context import cpu
+from ..initializer import Uniform
+from ..model import BatchEndParam
+
+__all__ = ["BaseModule"]
+
+
+def _call_all(callbacks, *args):
+    for callback in callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]:
+        callback(*args)
+
+
+class BaseModule:
+    """The base of modules. A subclass defines `bind`, `init_params`, `init_optimizer`, `forward`, `backward`, `update`, `update_metric`,
+    `get_outputs`, `get_params` and the descriptions of its data."""
+
+    def __init__(self, logger=logging):
+        self.logger = logger
+        self.binded = False
+        self.for_training = False
+        self.inputs_need_grad = False
+        self.params_initialized = False
+        self.optimizer_initialized = False
+        self._symbol = None
+
+    @property
+    def symbol(self):
+        """The symbol of the module."""
+        return self._symbol
+
+    def _require(self, *, params=False, optimizer=False, training=False):
+        for needed, there, what in (
+            (True, self.binded, "bind"), (params, self.params_initialized, "init_params"), (optimizer, self.optimizer_initialized, "init_optimizer"),
+            (training, self.for_training, "bind(for_training=True)"),
+        ):  # fmt: skip
+            if needed and not there:
+                raise AssertionError(f"call {what} before this")
+
+    def forward_backward(self, data_batch):
+        """`forward` in train mode, then `backward`."""
+        self.forward(data_batch, is_train=True)
+        self.backward()
+
+    def prepare(self, data_batch, sparse_row_id_fn=None):
+        """Makes ready for a batch before its `forward`; nothing to do for most modules."""
+
+    def set_params(self, arg_params, aux_params, allow_missing=False, force_init=True, allow_extra=False):
+        """Takes over parameters from dicts of name to NDArray."""
+        self.init_params(None, arg_params, aux_params, allow_missing, force_init, allow_extra)
+
+    def save_params(self, fname):
+        """Writes the parameters into a ``.params`` file."""
+        arguments, states = self.get_params()
+        nd.save(fname, {**{f"arg:{name}": array for name, array in arguments.items()}, **{f"aux:{name}": array for name, array in states.items()}})
+
+    def load_params(self, fname):
+        """Reads what `save_params` wrote. ValueError for files of other kinds."""
+        arguments, states = {}, {}
+        for key, array in nd.load(fname).items():
+            kind, _, name = key.partition(":")
+            if kind not in ("arg", "aux"):
+                raise ValueError(f"Invalid param file {fname}: {key!r} is neither an argument nor an auxiliary state")
+            (arguments if kind == "arg" else states)[name] = array
+        self.set_params(arguments, states)
+
+    def _batches(self, eval_data, num_batch, reset):
+        self._require(params=True)
+        if reset:
+            eval_data.reset()
+        for number, batch in enumerate(eval_data):
+            if num_batch is not None and number == num_batch:
+                return
+            yield number, batch
+
+    def score(self, eval_data, eval_metric, num_batch=None, batch_end_callback=None, score_end_callback=None, reset=True, epoch=0, sparse_row_id_fn=None):
+        """Evaluates a metric over the batches of an iterator; a list of (name, value)."""
+        eval_metric = eval_metric if isinstance(eval_metric, metrics.EvalMetric) else metrics.create(eval_metric)
+        eval_metric.reset()
+        number = -1
+        for number, batch in self._batches(eval_data, num_batch, reset):
+            self.prepare(batch)
+            self.forward(batch, is_train=False)
+            self.update_metric(eval_metric, batch.label)
+            if batch_end_callback is not None:
+                _call_all(batch_end_callback, BatchEndParam(epoch, number, eval_metric, locals()))
+        if score_end_callback is not None:
+            _call_all(score_end_callback, BatchEndParam(epoch, number + 1, eval_metric, locals()))
+        return eval_metric.get_name_value()
+
+    def iter_predict(self, eval_data, num_batch=None, reset=True, sparse_row_id_fn=None):
+        """Yields ``(outputs, number, batch)`` for every batch, padding cut off."""
+        for number, batch in self._batches(eval_data, num_batch, reset):
+            self.prepare(batch)
+            self.forward(batch, is_train=False)
+            yield [out[: out.shape[0] - (batch.pad or 0)] for out in self.get_outputs()], number, batch
+
+    def predict(self, eval_data, num_batch=None, merge_batches=True, reset=True, always_output_list=False, sparse_row_id_fn=None):
+        """The outputs for all batches of an iterator, or for an array.
+
+        Returns
+        -------
+        NDArray, or a list of them for several outputs or with `always_output_list`; without `merge_batches` a list of lists.
+        """
+        if isinstance(eval_data, (nd.NDArray, np.ndarray)):
+            from ..io import DataBatch
+
+            data = eval_data if isinstance(eval_data, nd.NDArray) else nd.array(eval_data)
+            self.forward(DataBatch([data]))
+            return self.get_outputs()[0]
+        collected = [[out.copy() for out in outputs] for outputs, _, _ in self.iter_predict(eval_data, num_batch, reset)]
+        if not collected or not merge_batches:
+            return collected
+        if len({len(outputs) for outputs in collected}) > 1:
+            raise AssertionError("Cannot merge batches: they have different numbers of outputs")
+        merged = [nd.concat(*outputs, dim=0) if len(outputs) > 1 else outputs[0] for outputs in zip(*collected)]
+        return merged[0] if len(merged) == 1 and not always_output_list else merged
+
+    def fit(
+        self, train_data, eval_data=None, eval_metric="acc", epoch_end_callback=None, batch_end_callback=None, kvstore="local", optimizer="sgd",
+        optimizer_params=(("learning_rate", 0.01),), eval_end_callback=None, eval_batch_end_callback=None, initializer=Uniform(0.01), arg_params=None,
+        aux_params=None, allow_missing=False, force_rebind=False, force_init=False, begin_epoch=0, num_epoch=None, validation_metric=None, monitor=None,
+        sparse_row_id_fn=None,
+    ):  # fmt: skip
+        """Trains on the batches of `train_data` for the epochs from `begin_epoch` up to `num_epoch`, binding and initializing first.
+
+        Parameters
+        ----------
+        train_data, eval_data : DataIter
+            The latter is scored after every epoch.
+        eval_metric, validation_metric : EvalMetric or str
+        epoch_end_callback : function or list of functions (epoch, symbol, arg_params, aux_params)
+        batch_end_callback, eval_end_callback, eval_batch_end_callback : function or list of functions (BatchEndParam)
+        kvstore, optimizer, optimizer_params : see `init_optimizer`
+        initializer, arg_params, aux_params, allow_missing, force_init : see `init_params`
+        monitor : Monitor, optional
+        """
+        if num_epoch is None:
+            raise AssertionError("please specify number of epochs")
+        self.bind(train_data.provide_data, train_data.provide_label, for_training=True, force_rebind=force_rebind)
+        if monitor is not None:
+            self.install_monitor(monitor)
+        self.init_params(initializer, arg_params, aux_params, allow_missing, force_init)
+        self.init_optimizer(kvstore, optimizer, optimizer_params)
+        eval_metric = eval_metric if isinstance(eval_metric, metrics.EvalMetric) else metrics.create(eval_metric)
+        validation_metric = eval_metric if validation_metric is None else validation_metric
+        for epoch in range(begin_epoch, num_epoch):
+            start = time.time()
+            eval_metric.reset()
+            for number, batch in enumerate(train_data):
+                if monitor is not None:
+                    monitor.tic()
+                self.prepare(batch)
+                self.forward_backward(batch)
+                self.update()
+                self.update_metric(eval_metric, batch.label)
+                if monitor is not None:
+                    monitor.toc_print()
+                if batch_end_callback is not None:
+                    _call_all(batch_end_callback, BatchEndParam(epoch, number, eval_metric, locals()))
+            for name, value in eval_metric.get_name_value():
+                self.logger.info("Epoch[%d] Train-%s=%f", epoch, name, value)
+            self.logger.info("Epoch[%d] Time cost=%.3f", epoch, time.time() - start)
+            if epoch_end_callback is not None:
+                _call_all(epoch_end_callback, epoch, self.symbol, *self.get_params())
+            if eval_data is not None:
+                scores = self.score(
+                    eval_data, validation_metric, score_end_callback=eval_end_callback, batch_end_callback=eval_batch_end_callback, epoch=epoch
+                )
+                for name, value in scores:
+                    self.logger.info("Epoch[%d] Validation-%s=%f", epoch, name, value)
+            train_data.reset()
+
+
+def copied(arrays):
+    """Copies of a dict's arrays on the first CPU device."""
+    return {name: array.copyto(cpu()) for name, array in arrays.items()}

@@ -1,0 +1,182 @@
+"""`BucketingModule`: one symbol for each kind of batch (such as a sequence length), all with the same parameters."""
+
+import logging
+
+from ..initializer import Uniform
+from .base_module import BaseModule
+from .module import Module
+
+__all__ = ["BucketingModule"]
+
+
+class BucketingModule(BaseModule):
+    """Modules made as batches of new kinds come, over one set of parameters.
+
+    Parameters
+    ----------
+    sym_gen : function
+        ``sym_gen(bucket_key)`` gives ``(symbol, data_names, label_names)``.
+    default_bucket_key : anything
+        The largest bucket's key; its module is bound first, and has all parameters.
+    logger, context, work_load_list, fixed_param_names, state_names, group2ctxs, compression_params : see `Module`
+    """
+
+    def __init__(
+        self, sym_gen, default_bucket_key=None, logger=logging, context=None, work_load_list=None, fixed_param_names=None, state_names=None, group2ctxs=None,
+        compression_params=None,
+    ):  # fmt: skip
+        super().__init__(logger)
+        if default_bucket_key is None:
+            raise AssertionError("default_bucket_key is needed")
+        self._sym_gen = sym_gen
+        self._default_bucket_key = default_bucket_key
+        self._options = {
+            "logger": logger, "context": context, "work_load_list": work_load_list, "fixed_param_names": fixed_param_names, "state_names": state_names,
+            "group2ctxs": group2ctxs,
+        }  # fmt: skip
+        self._buckets = {}
+        self._current = None
+        self._current_key = None
+        self._monitor = None
+        self._grad_req = "write"
+
+    def _module(self, key):
+        symbol, data_names, label_names = self._sym_gen(key)
+        return Module(symbol, data_names, label_names, **self._options)
+
+    @property
+    def data_names(self):
+        return self._current.data_names if self._current is not None else list(self._sym_gen(self._default_bucket_key)[1])
+
+    @property
+    def label_names(self):
+        return self._current.label_names if self._current is not None else list(self._sym_gen(self._default_bucket_key)[2] or ())
+
+    data_shapes = property(lambda self: self._bound().data_shapes)
+    label_shapes = property(lambda self: self._bound().label_shapes)
+    output_shapes = property(lambda self: self._bound().output_shapes)
+    symbol = property(lambda self: self._bound().symbol)
+
+    @property
+    def output_names(self):
+        return self._current.output_names if self._current is not None else self._sym_gen(self._default_bucket_key)[0].list_outputs()
+
+    def _bound(self):
+        self._require()
+        return self._current
+
+    def bind(self, data_shapes, label_shapes=None, for_training=True, inputs_need_grad=False, force_rebind=False, shared_module=None, grad_req="write"):
+        """Binds the default bucket; see `Module.bind`."""
+        if shared_module is not None:
+            raise AssertionError("shared_module for BucketingModule is not supported")
+        former = self.get_params() if self.params_initialized and self.binded else None
+        if force_rebind:
+            self.binded, self._buckets = False, {}
+        if self.binded:
+            self.logger.warning("Already bound, ignoring bind()")
+            return
+        self.for_training, self.inputs_need_grad, self._grad_req = for_training, inputs_need_grad, grad_req
+        module = self._module(self._default_bucket_key)
+        module.bind(data_shapes, label_shapes, for_training, inputs_need_grad, grad_req=grad_req)
+        self._current, self._current_key = module, self._default_bucket_key
+        self._buckets = {self._default_bucket_key: module}
+        self.binded = True
+        if former is not None:
+            self.set_params(*former)
+
+    def switch_bucket(self, bucket_key, data_shapes, label_shapes=None):
+        """Makes a bucket the current one, binding it if it is new."""
+        self._require()
+        module = self._buckets.get(bucket_key)
+        default = self._buckets[self._default_bucket_key]
+        if module is None:
+            module = self._module(bucket_key)
+            module.bind(data_shapes, label_shapes, self.for_training, self.inputs_need_grad, shared_module=default, grad_req=self._grad_req)
+            if self._monitor is not None:
+                module.install_monitor(self._monitor)
+            self._buckets[bucket_key] = module
+        if self.optimizer_initialized and not module.optimizer_initialized:
+            module.borrow_optimizer(default)
+        if self.params_initialized and not module.params_initialized:
+            module._arg_params, module._aux_params, module.params_initialized = default._arg_params, default._aux_params, True
+        self._current, self._current_key = module, bucket_key
+
+    def init_params(self, initializer=Uniform(0.01), arg_params=None, aux_params=None, allow_missing=False, force_init=False, allow_extra=False):
+        """See `Module.init_params`."""
+        if self.params_initialized and not force_init:
+            return
+        self._require()
+        self._buckets[self._default_bucket_key].init_params(initializer, arg_params, aux_params, allow_missing, force_init, allow_extra)
+        self.params_initialized = True
+        for module in self._buckets.values():
+            module.params_initialized = True
+
+    def get_params(self):
+        """See `Module.get_params`."""
+        self._require(params=True)
+        default = self._buckets[self._default_bucket_key]
+        default._params_dirty = default._params_dirty or any(module._params_dirty for module in self._buckets.values())
+        for module in self._buckets.values():
+            module._params_dirty = False if module is not default else module._params_dirty
+        return default.get_params()
+
+    def init_optimizer(self, kvstore="local", optimizer="sgd", optimizer_params=(("learning_rate", 0.01),), force_init=False):
+        """See `Module.init_optimizer`."""
+        self._require(params=True)
+        if self.optimizer_initialized and not force_init:
+            self.logger.warning("optimizer already initialized, ignoring.")
+            return
+        default = self._buckets[self._default_bucket_key]
+        default.init_optimizer(kvstore, optimizer, optimizer_params, force_init)
+        for module in self._buckets.values():
+            if module is not default:
+                module.borrow_optimizer(default)
+        self.optimizer_initialized = True
+
+    def prepare(self, data_batch, sparse_row_id_fn=None):
+        """Binds the batch's bucket ahead of its forward."""
+        self._require(params=True)
+        current = self._current_key, self._current
+        self.switch_bucket(data_batch.bucket_key, data_batch.provide_data, data_batch.provide_label)
+        self._current_key, self._current = current
+
+    def forward(self, data_batch, is_train=None):
+        """Computes the outputs with the module of ``data_batch.bucket_key``."""
+        self._require(params=True)
+        self.switch_bucket(data_batch.bucket_key, data_batch.provide_data, data_batch.provide_label)
+        self._current.forward(data_batch, is_train)
+
+    def backward(self, out_grads=None):
+        self._bound().backward(out_grads)
+
+    def update(self):
+        self._require(params=True, optimizer=True)
+        self._current.update()
+
+    def get_outputs(self, merge_multi_context=True):
+        return self._bound().get_outputs(merge_multi_context)
+
+    def get_input_grads(self, merge_multi_context=True):
+        return self._bound().get_input_grads(merge_multi_context)
+
+    def get_states(self, merge_multi_context=True):
+        return self._bound().get_states(merge_multi_context)
+
+    def set_states(self, states=None, value=None):
+        self._bound().set_states(states, value)
+
+    def update_metric(self, eval_metric, labels, pre_sliced=False):
+        self._bound().update_metric(eval_metric, labels, pre_sliced)
+
+    def install_monitor(self, mon):
+        self._require()
+        self._monitor = mon
+        for module in self._buckets.values():
+            module.install_monitor(mon)
+
+    def save_checkpoint(self, prefix, epoch, remove_amp_cast=True):
+        """Writes the parameters, and the symbol of the current bucket."""
+        from ..model import save_checkpoint
+
+        self._require(params=True)
+        save_checkpoint(prefix, epoch, self.symbol, *self.get_params(), remove_amp_cast=remove_amp_cast)

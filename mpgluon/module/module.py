@@ -1,0 +1,468 @@
+"""`Module`: one symbol on one device, on several with a part of each batch, or spread over devices by group2ctx."""
+
+import logging
+import warnings
+
+from .. import ndarray as nd
+from .. import optimizer as optimizers
+from ..base import MXNetError
+from ..context import Context, cpu, current_context
+from ..initializer import InitDesc, Uniform
+from ..io import DataDesc
+from ..model import load_checkpoint, save_checkpoint
+from .base_module import BaseModule, copied
+
+__all__ = ["Module"]
+
+
+def _descs(shapes):
+    return [desc if isinstance(desc, DataDesc) else DataDesc(*desc) for desc in shapes or ()]
+
+
+def _check_names(symbol, names, what, must):
+    known = symbol.list_arguments()
+    for name in names:
+        if name in known:
+            continue
+        guesses = [one for one in known if not one.endswith(("_weight", "_bias", "_gamma", "_beta"))]
+        text = f"the module was made with {what}_names={list(names)}, but {name!r} is no argument of its symbol; did you mean one of {guesses}?"
+        if must:
+            raise ValueError(text)
+        warnings.warn(text, stacklevel=4)
+
+
+class Module(BaseModule):
+    """A symbol with its parameters, on devices, with an optimizer.
+
+    Parameters
+    ----------
+    symbol : Symbol
+    data_names, label_names : list of str
+        The arguments that batches bring; the other ones are parameters.
+    logger : Logger
+    context : Context or list of Context, default the current context
+        Of several, each computes a part of every batch.
+    work_load_list : list of number, optional
+        Sizes of the parts; all equal by default.
+    fixed_param_names : list of str, optional
+        Parameters that are not trained.
+    state_names : list of str, optional
+        Arguments that `set_states` sets.
+    group2ctxs : dict of str to Context or list of them, or a list of such dicts, optional
+        The devices of the groups of ``AttrScope(ctx_group=...)``, for each context.
+    compression_params : optional
+        Accepted as in MXNet.
+    """
+
+    def __init__(
+        self, symbol, data_names=("data",), label_names=("softmax_label",), logger=logging, context=None, work_load_list=None, fixed_param_names=None,
+        state_names=None, group2ctxs=None, compression_params=None,
+    ):  # fmt: skip
+        super().__init__(logger)
+        context = current_context() if context is None else context
+        self._context = [context] if isinstance(context, Context) else list(context)
+        self._group2ctxs = self._groups(group2ctxs)
+        if work_load_list is not None and len(work_load_list) != len(self._context):
+            raise ValueError(f"work_load_list has {len(work_load_list)} numbers for {len(self._context)} contexts")
+        self._work_load_list = work_load_list or [1] * len(self._context)
+        self._symbol = symbol
+        self._data_names = list(data_names)
+        self._label_names = list(label_names or ())
+        self._state_names = list(state_names or ())
+        self._fixed_param_names = list(fixed_param_names or ())
+        _check_names(symbol, self._data_names, "data", True)
+        _check_names(symbol, self._label_names, "label", False)
+        _check_names(symbol, self._state_names, "state", True)
+        _check_names(symbol, self._fixed_param_names, "fixed_param", True)
+        inputs = {*self._data_names, *self._label_names, *self._state_names}
+        self._param_names = [name for name in symbol.list_arguments() if name not in inputs]
+        self._aux_names = symbol.list_auxiliary_states()
+        self._output_names = symbol.list_outputs()
+        self._output_axes = [DataDesc.get_batch_axis(out.attr("__layout__")) for out in symbol]
+        self._arg_params = self._aux_params = None
+        self._params_dirty = False
+        self._optimizer = self._updater = None
+        self._preload_opt_states = None
+        self._reset_bind()
+
+    def _groups(self, group2ctxs):
+        count = len(self._context)
+        if group2ctxs is None:
+            return [None] * count
+        if isinstance(group2ctxs, dict):
+            spread = {name: ctx if isinstance(ctx, (list, tuple)) else [ctx] * count for name, ctx in group2ctxs.items()}
+            return [{name: ctxs[i if len(ctxs) > 1 else 0] for name, ctxs in spread.items()} for i in range(count)]
+        if len(group2ctxs) != count:
+            raise ValueError(f"group2ctxs has {len(group2ctxs)} dicts for {count} contexts")
+        return list(group2ctxs)
+
+    def _reset_bind(self):
+        self.binded = False
+        self._execs = []
+        self._data_shapes = self._label_shapes = None
+
+    @staticmethod
+    def load(prefix, epoch, load_optimizer_states=False, **kwargs):
+        """A module of a checkpoint; `kwargs` go to `Module`."""
+        symbol, arguments, states = load_checkpoint(prefix, epoch)
+        module = Module(symbol=symbol, **kwargs)
+        module._arg_params, module._aux_params = arguments, states
+        module.params_initialized = True
+        if load_optimizer_states:
+            module._preload_opt_states = f"{prefix}-{epoch:04d}.states"
+        return module
+
+    def save_checkpoint(self, prefix, epoch, save_optimizer_states=False, remove_amp_cast=True):
+        """Writes the symbol, the parameters, and (``prefix-0001.states``) the optimizer's states."""
+        save_checkpoint(prefix, epoch, self._symbol, *self.get_params(), remove_amp_cast=remove_amp_cast)
+        if save_optimizer_states:
+            self.save_optimizer_states(f"{prefix}-{epoch:04d}.states")
+
+    # What it is
+
+    data_names = property(lambda self: self._data_names)
+    label_names = property(lambda self: self._label_names)
+    output_names = property(lambda self: self._output_names)
+
+    @property
+    def data_shapes(self):
+        self._require()
+        return self._data_shapes
+
+    @property
+    def label_shapes(self):
+        self._require()
+        return self._label_shapes
+
+    @property
+    def output_shapes(self):
+        """(name, shape) of the outputs for the whole batch."""
+        self._require()
+        shapes = {desc.name: desc.shape for desc in (*self._data_shapes, *(self._label_shapes or ()))}
+        shapes.update({name: self._execs[0].arg_dict[name].shape for name in (*self._param_names, *self._state_names)})
+        return list(zip(self._output_names, self._symbol.infer_shape(**shapes)[1]))
+
+    # Binding
+
+    def bind(self, data_shapes, label_shapes=None, for_training=True, inputs_need_grad=False, force_rebind=False, shared_module=None, grad_req="write"):
+        """Makes executors for batches of these shapes.
+
+        Parameters
+        ----------
+        data_shapes, label_shapes : list of DataDesc or (str, tuple)
+        for_training : bool, default True
+            Whether gradients are computed.
+        inputs_need_grad : bool, default False
+            Whether also those of the data are.
+        force_rebind : bool, default False
+            Whether a bound module is bound anew.
+        shared_module : Module, optional
+            Whose parameters and memory are shared, as by buckets.
+        grad_req : str, list or dict of str
+            For parameters.
+        """
+        if force_rebind:
+            self._reset_bind()
+        if self.binded:
+            self.logger.warning("Already bound, ignoring bind()")
+            return
+        if inputs_need_grad and not for_training:
+            raise AssertionError("inputs_need_grad needs for_training")
+        self.for_training, self.inputs_need_grad = for_training, inputs_need_grad
+        self._set_shapes(data_shapes, label_shapes)
+        arguments = self._symbol.list_arguments()
+        if isinstance(grad_req, str):
+            grad_req = dict.fromkeys(arguments, grad_req)
+        elif isinstance(grad_req, (list, tuple)):
+            grad_req = dict(zip(arguments, grad_req))
+        requests = {}
+        for name in arguments:
+            if not for_training or name in self._label_names or name in self._state_names or name in self._fixed_param_names:
+                requests[name] = "null"
+            elif name in self._data_names:
+                requests[name] = "write" if inputs_need_grad else "null"
+            else:
+                requests[name] = grad_req.get(name, "write")
+        shared = shared_module._execs if shared_module is not None else [None] * len(self._context)
+        if shared_module is not None:
+            strange = [name for name in self._param_names if name not in shared_module._param_names]
+            if strange:
+                raise MXNetError(f"bind: the module that is shared has no parameters {', '.join(strange)}; bind the one with all of them first")
+        types = {desc.name: desc.dtype for desc in (*self._data_shapes, *(self._label_shapes or ())) if desc.name in arguments}
+        self._execs = []
+        for i, ctx in enumerate(self._context):
+            executor = self._symbol.simple_bind(
+                ctx, grad_req=requests, type_dict=types, group2ctx=self._group2ctxs[i],
+                shared_arg_names=self._param_names, shared_exec=shared[i],
+                **self._part_shapes(i),
+            )  # fmt: skip
+            self._execs.append(executor)
+        self.binded = True
+        if shared_module is not None and shared_module.params_initialized:
+            self._arg_params, self._aux_params = shared_module._arg_params, shared_module._aux_params
+            self.params_initialized = True
+        elif self.params_initialized:
+            self._spread()
+        if shared_module is not None and shared_module.optimizer_initialized:
+            self.borrow_optimizer(shared_module)
+
+    def _set_shapes(self, data_shapes, label_shapes):
+        self._data_shapes = _descs(data_shapes)
+        self._label_shapes = _descs(label_shapes) or None
+        names = [desc.name for desc in self._data_shapes]
+        if sorted(names) != sorted(self._data_names):
+            raise ValueError(f"Data provided by data_shapes don't match names specified by data_names ({names} vs. {self._data_names})")
+        batch = self._data_shapes[0].shape[max(DataDesc.get_batch_axis(self._data_shapes[0].layout), 0)]
+        total, ends = sum(self._work_load_list), [0]
+        for load in self._work_load_list:
+            ends.append(ends[-1] + round(batch * load / total))
+        ends[-1] = batch
+        self._parts = list(zip(ends, ends[1:]))
+        if any(begin >= end for begin, end in self._parts):
+            raise ValueError("Too many slices. Some splits are empty.")
+        self._batch_size = batch
+
+    def _part_shapes(self, i):
+        begin, end = self._parts[i]
+        known = set(self._symbol.list_arguments())
+        shapes = {}
+        for desc in (*self._data_shapes, *(self._label_shapes or ())):
+            if desc.name in known:
+                shape, axis = list(desc.shape), DataDesc.get_batch_axis(desc.layout)
+                if axis >= 0 and axis < len(shape):
+                    shape[axis] = end - begin
+                shapes[desc.name] = tuple(shape)
+        return shapes
+
+    def reshape(self, data_shapes, label_shapes=None):
+        """Goes over to batches of other shapes."""
+        self._require()
+        self._set_shapes(data_shapes, label_shapes)
+        self._execs = [one.reshape(allow_up_sizing=True, **self._part_shapes(i)) for i, one in enumerate(self._execs)]
+
+    # Parameters
+
+    def init_params(self, initializer=Uniform(0.01), arg_params=None, aux_params=None, allow_missing=False, force_init=False, allow_extra=False):
+        """Sets the parameters: from the dicts where they are there, else by the initializer.
+
+        RuntimeError when one is missing without `allow_missing`, ValueError for extra ones without `allow_extra`.
+        """
+        if self.params_initialized and not force_init:
+            warnings.warn("Parameters already initialized and force_init=False. init_params call ignored.", stacklevel=2)
+            return
+        self._require()
+        if arg_params is None and self._arg_params is not None and not force_init:
+            arg_params, aux_params = self._arg_params, self._aux_params
+        attributes = self._symbol.attr_dict()
+        found = []
+        for names, there, given in ((self._param_names, self._execs[0].arg_dict, arg_params), (self._aux_names, self._execs[0].aux_dict, aux_params)):
+            values = {}
+            for name in names:
+                array = nd.zeros(there[name].shape, ctx=cpu(), dtype=there[name].dtype)
+                if given is not None and name in given:
+                    if given[name].shape != array.shape:
+                        raise MXNetError(f"init_params: {name} has the shape {given[name].shape}, needed is {array.shape}")
+                    given[name].copyto(array) if given[name].dtype == array.dtype else given[name].astype(array.dtype).copyto(array)
+                elif given is not None and not allow_missing:
+                    raise RuntimeError(f"{name} is not presented")
+                elif initializer is not None:
+                    initializer(InitDesc(name, attributes.get(name)), array)
+                elif self.params_initialized:
+                    there[name].copyto(array)
+                values[name] = array
+            extra = [name for name in given or () if name not in values]
+            if extra and not allow_extra:
+                raise ValueError(f"init_params: {', '.join(extra)} are no parameters of this module; set allow_extra=True to pass over them")
+            found.append(values)
+        self._arg_params, self._aux_params = found
+        self.params_initialized = True
+        self._params_dirty = False
+        self._spread()
+
+    def _spread(self):
+        """Copies the parameters to all executors."""
+        for executor in self._execs:
+            executor.copy_params_from(self._arg_params, self._aux_params, allow_extra_params=True)
+
+    def get_params(self):
+        """The dicts of parameters and of auxiliary states; the latter are averaged over the contexts."""
+        self._require(params=True)
+        if self._params_dirty:
+            first = self._execs[0]
+            self._arg_params = copied({name: first.arg_dict[name] for name in self._param_names})
+            averaged = {}
+            for name in self._aux_names:
+                parts = [one.aux_dict[name].as_in_context(cpu()) for one in self._execs]
+                averaged[name] = (sum(parts[1:], parts[0]) / len(parts)).astype(parts[0].dtype)
+            self._aux_params = averaged
+            self._params_dirty = False
+        return self._arg_params, self._aux_params
+
+    # Optimizer
+
+    def init_optimizer(self, kvstore="local", optimizer="sgd", optimizer_params=(("learning_rate", 0.01),), force_init=False):
+        """Installs an optimizer: an Optimizer, or a name with parameters. Gradients are divided by the batch size by default.
+
+        kvstore: 'local', 'device' or None; parameters of several contexts are updated on the first and copied to the others.
+        """
+        self._require(params=True)
+        if self.optimizer_initialized and not force_init:
+            self.logger.warning("optimizer already initialized, ignoring...")
+            return
+        kind = kvstore if isinstance(kvstore, str) else getattr(kvstore, "type", None)
+        if kind is not None and "dist" in kind:
+            raise MXNetError(f"Module: kvstore {kind!r} spans machines, which modules do not")
+        names = dict(enumerate(self._param_names))
+        if isinstance(optimizer, str):
+            params = {"rescale_grad": 1.0 / self._batch_size, **dict(optimizer_params)}
+            optimizer = optimizers.create(optimizer, sym=self._symbol, param_idx2name=names, **params)
+        elif not isinstance(optimizer, optimizers.Optimizer):
+            raise TypeError(f"optimizer is a name or an Optimizer, not {type(optimizer).__name__}")
+        elif not optimizer.idx2name:
+            optimizer.idx2name = names
+        self._optimizer = optimizer
+        self._updater = optimizers.get_updater(optimizer)
+        self.optimizer_initialized = True
+        if self._preload_opt_states is not None:
+            self.load_optimizer_states(self._preload_opt_states)
+            self._preload_opt_states = None
+
+    def borrow_optimizer(self, shared_module):
+        """Uses the optimizer of another module."""
+        shared_module._require(params=True, optimizer=True)
+        self._optimizer, self._updater = shared_module._optimizer, shared_module._updater
+        self.optimizer_initialized = True
+
+    def save_optimizer_states(self, fname):
+        """Writes the optimizer's states into a file."""
+        self._require(params=True, optimizer=True)
+        with open(fname, "wb") as file:
+            file.write(self._updater.get_states())
+
+    def load_optimizer_states(self, fname):
+        """Reads what `save_optimizer_states` wrote; load only what you trust."""
+        self._require(params=True, optimizer=True)
+        with open(fname, "rb") as file:
+            self._updater.set_states(file.read())
+
+    # Computing
+
+    def forward(self, data_batch, is_train=None):
+        """Computes the outputs for a batch. A batch of other shapes than bound reshapes the module."""
+        self._require(params=True)
+        is_train = self.for_training if is_train is None else is_train
+        given = list(zip(self._data_shapes, data_batch.data))
+        given_labels = getattr(data_batch, "label", None)
+        if given_labels and self._label_shapes:
+            given += zip(self._label_shapes, given_labels)
+        if any(tuple(array.shape) != desc.shape for desc, array in given):
+            data = [DataDesc(desc.name, array.shape, desc.dtype, desc.layout) for desc, array in zip(self._data_shapes, data_batch.data)]
+            labels = None
+            if self._label_shapes:
+                arrays = given_labels or [None] * len(self._label_shapes)
+                ratio = (data[0].shape[0], self._batch_size)
+                labels = [
+                    DataDesc(desc.name, array.shape if array is not None else (ratio[0] if desc.shape[0] == ratio[1] else desc.shape[0], *desc.shape[1:]), desc.dtype, desc.layout)
+                    for desc, array in zip(self._label_shapes, arrays)
+                ]  # fmt: skip
+            self.reshape(data, labels)
+        for (begin, end), executor in zip(self._parts, self._execs):
+            arguments = executor.arg_dict
+            for desc, array in given:
+                if desc.name not in arguments:
+                    continue
+                axis = DataDesc.get_batch_axis(desc.layout)
+                array = array if isinstance(array, nd.NDArray) else nd.array(array)
+                if len(self._execs) > 1 and axis >= 0:
+                    array = nd.slice_axis(array, axis=axis, begin=begin, end=end)
+                target = arguments[desc.name]
+                array = array if array.dtype == target.dtype else array.astype(target.dtype)
+                array.copyto(target)
+            executor.forward(is_train=is_train)
+
+    def backward(self, out_grads=None):
+        """Computes the gradients; `out_grads`: of the outputs, where those are not of loss layers."""
+        self._require(params=True, training=True)
+        grads = [out_grads] if isinstance(out_grads, nd.NDArray) else out_grads
+        for (begin, end), executor in zip(self._parts, self._execs):
+            part = None
+            if grads is not None:
+                part = list(grads)
+                if len(self._execs) > 1:
+                    part = [grad if axis < 0 else nd.slice_axis(grad, axis=axis, begin=begin, end=end) for grad, axis in zip(grads, self._output_axes)]
+            executor.backward(part)
+
+    def update(self):
+        """Updates the parameters by their gradients."""
+        self._require(params=True, optimizer=True)
+        self._params_dirty = True
+        arguments = [one.arg_dict for one in self._execs]
+        gradients = [one.grad_dict for one in self._execs]
+        groups = {}  # device -> parameters there: each is updated where it is
+        for name in self._param_names:
+            grad = gradients[0][name]
+            if grad is None:
+                continue
+            for other in gradients[1:]:
+                grad = grad + other[name].as_in_context(grad.context)
+            groups.setdefault(grad.context, []).append((name, grad, arguments[0][name]))
+        for group in groups.values():
+            self._updater(*[list(part) for part in zip(*group)])
+            for name, _, weight in group:
+                for other in arguments[1:]:
+                    weight.copyto(other[name])
+
+    def update_metric(self, eval_metric, labels, pre_sliced=False):
+        """Takes the outputs of the last forward into a metric."""
+        if pre_sliced:
+            for (parts, executor) in zip(labels, self._execs):
+                eval_metric.update_dict(dict(zip(self._label_names, parts)), executor.output_dict)
+            return
+        names = [desc.name for desc in self._label_shapes or ()] or self._label_names
+        eval_metric.update_dict(dict(zip(names, labels or ())), dict(zip(self._output_names, self.get_outputs())))
+
+    def get_outputs(self, merge_multi_context=True):
+        """The outputs of the last forward, those of the contexts joined; or a list for each output."""
+        self._require(params=True)
+        return self._merged([one.outputs for one in self._execs], merge_multi_context, self._output_axes)
+
+    def get_input_grads(self, merge_multi_context=True):
+        """The gradients of the data, likewise; needs ``bind(inputs_need_grad=True)``."""
+        self._require(params=True)
+        if not self.inputs_need_grad:
+            raise AssertionError("bind the module with inputs_need_grad=True for the gradients of its inputs")
+        axes = {desc.name: DataDesc.get_batch_axis(desc.layout) for desc in self._data_shapes}
+        grads = [[one.grad_dict[name] for name in self._data_names] for one in self._execs]
+        return self._merged(grads, merge_multi_context, [axes[name] for name in self._data_names])
+
+    def _merged(self, parts, merge, axes):
+        """The arrays of the contexts joined along their batch axes (-1: those of the first context)."""
+        if not merge:
+            return [list(arrays) for arrays in zip(*parts)]
+        if len(parts) == 1:
+            return list(parts[0])
+        joined = []
+        for arrays, axis in zip(zip(*parts), axes):
+            here = [array.as_in_context(arrays[0].context) for array in arrays]
+            joined.append(here[0] if axis < 0 else nd.concat(*here, dim=axis))
+        return joined
+
+    def get_states(self, merge_multi_context=True):
+        """The arrays of `state_names`."""
+        self._require(params=True)
+        return self._merged([[one.arg_dict[name] for name in self._state_names] for one in self._execs], merge_multi_context, [0] * len(self._state_names))
+
+    def set_states(self, states=None, value=None):
+        """Sets the arrays of `state_names`: from lists per state of arrays per context, or to a number."""
+        self._require(params=True)
+        if (states is None) == (value is None):
+            raise AssertionError("set_states takes either states or a value")
+        for i, executor in enumerate(self._execs):
+            for k, name in enumerate(self._state_names):
+                executor.arg_dict[name][:] = value if states is None else states[k][i]
+
+    def install_monitor(self, mon):
+        """Lets a Monitor watch the executors."""
+        self._require()
+        for executor in self._execs:
+            mon.install(executor)

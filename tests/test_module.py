@@ -1,0 +1,231 @@
+"""Modules, buckets, checkpoints, and iterators over batches."""
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+
+
+def classifier():
+    net = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=16, name="fc1")
+    net = mx.sym.Activation(net, act_type="relu", name="act")
+    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(net, num_hidden=2, name="fc2"), name="softmax")
+
+
+def task(samples=256):
+    rng = np.random.RandomState(0)
+    data = rng.uniform(-1, 1, (samples, 6)).astype("float32")
+    return data, (data.sum(axis=1) > 0).astype("float32")
+
+
+@pytest.mark.parametrize("context", [mx.cpu(), [mx.cpu(0), mx.cpu(1)]])
+def test_fit_score_predict(context):
+    data, label = task()
+    train, test = mx.io.NDArrayIter(data, label, batch_size=32), mx.io.NDArrayIter(data[:50], label[:50], batch_size=32)
+    seen = []
+    module = mx.mod.Module(classifier(), context=context)
+    mx.random.seed(1)
+    module.fit(
+        train, test, num_epoch=8, initializer=mx.init.Xavier(), optimizer_params={"learning_rate": 0.5, "momentum": 0.9},
+        batch_end_callback=lambda param: seen.append(param.nbatch), epoch_end_callback=lambda epoch, symbol, arguments, states: seen.append(sorted(arguments)),
+    )  # fmt: skip
+    assert dict(module.score(test, "acc"))["accuracy"] > 0.9
+    assert seen.count(7) == 8 and ["fc1_bias", "fc1_weight", "fc2_bias", "fc2_weight"] in seen
+    assert module.predict(test).shape == (50, 2)  # padding cut off
+    np.testing.assert_allclose(module.predict(mx.nd.array(data[:32])).asnumpy(), module.predict(test).asnumpy()[:32], rtol=1e-6)
+    assert module.output_shapes == [("softmax_output", (32, 2))]
+
+
+def test_several_contexts_compute_the_same():
+    data, label = task(16)
+    results = []
+    for context in (mx.cpu(0), [mx.cpu(0), mx.cpu(1)]):
+        module = mx.mod.Module(classifier(), context=context)
+        module.bind([("data", (16, 6))], [("softmax_label", (16,))], inputs_need_grad=True)
+        mx.random.seed(3)
+        module.init_params(mx.init.Uniform(0.5))
+        module.init_optimizer(optimizer_params={"learning_rate": 0.3})
+        for _ in range(3):
+            module.forward_backward(mx.io.DataBatch([mx.nd.array(data)], [mx.nd.array(label)]))
+            module.update()
+        results.append([module.get_outputs()[0], module.get_input_grads()[0], *module.get_params()[0].values()])
+    for one, two in zip(*results):
+        np.testing.assert_allclose(two.asnumpy(), one.asnumpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_group2ctxs():
+    with mx.AttrScope(ctx_group="a"):
+        hidden = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, name="fc1")
+    with mx.AttrScope(ctx_group="b"):
+        net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(hidden, num_hidden=2, name="fc2"), name="softmax")
+    data, label = task(8)
+    parameters = []
+    for groups in (None, {"a": mx.cpu(1), "b": mx.cpu(2)}):
+        module = mx.mod.Module(net, context=mx.cpu(), group2ctxs=groups)
+        module.bind([("data", (8, 6))], [("softmax_label", (8,))])
+        mx.random.seed(2)
+        module.init_params(mx.init.Uniform(1))
+        module.init_optimizer(optimizer="adam")
+        for _ in range(2):
+            module.forward_backward(mx.io.DataBatch([mx.nd.array(data)], [mx.nd.array(label)]))
+            module.update()
+        if groups:
+            assert module._execs[0].arg_dict["fc1_weight"].context == mx.cpu(1)
+            assert module._execs[0].arg_dict["fc2_weight"].context == mx.cpu(2)
+        parameters.append(module.get_params()[0])
+    for name, array in parameters[0].items():
+        np.testing.assert_array_equal(parameters[1][name].asnumpy(), array.asnumpy())
+
+
+def test_checkpoints(tmp_path):
+    data, label = task(32)
+    batches = mx.io.NDArrayIter(data, label, batch_size=16)
+    module = mx.mod.Module(classifier())
+    prefix = str(tmp_path / "net")
+    module.fit(batches, num_epoch=2, optimizer="adam", epoch_end_callback=mx.callback.do_checkpoint(prefix))
+    module.save_checkpoint(prefix, 7, save_optimizer_states=True)
+    loaded = mx.mod.Module.load(prefix, 7, load_optimizer_states=True)
+    batches.reset()
+    loaded.bind(batches.provide_data, batches.provide_label)
+    loaded.init_optimizer(optimizer="adam")
+    np.testing.assert_array_equal(loaded.predict(batches).asnumpy(), module.predict(batches).asnumpy())
+    for name, state in module._updater.states.items():
+        for one, two in zip(state, loaded._updater.states[name]):
+            np.testing.assert_array_equal(one.asnumpy(), two.asnumpy())
+    symbol, arguments, states = mx.model.load_checkpoint(prefix, 2)
+    assert symbol.tojson() == classifier().tojson() and set(arguments) == set(loaded.get_params()[0]) and states == {}
+
+
+def test_parameters():
+    module = mx.mod.Module(classifier(), fixed_param_names=["fc1_weight"])
+    with pytest.raises(AssertionError):
+        module.init_params()
+    module.bind([("data", (4, 6))], [("softmax_label", (4,))])
+    module.init_params()
+    arguments, states = module.get_params()
+    assert module._execs[0].grad_dict["fc1_weight"] is None
+    some = {name: array for name, array in arguments.items() if name != "fc1_bias"}
+    with pytest.raises(RuntimeError, match="fc1_bias"):
+        module.set_params(some, states)
+    module.set_params(some, states, allow_missing=True)
+    with pytest.raises(ValueError, match="extra"):
+        module.set_params({**arguments, "extra": mx.nd.ones(1)}, states)
+    with pytest.raises(mx.MXNetError, match="shape"):
+        module.set_params({**arguments, "fc1_bias": mx.nd.ones(1)}, states)
+    with pytest.raises(ValueError):
+        mx.mod.Module(classifier(), data_names=["dta"])
+    with pytest.raises(mx.MXNetError, match="machines"):
+        module.init_optimizer(kvstore="dist_sync")
+
+
+def test_batches_of_other_sizes():
+    module = mx.mod.Module(classifier())
+    module.bind([("data", (4, 6))], [("softmax_label", (4,))])
+    module.init_params()
+    weight = module._execs[0].arg_dict["fc1_weight"]
+    for size in (2, 9, 4):
+        module.forward(mx.io.DataBatch([mx.nd.ones((size, 6))], [mx.nd.zeros(size)]), is_train=True)
+        module.backward()
+        assert module.get_outputs()[0].shape == (size, 2) and module._execs[0].arg_dict["fc1_weight"] is weight
+    module.forward(mx.io.DataBatch([mx.nd.ones((3, 6))]), is_train=False)
+    assert module.get_outputs()[0].shape == (3, 2)
+
+
+def unrolled(length):
+    """A recurrent net over `length` steps, on two devices."""
+    data, label = mx.sym.var("data"), mx.sym.var("softmax_label")
+    with mx.AttrScope(ctx_group="lower"):
+        embedded = mx.sym.Embedding(data, input_dim=10, output_dim=4, name="embed")
+        steps = mx.sym.split(embedded, num_outputs=length, axis=1, squeeze_axis=True)
+        weight, bias = mx.sym.var("h_weight"), mx.sym.var("h_bias")
+        state = mx.sym.zeros_like(steps[0])
+        for i in range(length):
+            state = mx.sym.tanh(mx.sym.FullyConnected(state + steps[i], weight, bias, num_hidden=4))
+    with mx.AttrScope(ctx_group="upper"):
+        out = mx.sym.FullyConnected(state, num_hidden=2, name="out")
+        return mx.sym.SoftmaxOutput(out, label, name="softmax"), ["data"], ["softmax_label"]
+
+
+def test_buckets():
+    rng = np.random.RandomState(0)
+    module = mx.mod.BucketingModule(unrolled, default_bucket_key=6, context=mx.cpu(), group2ctxs={"lower": mx.cpu(1), "upper": mx.cpu(2)})
+    module.bind([("data", (8, 6))], [("softmax_label", (8,))])
+    mx.random.seed(1)
+    module.init_params(mx.init.Xavier())
+    module.init_optimizer(optimizer="adam", optimizer_params={"learning_rate": 0.05})
+    metric = mx.metric.create("acc")
+    for step in range(90):
+        length = (6, 3, 4)[step % 3]
+        words = rng.randint(0, 10, (8, length))
+        batch = mx.io.DataBatch(
+            [mx.nd.array(words)], [mx.nd.array(words[:, -1] > 4)], bucket_key=length, provide_data=[("data", (8, length))], provide_label=[("softmax_label", (8,))]
+        )
+        if step == 60:
+            metric.reset()
+        module.forward_backward(batch)
+        module.update()
+        module.update_metric(metric, batch.label)
+    assert metric.get()[1] > 0.85
+    executors = [module._buckets[length]._execs[0] for length in (3, 4, 6)]
+    assert len({id(one.arg_dict["h_weight"]) for one in executors}) == 1  # one set of parameters
+    assert executors[0].arg_dict["embed_weight"].context == mx.cpu(1) and executors[0].arg_dict["out_weight"].context == mx.cpu(2)
+    np.testing.assert_array_equal(module.get_params()[0]["h_weight"].asnumpy(), executors[1].arg_dict["h_weight"].asnumpy())
+
+
+# --- Iterators ------------------------------------------------------------------------------------------------------
+
+
+def rows(batches):
+    return [batch.data[0].asnumpy()[: batch.data[0].shape[0] - batch.pad, 0].tolist() for batch in batches]
+
+
+def test_ndarray_iter():
+    data, label = np.arange(10).reshape(5, 2), np.arange(5)
+    pad = mx.io.NDArrayIter(data, label, batch_size=3)
+    assert rows(pad) == [[0, 2, 4], [6, 8]]
+    pad.reset()
+    last = list(pad)[-1]
+    assert last.pad == 1 and last.data[0].asnumpy()[:, 0].tolist() == [6, 8, 0] and last.label[0].asnumpy().tolist() == [3, 4, 0]
+    assert rows(mx.io.NDArrayIter(data, batch_size=3, last_batch_handle="discard")) == [[0, 2, 4]]
+    rolled = mx.io.NDArrayIter(data, batch_size=3, last_batch_handle="roll_over")
+    assert [batch.data[0].asnumpy()[:, 0].tolist() for batch in rolled] == [[0, 2, 4]]
+    rolled.reset()
+    assert [batch.data[0].asnumpy()[:, 0].tolist() for batch in rolled] == [[6, 8, 0], [2, 4, 6]]
+    rolled.hard_reset()
+    assert next(rolled).data[0].asnumpy()[:, 0].tolist() == [0, 2, 4]
+    few = mx.io.NDArrayIter(data, batch_size=12)
+    assert next(few).data[0].asnumpy()[:, 0].tolist() == [0, 2, 4, 6, 8, 0, 2, 4, 6, 8, 0, 2]
+    shuffled = mx.io.NDArrayIter({"a": data, "b": data + 1}, label, batch_size=5, shuffle=True)
+    batch = next(shuffled)
+    assert sorted(batch.data[0].asnumpy()[:, 0].tolist()) == [0, 2, 4, 6, 8]
+    assert (batch.data[1] - batch.data[0]).asnumpy().tolist() == [[1, 1]] * 5
+    assert (batch.data[0].asnumpy()[:, 0] / 2).tolist() == batch.label[0].asnumpy().tolist()
+    assert [desc.name for desc in shuffled.provide_data] == ["a", "b"] and shuffled.provide_label[0].shape == (5,)
+    with pytest.raises(ValueError):
+        mx.io.NDArrayIter(data, batch_size=6, last_batch_handle="discard")
+    with pytest.raises(ValueError):
+        mx.io.NDArrayIter(data, last_batch_handle="other")
+    with pytest.raises(TypeError):
+        mx.io.NDArrayIter(3)
+
+
+def test_resize_and_prefetch():
+    data = np.arange(10).reshape(5, 2)
+    resized = mx.io.ResizeIter(mx.io.NDArrayIter(data, batch_size=5), 3)
+    assert len(list(resized)) == 3
+    ahead = mx.io.PrefetchingIter([mx.io.NDArrayIter(data, batch_size=2), mx.io.NDArrayIter(data + 1, batch_size=2)], rename_data=[{"data": "x"}, {"data": "y"}])
+    for _ in range(3):
+        batches = list(ahead)
+        assert rows(batches) == [[0, 2], [4, 6], [8]] and len(batches[0].data) == 2
+        ahead.reset()
+    next(ahead)
+    ahead.reset()  # in the middle
+    assert rows(ahead) == [[0, 2], [4, 6], [8]]
+    assert [desc.name for desc in ahead.provide_data] == ["x", "y"]
+
+    class Failing(mx.io.NDArrayIter):
+        def next(self):
+            raise RuntimeError("no data today")
+
+    with pytest.raises(RuntimeError, match="today"):
+        next(mx.io.PrefetchingIter(Failing(data, batch_size=2)))
