@@ -4,6 +4,8 @@ An executor runs its symbol the way a hybridized block runs: the nodes are trace
 placed, planned and lowered to one program per device for the forward pass, and one for the backward pass.
 """
 
+from functools import cached_property
+
 import numpy as np
 
 from . import _core, autograd
@@ -267,15 +269,15 @@ class Executor:
 
     # Arrays by name
 
-    @property
+    @cached_property
     def arg_dict(self):
         return _dict_of([node.name for node in self._program.arguments], self.arg_arrays)
 
-    @property
+    @cached_property
     def grad_dict(self):
         return _dict_of([node.name for node in self._program.arguments], self.grad_arrays)
 
-    @property
+    @cached_property
     def aux_dict(self):
         return _dict_of([node.name for node in self._program.auxiliary], self.aux_arrays)
 

@@ -229,3 +229,19 @@ def test_resize_and_prefetch():
 
     with pytest.raises(RuntimeError, match="today"):
         next(mx.io.PrefetchingIter(Failing(data, batch_size=2)))
+
+
+def test_monitor():
+    module = mx.mod.Module(classifier())
+    module.bind([("data", (4, 6))], [("softmax_label", (4,))])
+    module.init_params(mx.init.One())
+    monitor = mx.mon.Monitor(2, pattern="fc1.*", sort=True)
+    module.install_monitor(monitor)
+    seen = []
+    for _ in range(3):
+        monitor.tic()
+        module.forward(mx.io.DataBatch([mx.nd.ones((4, 6))], [mx.nd.zeros(4)]), is_train=True)
+        module.backward()
+        seen.append(monitor.toc())
+    assert [len(results) for results in seen] == [3, 0, 3]
+    assert seen[0] == [(1, "fc1_bias", "0.0\t"), (1, "fc1_output", "6.0\t"), (1, "fc1_weight", "1.0\t")]

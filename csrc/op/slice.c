@@ -332,9 +332,7 @@ mpg_status mpg_infer_slice_axis(mpg_infer *infer) {
   if (infer->inputs[0].shape.ndim < 0) return MPG_OK;
   MPG_TRY(mpg_axis_normalize(params->axis, infer->inputs[0].shape.ndim, infer->op->name, &axis));
   if (infer->inputs[0].shape.dims[axis] < 0) {
-    infer->outputs[0].shape = infer->inputs[0].shape;
-    if (params->begin >= 0 && params->end.present && params->end.value >= params->begin)
-      infer->outputs[0].shape.dims[axis] = params->end.value - params->begin;
+    infer->outputs[0].shape = infer->inputs[0].shape; /* begin and end may count from the unknown end */
     return MPG_OK;
   }
   MPG_TRY(mpg_region_axis(infer->op->name, &infer->inputs[0].shape, params->axis, params->begin, &params->end, &region));

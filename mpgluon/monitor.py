@@ -1,0 +1,86 @@
+"""`Monitor`: statistics of what flows through executors, every few batches."""
+
+import logging
+import re
+from math import sqrt
+
+from . import ndarray as nd
+
+__all__ = ["Monitor"]
+
+
+def _mean_size(array):
+    """The root mean square."""
+    return nd.norm(array) / sqrt(array.size)
+
+
+class Monitor:
+    """Computes a statistic of the outputs and parameters of executors.
+
+    Parameters
+    ----------
+    interval : int
+        Batches from one that is watched to the next. While one is watched, executors run node by node.
+    stat_func : function, optional
+        From an NDArray to an NDArray or a list of them; the root mean square by default.
+    pattern : str, default '.*'
+        A regular expression: only names that match from their beginning are watched.
+    sort : bool, default False
+        Whether results are sorted by name.
+    monitor_all : bool, default False
+        Whether the nodes' inputs are watched, too.
+    """
+
+    def __init__(self, interval, stat_func=None, pattern=".*", sort=False, monitor_all=False):
+        self.interval = interval
+        self.stat_func = stat_func or _mean_size
+        self.sort = sort
+        self.monitor_all = monitor_all
+        self.activated = False
+        self.queue = []
+        self.step = 0
+        self.exes = []
+        self.re_pattern = re.compile(pattern)
+        self.logger = logging.getLogger(__name__)
+
+    def stat_helper(self, name, array):
+        """What executors call with every array."""
+        if self.activated and self.re_pattern.match(name):
+            self.queue.append((self.step, name, self.stat_func(array)))
+
+    def install(self, exe, monitor_all=None):
+        """Watches an executor."""
+        exe.set_monitor_callback(self.stat_helper, self.monitor_all if monitor_all is None else monitor_all)
+        self.exes.append(exe)
+
+    def tic(self):
+        """Call before a forward: starts watching if it is time."""
+        if self.step % self.interval == 0:
+            self.queue = []
+            self.activated = True
+        self.step += 1
+
+    def toc(self):
+        """Call after the update: ends watching; a list of (batch, name, statistic as text)."""
+        if not self.activated:
+            return []
+        for exe in self.exes:
+            for arrays in (exe.arg_dict, exe.aux_dict):
+                for name, array in arrays.items():
+                    if self.re_pattern.match(name):
+                        self.queue.append((self.step, name, self.stat_func(array)))
+        self.activated = False
+        found = sorted(self.queue, key=lambda one: one[1]) if self.sort else self.queue
+        self.queue = []
+        results = []
+        for step, name, value in found:
+            values = value if isinstance(value, (list, tuple)) else [value]
+            if not all(isinstance(one, nd.NDArray) for one in values):
+                raise TypeError(f"Monitor: stat_func gives NDArrays, not {type(values[0]).__name__}")
+            results.append((step, name, "".join(f"{one.asscalar() if one.size == 1 else one.asnumpy()}\t" for one in values)))
+        return results
+
+    def toc_print(self):
+        """`toc`, with the results logged."""
+        for step, name, text in self.toc():
+            self.logger.info("Batch: %7d %30s %s", step, name, text)
