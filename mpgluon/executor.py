@@ -13,7 +13,7 @@ from . import ndarray as nd
 from .base import MXNetError
 from .context import Context
 from .symbol._graph import placement, states, topological
-from .symbol._infer import Inference, known
+from .symbol._infer import Inference, known, parse_shape
 
 __all__ = ["Executor"]
 
@@ -38,6 +38,9 @@ class Program:
                 device = devices.get(node, ctx)
                 self.steps.append((self.place[node], node, sources, device if moves and not node.call.copies else None, device))
         self.heads = [(self.place[node], index) for node, index in entries]
+        self._entries = entries
+        # Nodes that make arrays of a shape with open sizes, as states to begin with have: the sizes follow from what is done with them.
+        self._open = [node for node in order if node.call is not None and node.call.creates and 0 in parse_shape(node.attrs.get("shape", "()"))]
         self._inputs = [self.place[node] for node in (*self.arguments, *self.auxiliary)]
 
     def trace(self, *arrays):
@@ -50,6 +53,7 @@ class Program:
         values = [None] * len(self.order)
         for place, array in zip(self._inputs, arrays):
             values[place] = [array]
+        closed = self._closed(arrays) if self._open else {}
         moved = {}
         for place, node, sources, target, device in self.steps:
             inputs = [values[at][index] for at, index in sources]
@@ -65,13 +69,25 @@ class Program:
                 for name, array in zip(node.call.input_names(len(inputs)), inputs):
                     monitor(f"{node.name}_{name}", array)
             try:
-                values[place] = node.call.run(inputs, device or ctx)
+                values[place] = closed.get(node, node.call).run(inputs, device or ctx)
             except MXNetError as error:
                 raise type(error)(f"Error in operator {node.name}: {error}") from None
             if monitor is not None:
                 for i, array in enumerate(values[place]):
                     monitor(node.output_name(i), array)
         return [values[at][index] for at, index in self.heads]
+
+
+    def _closed(self, arrays):
+        """The calls of nodes with open shapes, with the shapes they have for these arrays."""
+        shapes = {self.order[place].name: array.shape for place, array in zip(self._inputs, arrays)}
+        calls = {}
+        for node, (shape, _) in zip(self._open, Inference(self._entries, shapes, {}).of(self._open)):
+            if known(shape):
+                names = {param["name"] for param in _core.get_op(node.call.name).describe()["params"]}
+                params = {key: value for key, value in node.attrs.items() if key in names}
+                calls[node] = _core.OpCall(node.call.name, {**params, "shape": shape})
+        return calls
 
 
 def _dict_of(names, arrays):

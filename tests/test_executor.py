@@ -228,6 +228,20 @@ def test_deep_chain_runs():
     assert executor.grad_dict["x"].asnumpy().tolist() == [2001, 2001]
 
 
+def test_open_shapes_of_new_arrays():
+    """A size of 0 in sym.zeros and its like is left open; it follows from what is done with the array."""
+    state = mx.sym.zeros((0, 4)) + 1
+    net = mx.sym.FullyConnected(mx.sym.var("x"), num_hidden=4, no_bias=True, name="fc") + state
+    assert net.infer_shape(x=(3, 5))[1] == [(3, 4)]
+    executor = net.simple_bind(mx.cpu(), x=(3, 5))
+    assert executor.forward(is_train=True)[0].asnumpy().tolist() == [[1] * 4] * 3
+    executor.backward(mx.nd.ones((3, 4)))
+    assert executor.reshape(x=(2, 5)).forward()[0].shape == (2, 4)
+    block = gluon.SymbolBlock(net, mx.sym.var("x"))
+    block.initialize()
+    assert block(mx.nd.ones((6, 5))).shape == (6, 4) and block(mx.nd.ones((2, 5))).shape == (2, 4)
+
+
 def test_debug_str_and_dtype():
     executor = (mx.sym.var("x", dtype="float64") * 2).simple_bind(mx.cpu(), x=(512, 1024))
     assert executor.arg_arrays[0].dtype == np.float64

@@ -17,7 +17,7 @@ UNKNOWN = (None, None)
 
 def parse_shape(text):
     """The shape in a variable's ``__shape__`` attribute; 0 for sizes that are not known, however they are written."""
-    values = text.strip().strip("()[]").replace("L", "")
+    values = "" if text == "None" else text.strip().strip("()[]").replace("L", "")
     try:
         return tuple([max(int(part), 0) for part in values.split(",") if part.strip()])
     except ValueError:
