@@ -430,13 +430,13 @@ static mpg_status NAME(backward_direction)(const NAME(rnn) * r, const NAME(rnn_g
   const bool gru = s->mode == MPG_RNN_GRU;
   const T *gates = NAME(gates)(r, index), *extra = s->is_lstm || gru ? NAME(extra)(r, index) : NULL;
   T *d_h = d->d_h0 + (int64_t)index * NH, *d_c = s->is_lstm ? d->d_c0 + (int64_t)index * NH : NULL;
-  if (d->d_hn)
+  if (NH && d->d_hn) /* arrays of no rows have no address */
     memcpy(d_h, d->d_hn + (int64_t)index * NH, (size_t)NH * sizeof(T));
-  else
+  else if (NH)
     memset(d_h, 0, (size_t)NH * sizeof(T));
-  if (d_c && d->d_cn)
+  if (NH && d_c && d->d_cn)
     memcpy(d_c, d->d_cn + (int64_t)index * NH, (size_t)NH * sizeof(T));
-  else if (d_c)
+  else if (NH && d_c)
     memset(d_c, 0, (size_t)NH * sizeof(T));
   NAME(back_step) p = {.r = r, .d_h = d_h, .d_c = d_c, .ld = H * s->directions};
   const T *d_products = gru ? d_hidden : d_gates; /* gradients of the products with the hidden state */
