@@ -35,9 +35,28 @@ def state_options(block, options):
     return options
 
 
+def _functions(sequence):
+    """`mx.nd` or `mx.sym`: the functions for an array or a symbol, or for a list of either."""
+    first = sequence[0] if isinstance(sequence, (list, tuple)) else sequence
+    if isinstance(first, nd.NDArray):
+        return nd
+    from ... import symbol
+
+    return symbol
+
+
+def _is_one(sequence):
+    """Whether it is one array or symbol, and no list of them."""
+    return not isinstance(sequence, (list, tuple))
+
+
 def _steps(inputs, length, layout):
     """The inputs of the single steps, each (batch, ...)."""
     axis = layout.find("T")
+    if _is_one(inputs) and not isinstance(inputs, nd.NDArray):
+        if length is None:
+            raise ValueError("unroll: a symbol has no shape; give the length")
+        return list(_functions(inputs).split(inputs, num_outputs=length, axis=axis, squeeze_axis=True))
     if isinstance(inputs, nd.NDArray):
         if length is not None and length != inputs.shape[axis]:
             raise AssertionError(f"unroll: length is {length}, but the input of shape {inputs.shape} has {inputs.shape[axis]} steps")
@@ -52,7 +71,7 @@ def _steps(inputs, length, layout):
 
 def _merge(steps, layout):
     """Steps as one array."""
-    return steps if isinstance(steps, nd.NDArray) else nd.stack(*steps, axis=layout.find("T"))
+    return steps if _is_one(steps) else _functions(steps).stack(*steps, axis=layout.find("T"))
 
 
 def _format(sequence, length, layout, merge):
@@ -64,9 +83,8 @@ def _format(sequence, length, layout, merge):
 
 def _mask(sequence, length, layout, valid_length, merge):
     """Zeros after each sample's last valid step."""
-    masked = nd.SequenceMask(
-        _merge(sequence, layout), valid_length, use_sequence_length=True, axis=layout.find("T")
-    )
+    merged = _merge(sequence, layout)
+    masked = _functions(merged).SequenceMask(merged, valid_length, use_sequence_length=True, axis=layout.find("T"))
     return masked if merge is None else _format(masked, length, layout, merge)
 
 
@@ -74,7 +92,8 @@ def _reverse(steps, valid_length):
     """The steps in reverse; with valid lengths, each sample's valid part in reverse."""
     if valid_length is None:
         return list(reversed(steps))
-    return _steps(nd.SequenceReverse(nd.stack(*steps, axis=0), valid_length, use_sequence_length=True), len(steps), "TNC")
+    F = _functions(steps)
+    return _steps(F.SequenceReverse(F.stack(*steps, axis=0), valid_length, use_sequence_length=True), len(steps), "TNC")
 
 
 class RecurrentCell(Block):
@@ -123,7 +142,10 @@ class RecurrentCell(Block):
     def _begin(self, begin_state, inputs, layout):
         if begin_state is not None:
             return begin_state
-        if isinstance(inputs, nd.NDArray):
+        F = _functions(inputs)
+        if F is not nd:
+            return self.begin_state(func=lambda shape, **_: F.zeros(shape=shape))
+        if _is_one(inputs):
             first, batch_size = inputs, inputs.shape[layout.find("N")]
         else:
             first, batch_size = inputs[0], inputs[0].shape[0]
@@ -161,7 +183,7 @@ class RecurrentCell(Block):
             all_states.append(states)
         if valid_length is not None:
             states = [
-                nd.SequenceLast(nd.stack(*states, axis=0), valid_length, use_sequence_length=True)
+                _functions(states).SequenceLast(_functions(states).stack(*states, axis=0), valid_length, use_sequence_length=True)
                 for states in zip(*all_states)
             ]
             outputs = _mask(outputs, len(steps), layout, valid_length, True)
@@ -567,7 +589,7 @@ class ResidualCell(ModifierCell):
             outputs, states = self.base_cell.unroll(length, inputs, begin_state, layout, merge_outputs, valid_length)
         finally:
             self.base_cell._modified = True
-        merge = isinstance(outputs, nd.NDArray)
+        merge = _is_one(outputs)
         if valid_length is not None:
             inputs = _mask(inputs, length, layout, valid_length, merge)
         else:
@@ -616,11 +638,11 @@ class BidirectionalCell(HybridRecurrentCell):
             length, _reverse(steps, valid_length), states[count:], layout, False, valid_length
         )
         r_outputs = _reverse(r_outputs, valid_length)
-        merge = isinstance(l_outputs, nd.NDArray) if merge_outputs is None else merge_outputs
+        merge = _is_one(l_outputs) if merge_outputs is None else merge_outputs
         if merge:
-            outputs = nd.concat(_merge(l_outputs, layout), _merge(r_outputs, layout), dim=2)
+            outputs = _functions(l_outputs).concat(_merge(l_outputs, layout), _merge(r_outputs, layout), dim=2)
         else:
-            outputs = [nd.concat(left, right, dim=1) for left, right in zip(_steps(l_outputs, length, layout), r_outputs)]
+            outputs = [_functions(left).concat(left, right, dim=1) for left, right in zip(_steps(l_outputs, length, layout), r_outputs)]
         if valid_length is not None:
             outputs = _mask(outputs, len(steps), layout, valid_length, merge)
         return outputs, l_states + r_states
