@@ -279,3 +279,18 @@ def test_long_sequences_agree_with_single_steps(make, dtype, tolerance):
         results.append([mx.nd.concat(*outputs, dim=0).asnumpy(), *[s.asnumpy() for s in states], data.grad.asnumpy(), *gradients])
     for many, single in zip(*results):
         np.testing.assert_allclose(many, single, rtol=tolerance * 10, atol=tolerance * max(1, np.abs(single).max()))
+
+
+def test_cells_unroll_over_symbols():
+    cell = mx.gluon.rnn.GRUCell(3, input_size=2)
+    cell.initialize()
+    data = mx.nd.random.uniform(shape=(4, 5, 2))
+    state = mx.nd.random.uniform(shape=(4, 3))
+    outputs, _ = cell.unroll(5, mx.sym.var("data"), [mx.sym.var("state")], merge_outputs=True)
+    arguments = {name: param.data() for name, param in cell.collect_params().items()}
+    (found,) = outputs.bind(mx.cpu(), {"data": data, "state": state, **arguments}).forward()
+    expected, _ = cell.unroll(5, data, [state], merge_outputs=True)
+    assert found.shape == (4, 5, 3)
+    np.testing.assert_array_equal(found.asnumpy(), expected.asnumpy())
+    with pytest.raises(ValueError, match="length"):
+        cell.unroll(None, mx.sym.var("data"), [mx.sym.var("state")])
