@@ -124,6 +124,20 @@ class BuildCore(build_ext):
         if missing:
             os.remove(output)
             raise SystemExit(f"mpgluon: not defined: {', '.join(missing)}")
+        self.write_stubs(output, sanitize)
+
+    def write_stubs(self, output, sanitize):
+        """The ops' type stubs, made from the registry of what was just built. A sanitizer's library could not be loaded here."""
+        if sanitize:
+            return
+        package = os.path.abspath(os.path.dirname(output))
+        if not os.path.exists(os.path.join(package, "stubs.py")):
+            return  # built in place: the package is not complete here
+        stubs = os.path.join(package, "ndarray", "op.pyi")
+        environment = dict(os.environ, PYTHONPATH=os.pathsep.join([os.path.dirname(package)] + [p for p in sys.path if p]))
+        done = subprocess.run([sys.executable, "-m", "mpgluon.stubs", stubs], cwd=os.path.dirname(package), env=environment, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"mpgluon: the stubs could not be made: {done.stderr}")
 
 
 def up_to_date(target, command):
