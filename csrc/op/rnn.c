@@ -46,12 +46,18 @@ static mpg_status check_params(mpg_infer *infer, const mpg_rnn_params *params) {
   return MPG_OK;
 }
 
-/* Everything but the weights. `states` is the position of the first state among the inputs. */
+/* Everything but the weights. `states` is the position of the first state among the inputs. While the data's shape is not known,
+ * dtypes alone are settled, and size->layers is 0. */
 static mpg_status infer_common(mpg_infer *infer, int states, mpg_rnn_size *size) {
   const mpg_rnn_params *params = infer->params;
   MPG_TRY(check_params(infer, params));
   mpg_desc *data = &infer->inputs[0];
-  if (data->shape.ndim < 0) return mpg_infer_fail(infer, "the shape of data must be known");
+  if (!mpg_shape_known(&data->shape)) {
+    *size = (mpg_rnn_size){0};
+    for (int i = 1; i < infer->num_inputs; i++) MPG_TRY(mpg_infer_expect_dtype(infer, i, data->dtype));
+    for (int i = 0; i < infer->num_outputs; i++) infer->outputs[i].dtype = data->dtype;
+    return MPG_OK;
+  }
   if (data->shape.ndim != 3) return mpg_infer_fail(infer, "data must have 3 dimensions (time, batch, features)");
   *size = mpg_rnn_size_of(params, data->shape.dims[0], data->shape.dims[1], data->shape.dims[2]);
   mpg_shape state = {.ndim = 3, .dims = {(int64_t)size->layers * size->directions, size->batch, size->hidden}};
@@ -92,6 +98,7 @@ int mpg_arity_rnn_outputs(const mpg_op *op, const void *params, int given) {
 mpg_status mpg_infer_rnn(mpg_infer *infer) {
   mpg_rnn_size size;
   MPG_TRY(infer_common(infer, 2, &size));
+  if (!size.layers) return MPG_OK;
   mpg_shape flat = {.ndim = 1};
   if (!flat_elements(&size, &flat.dims[0])) return mpg_infer_fail(infer, "the shapes are too large");
   return mpg_infer_expect_shape(infer, 1, &flat);
@@ -100,6 +107,7 @@ mpg_status mpg_infer_rnn(mpg_infer *infer) {
 mpg_status mpg_infer_rnn_separate(mpg_infer *infer) {
   mpg_rnn_size size;
   MPG_TRY(infer_common(infer, 1, &size));
+  if (!size.layers) return MPG_OK;
   int64_t rows = size.gates * size.hidden;
   int weight = 1 + size.states, bias = weight + 2 * size.layers * size.directions;
   for (int layer = 0; layer < size.layers; layer++)
