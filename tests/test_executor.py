@@ -325,3 +325,23 @@ def test_symbol_block_finds_shapes():
     assert block.params["fc_weight"].shape == (3, 4)
     with pytest.raises(AssertionError):
         gluon.SymbolBlock(mx.sym.relu(mx.sym.var("a")), mx.sym.relu(mx.sym.var("a")))
+
+
+@pytest.mark.parametrize("layout", ["TNC", "NTC"])
+def test_recurrent_layers(tmp_path, layout):
+    layer = gluon.rnn.LSTM(4, num_layers=2, bidirectional=True, layout=layout, prefix="lstm_")
+    layer.initialize(mx.init.Uniform(0.5))
+    layer.hybridize()
+    x = values(3, 2, 5)
+    expected = layer(x)
+    block = gluon.SymbolBlock.imports(*layer.export(str(tmp_path / "lstm"))[:1], ["data"], str(tmp_path / "lstm-0000.params"))
+    np.testing.assert_allclose(block(x).asnumpy(), expected.asnumpy(), rtol=1e-5, atol=1e-6)
+    assert block(values(5, 6, 5)).shape == (5, 6, 8)  # another length and batch
+    begin = layer.begin_state(batch_size=2 if layout == "TNC" else 3)
+    output, states = layer(x, begin)
+    symbol = layer(mx.sym.var("x"), [mx.sym.var("h"), mx.sym.var("c")])
+    found = mx.sym.Group([symbol[0], *symbol[1]]).eval(
+        x=x, h=begin[0], c=begin[1], **{name: param.data() for name, param in layer.collect_params().items()}
+    )
+    for got, want in zip(found, [output, *states]):
+        np.testing.assert_allclose(got.asnumpy(), want.asnumpy(), rtol=1e-5, atol=1e-6)

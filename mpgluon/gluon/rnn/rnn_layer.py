@@ -157,13 +157,15 @@ class _RNNLayer(HybridBlock):
     def forward(self, inputs, *args):
         if isinstance(inputs, nd.NDArray) and len(inputs.shape) != 3:
             raise ValueError(f"{type(self).__name__}: the input must have 3 dimensions ({', '.join(self._layout)}), but its shape is {inputs.shape}")
-        if self.l0_i2h_weight.shape[1] == 0:
+        if isinstance(inputs, nd.NDArray) and self.l0_i2h_weight.shape[1] == 0:
             shape = (self._gates * self._hidden_size, inputs.shape[2])
             for direction in "lr"[: self._dir]:
                 getattr(self, f"{direction}0_i2h_weight").shape = shape
         return super().forward(inputs, *args)
 
     def hybrid_forward(self, F, inputs, states, sequence_length=None, **params):
+        if not isinstance(inputs, nd.NDArray):
+            return self._symbol(F, inputs, states, sequence_length, params)
         batch_size = inputs.shape[self._layout.find("N")]
         begins = states is None
         if begins:
@@ -181,6 +183,23 @@ class _RNNLayer(HybridBlock):
         weights = [params[name] for name in self._weight_names + self._bias_names]
         lengths = [sequence_length] if self._use_sequence_length else []
         output, *states = F._internal._rnn(inputs, *states, *lengths, *weights, **self._options)
+        if self._layout == "NTC":
+            output = F.swapaxes(output, dim1=0, dim2=1)
+        return output if begins else (output, states)
+
+    def _symbol(self, F, inputs, states, sequence_length, params):
+        """The layer as MXNet writes it: one op with all weights in one array. A state's open batch size follows from the input's."""
+        begins = states is None
+        if begins:
+            states = [F.zeros(shape=info["shape"]) for info in self.state_info(0)]
+        elif not isinstance(states, (list, tuple)):
+            states = [states]
+        if self._layout == "NTC":
+            inputs = F.swapaxes(inputs, dim1=0, dim2=1)
+        weights = [params[name].reshape((-1,)) for name in self._weight_names + self._bias_names]
+        lengths = [sequence_length] if self._use_sequence_length else []
+        flat = F._internal._rnn_param_concat(*weights, dim=0)
+        output, *states = F.RNN(inputs, flat, *states, *lengths, **self._options)
         if self._layout == "NTC":
             output = F.swapaxes(output, dim1=0, dim2=1)
         return output if begins else (output, states)
