@@ -66,9 +66,17 @@ check-sanitized:
 	  model_parallel memory shuffle threads gluon_trainer gluon_rnn op_calls dlpack)) -m 'not slow'"
 
 clean:
-	rm -rf build dist *.egg-info .venv .venv-asan .venv-tsan mpgluon/_core*.so
+	rm -rf build dist *.egg-info .venv .venv-* mpgluon/_core*.so
 
 # Benchmarks against PyTorch (and MXNet, given MXNET_PYTHON), in an environment that has it.
 bench: $(VENV)/.test
 	$(BIN)/python -m pip install -q torch==2.13.0
 	$(BIN)/python benchmarks/bench.py $(if $(MXNET_PYTHON),--mxnet-python $(MXNET_PYTHON)) $(ARGS)
+
+# A wheel, installed into a fresh environment and used from there.
+wheel-check: $(BIN)/python
+	rm -rf build/wheel .venv-wheel
+	$(BIN)/python -m pip wheel -q --no-deps -w build/wheel .
+	$(PYTHON) -m venv .venv-wheel
+	.venv-wheel/bin/python -m pip install -q build/wheel/mpgluon-*.whl pytest
+	cd tests && ../.venv-wheel/bin/python -m mpgluon.info && ../.venv-wheel/bin/pytest -p no:cacheprovider test_model_parallel.py test_gluon_trainer.py

@@ -113,3 +113,15 @@ def test_multinomial_frequencies():
 def test_randint_bounds():
     draws = nd.random.randint(-3, 4, shape=(5000,)).asnumpy()
     assert draws.dtype == np.int32 and draws.min() == -3 and draws.max() == 3
+
+
+@pytest.mark.parametrize("draw", [
+    lambda: mx.nd.random.exponential(-1.0, shape=(2,)),
+    lambda: mx.nd.random.gamma(-1.0, 1.0, shape=(2,)),
+    lambda: mx.nd.random.poisson(-1.0, shape=(2,)),
+    lambda: mx.nd.random.negative_binomial(1, 1.5, shape=(2,)),
+    lambda: mx.nd.random.generalized_negative_binomial(-1.0, 1.0, shape=(2,)),
+])  # fmt: skip
+def test_draws_name_the_parameter_that_is_out_of_range(draw):
+    with pytest.raises(mx.base.MXNetError, match="is outside its range 0"):
+        draw()
