@@ -314,3 +314,13 @@ def test_nothing_leaks():
     del y
     gc.collect()
     assert reference() is None
+
+
+def test_gradient_of_relu_keeps_nan_visible():
+    x = mx.nd.array([-1.0, 0.0, 2.0, float("nan")])
+    x.attach_grad()
+    with autograd.record():
+        y = mx.nd.relu(x)
+    y.backward()
+    gradient = x.grad.asnumpy()
+    assert gradient[:3].tolist() == [0, 0, 1] and np.isnan(gradient[3])

@@ -97,7 +97,7 @@ ALL_ROWS(lesser_equal, x <= y)
 ALL_ROWS(logical_and, (x != 0) & (y != 0))
 ALL_ROWS(logical_or, (x != 0) | (y != 0))
 ALL_ROWS(logical_xor, (x != 0) ^ (y != 0))
-FLOAT_ROWS(backward_relu, y > 0 ? x : 0, y > 0 ? x : 0)
+FLOAT_ROWS(backward_relu, y > 0 ? x : y != y ? y : 0, y > 0 ? x : y != y ? y : 0)
 FLOAT_ROWS(backward_sigmoid, x *(y * (1 - y)), x *(y * (1 - y)))
 FLOAT_ROWS(backward_tanh, x *(1 - y * y), x *(1 - y * y))
 static inline float smooth_l1_of_float(float x, float sigma) {
