@@ -46,4 +46,4 @@ class NotImplementedForSymbol(MXNetError):
     def __init__(self, function, alias, *args):
         operator = f' (namely operator "{alias}")' if alias else ""
         kinds = f" with arguments ({', '.join(str(type(arg)) for arg in args)})" if args else ""
-        super().__init__(f"Function {function.__name__}{operator}{kinds} is not implemented for Symbol and only available in NDArray.")
+        super().__init__(f"{function.__name__}{operator}{kinds} needs values, which a Symbol does not have: bind it, or use an NDArray")

@@ -151,8 +151,8 @@ static mpg_status check_out(const mpg_op *op, mpg_array *const *inputs, int num_
     bool records = false;
     for (int k = 0; k < num_inputs; k++) records |= inputs[k]->node && !inputs[k]->node->consumed;
     if (records || out[i]->node->kind != MPG_TAPE_VARIABLE)
-      return mpg_fail(MPG_ERROR, "%s: in-place operations (+=, -=, x[:]=, out=, etc.) are not supported when recording with autograd: the "
-                      "array written into is part of the recorded computation", op->name);
+      return mpg_fail(MPG_ERROR, "%s: the array to be written over (by +=, x[:] =, out= or the like) is part of the computation that autograd is recording; "
+                      "make a new array instead, or write under autograd.pause()", op->name);
   }
   return MPG_OK;
 }

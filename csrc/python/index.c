@@ -453,7 +453,7 @@ static int assign_all(mpg_array *array, PyObject *value) {
   return result;
 }
 
-#define RECORDING "Inplace operations (+=, -=, x[:]=, etc) are not supported when recording with autograd: "
+#define RECORDING "this assignment can't be made while autograd records: "
 
 /* A part of an array can't take over a recorded value: its other elements come from elsewhere. As in MXNet. */
 static int refuse_recorded(PyObject *value) {

@@ -422,7 +422,7 @@ class _CellStack:
         next_states = []
         for cell in self._children.values():
             if isinstance(cell, BidirectionalCell):
-                raise AssertionError("A BidirectionalCell cannot be stepped. Use unroll")
+                raise AssertionError("a BidirectionalCell needs the whole sequence: call unroll instead of stepping")
             count = len(cell.state_info())
             inputs, new = cell(inputs, states[:count])
             del states[:count]
@@ -543,7 +543,7 @@ class ZoneoutCell(ModifierCell):
 
     def __init__(self, base_cell, zoneout_outputs=0.0, zoneout_states=0.0):
         if isinstance(base_cell, BidirectionalCell):
-            raise AssertionError("BidirectionalCell doesn't support zoneout since it cannot be stepped. Modify the cells underneath instead.")
+            raise AssertionError("zoneout acts step by step, which a BidirectionalCell does not: put ZoneoutCell around the cells inside it")
         super().__init__(base_cell)
         self.zoneout_outputs = zoneout_outputs
         self.zoneout_states = zoneout_states
@@ -615,7 +615,7 @@ class BidirectionalCell(HybridRecurrentCell):
         self._output_prefix = output_prefix
 
     def __call__(self, inputs, states):
-        raise NotImplementedError("Bidirectional cannot be stepped. Please use unroll")
+        raise NotImplementedError("a BidirectionalCell needs the whole sequence: call unroll instead of stepping")
 
     def __repr__(self):
         return f"{type(self).__name__}(forward={self._children['l_cell']}, backward={self._children['r_cell']})"
