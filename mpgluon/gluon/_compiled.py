@@ -206,7 +206,7 @@ def _entry_text(entry):
         arrays = [*arrays[:3], f"... {len(arrays)} arrays in all"]
     mode = "training" if entry["train"] else "prediction"
     lines = [
-        f"{entry['block']} for {mode}{', exact' if entry['exact'] else ''}: {entry['nodes']} operators, called {entry['calls']} times",
+        f"{entry['block']} for {mode}{', exact' if entry['exact'] else ''}: {entry['nodes']} operators, called {entry['calls']} {'time' if entry['calls'] == 1 else 'times'}",
         f"  inputs: {'; '.join(arrays)}",
     ]
     rows = [("device", "forward ops", "backward ops", "copies out", "bytes out", "planned: forward", "saved", "backward", "arriving", "total")]
