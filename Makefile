@@ -33,7 +33,8 @@ $(VENV)/.test: $(BIN)/python $(SOURCES)
 
 # Sanitizer builds in environments of their own. The tests print to where sanitizers do (--capture=sys). One thread per device under
 # TSan: it does not know OpenMP's barriers. It also needs memory laid out as ever (setarch), where that is allowed.
-ASAN_LIBRARY = $(shell $(or $(CC),cc) -print-file-name=libasan.so)
+# (The C++ runtime comes along because ASan must see its exceptions from the start; matplotlib throws some.)
+ASAN_LIBRARY = $(shell $(or $(CC),cc) -print-file-name=libasan.so):$(shell $(or $(CC),cc) -print-file-name=libstdc++.so.6)
 TSAN_LIBRARY = $(shell $(or $(CC),cc) -print-file-name=libtsan.so)
 FIXED_LAYOUT = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 SANITIZED_TESTS ?= tests -m "not slow"

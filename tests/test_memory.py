@@ -3,6 +3,8 @@
 import gc
 import resource
 
+import os
+
 import numpy as np
 import pytest
 
@@ -254,7 +256,8 @@ def test_steps_leave_nothing_behind(hybridize):
     # How far the caller runs ahead of the devices decides how many blocks turn: some more at times, never one a step.
     assert all(after - former < 50 for after, former in zip(asked_after, asked)), (asked, asked_after)
     assert all(after <= 3 * max(former, 1 << 20) for after, former in zip(held_after, held))
-    assert resident() - before < 8 << 20
+    if "san.so" not in os.environ.get("LD_PRELOAD", ""):  # sanitizers keep what was freed
+        assert resident() - before < 8 << 20
 
 
 def test_frames_are_used_again():
