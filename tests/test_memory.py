@@ -1,9 +1,8 @@
 """What devices hold: their own part of the plan and no more, within their limits, the same after every step."""
 
 import gc
-import resource
-
 import os
+import resource
 
 import numpy as np
 import pytest
