@@ -129,7 +129,7 @@ class _Annealing(LRScheduler):
 
     def _curve(self, span, done):
         """What is left of `span` (the whole way from `base_lr` to `final_lr`) after `done` of `max_steps` updates."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not define _curve")
 
     def __call__(self, num_update):
         if num_update < self.warmup_steps:

@@ -325,7 +325,7 @@ class _BinaryMetric(EvalMetric):
         return {**super().get_config(), "average": self.average}
 
     def _figure(self, counts):
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not define _figure")
 
     def update(self, labels, preds):
         labels, preds = check_label_shapes(labels, preds, True)
@@ -416,7 +416,7 @@ class _Regression(EvalMetric):
         super().__init__(name, output_names=output_names, label_names=label_names, has_global_stats=True)
 
     def _figure(self, difference):
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not define _figure")
 
     def update(self, labels, preds):
         labels, preds = check_label_shapes(labels, preds, True)

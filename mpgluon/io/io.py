@@ -243,7 +243,28 @@ class NDArrayIter(DataIter):
         return -self.cursor if self.last_batch_handle == "roll_over" and self.cursor < 0 else 0
 
 
-class ResizeIter(DataIter):
+class _WholeBatchIter(DataIter):
+    """An iterator whose `iter_next` leaves the batch in `current_batch`."""
+
+    def next(self):
+        if not self.iter_next():
+            raise StopIteration
+        return self.current_batch
+
+    def getdata(self):
+        return self.current_batch.data
+
+    def getlabel(self):
+        return self.current_batch.label
+
+    def getindex(self):
+        return self.current_batch.index
+
+    def getpad(self):
+        return self.current_batch.pad
+
+
+class ResizeIter(_WholeBatchIter):
     """Another iterator with a number of batches of its own.
 
     Parameters
@@ -284,23 +305,6 @@ class ResizeIter(DataIter):
         self.cur += 1
         return True
 
-    def next(self):
-        if not self.iter_next():
-            raise StopIteration
-        return self.current_batch
-
-    def getdata(self):
-        return self.current_batch.data
-
-    def getlabel(self):
-        return self.current_batch.label
-
-    def getindex(self):
-        return self.current_batch.index
-
-    def getpad(self):
-        return self.current_batch.pad
-
 
 class _Fetcher:
     """A thread that fetches batches of one iterator ahead of time."""
@@ -334,7 +338,7 @@ class _Fetcher:
         self._orders.put(False)
 
 
-class PrefetchingIter(DataIter):
+class PrefetchingIter(_WholeBatchIter):
     """Other iterators whose batches are fetched by threads while the current ones are used; several are combined into one.
 
     Parameters
@@ -421,20 +425,3 @@ class PrefetchingIter(DataIter):
         for fetcher in self._fetchers:
             fetcher.order()
         return True
-
-    def next(self):
-        if not self.iter_next():
-            raise StopIteration
-        return self.current_batch
-
-    def getdata(self):
-        return self.current_batch.data
-
-    def getlabel(self):
-        return self.current_batch.label
-
-    def getindex(self):
-        return self.current_batch.index
-
-    def getpad(self):
-        return self.current_batch.pad

@@ -42,7 +42,7 @@ class _Momentum(GroupedOptimizer):
 
     def _step_alike(self, indices, weights, grads, states, lrs, wds, master):
         """Updates weights that all go, or all do not go, through float32 copies."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not define _step_alike")
 
     def _sgd(self, weights, grads, states, lrs, wds, master, plain=False, **more):
         """Plain or momentum SGD; `plain` gradients are taken as they are, neither rescaled nor clipped."""
