@@ -228,16 +228,7 @@ static mpg_status invoke_with(mpg_invocation *inv, mpg_desc *descs, mpg_view *vi
   } else if (!device) {
     return mpg_fail(MPG_ERROR, "%s: no device was given", op->name);
   }
-  if (op->flags & MPG_OP_DYNAMIC) {
-    const void *values[STACK_ARRAYS];
-    for (int i = 0; i < inv->num_inputs && i < STACK_ARRAYS; i++) {
-      MPG_TRY(mpg_tensor_wait_read(&inv->inputs[i]));
-      values[i] = device->backend->host_accessible ? mpg_tensor_data(&inv->inputs[i]) : NULL;
-    }
-    MPG_TRY(mpg_op_infer_values(op, inv->params, inv->train, input_descs, inv->num_inputs, values, output_descs, inv->num_outputs));
-  } else {
-    MPG_TRY(mpg_op_infer(op, inv->params, inv->train, input_descs, inv->num_inputs, output_descs, inv->num_outputs));
-  }
+  MPG_TRY(mpg_op_infer(op, inv->params, inv->train, input_descs, inv->num_inputs, output_descs, inv->num_outputs));
   for (int o = 0; o < inv->num_outputs; o++) {
     if (!inv->outputs[o].storage) continue;
     if (mpg_tensor_device(&inv->outputs[o]) != device)
