@@ -127,9 +127,17 @@ mpg_status mpg_graph_simplify(mpg_graph *graph);
 
 /* order.c: the live nodes in the order in which they run: those of `phase` that `roots` (and effects, in the forward phase)
  * need. Copies to other devices go right behind what they copy. */
+typedef struct mpg_segment { /* a run of one device's nodes, queued as one piece of work */
+  mpg_device_id device;
+  uint32_t depth;  /* how often data has changed devices before it */
+  bool deferred;   /* nothing on other devices waits for it (weight gradients) */
+} mpg_segment;
 typedef struct mpg_order {
   uint32_t *nodes; /* owned */
   size_t count;
+  uint32_t *segment_of;  /* owned; per position, its segment; NULL: each device's nodes are one */
+  mpg_segment *segments; /* owned */
+  uint32_t num_segments;
 } mpg_order;
 mpg_status mpg_graph_order(const mpg_graph *graph, mpg_phase phase, const mpg_value *roots, size_t num_roots, mpg_order *order);
 /* The same nodes, with those first that another device waits for: what no copy depends on runs after the copies, while the
@@ -137,6 +145,15 @@ mpg_status mpg_graph_order(const mpg_graph *graph, mpg_phase phase, const mpg_va
  * where *changed. */
 mpg_status mpg_order_hurry(const mpg_graph *graph, const mpg_order *order, mpg_order *hurried, bool *changed);
 void mpg_order_free(mpg_order *order);
+/* The device whose program holds a node: a copy to another device runs on the device it copies from. */
+static inline mpg_device_id mpg_node_runs_on(const mpg_graph *graph, const mpg_node *node) {
+  return mpg_node_crosses(graph, node) ? mpg_graph_at(graph, mpg_node_inputs(graph, node)[0])->device : node->device;
+}
+
+/* stages.c: reorders the nodes by stage, and cuts them into segments that can be queued one by one (pipelines). A stage is what one device
+ * does between two changes of device. With `defer`, what neither another device nor `urgent` needs comes last on each device, in
+ * segments of its own. Bits stay: no node moves before one it depends on, nor past one that shares a state with it. */
+mpg_status mpg_graph_stages(const mpg_graph *graph, mpg_order *order, const mpg_value *urgent, size_t num_urgent, bool defer);
 
 /* dump.c: one line a node, stable text for tests. verify: MPG_ERROR naming the first broken rule; debug builds check
  * between passes. */

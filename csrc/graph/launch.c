@@ -59,7 +59,7 @@ static mpg_status allocate_blocks(mpg_program_set *set, mpg_storage **blocks) {
 static mpg_status new_frame(mpg_program_set *set, const mpg_tensor *externals, mpg_storage *const *blocks, mpg_random_key random,
                             int references, mpg_call_frame **result) {
   size_t num_bases = set->num_externals + set->num_blocks;
-  mpg_call_frame *frame = mpg_malloc(sizeof *frame + num_bases * sizeof(void *) + set->num_programs * sizeof(mpg_tick));
+  mpg_call_frame *frame = mpg_malloc(sizeof *frame + num_bases * sizeof(void *) + set->num_segments * sizeof(mpg_tick));
   if (!frame) return mpg_out_of_host_memory(num_bases * sizeof(void *));
   frame->references = references;
   frame->set = set;
@@ -67,7 +67,7 @@ static mpg_status new_frame(mpg_program_set *set, const mpg_tensor *externals, m
   frame->first_ticks = (mpg_tick *)(frame->bases + num_bases);
   for (uint32_t i = 0; i < set->num_externals; i++) frame->bases[i] = externals[i].storage ? mpg_tensor_data(&externals[i]) : NULL;
   for (uint32_t i = 0; i < set->num_blocks; i++) frame->bases[set->num_externals + i] = blocks[i] ? blocks[i]->block.memory : NULL;
-  for (uint32_t i = 0; i < set->num_programs; i++) frame->first_ticks[i] = mpg_device_next_tick(set->programs[i].device);
+  for (uint32_t i = 0; i < set->num_segments; i++) frame->first_ticks[i] = mpg_device_next_tick(set->programs[set->segments[i].slot].device);
   mpg_program_set_retain(set);
   *result = frame;
   return MPG_OK;
@@ -75,12 +75,13 @@ static mpg_status new_frame(mpg_program_set *set, const mpg_tensor *externals, m
 
 /* Tells the storages what was queued. */
 static mpg_status note_uses(const mpg_program_set *set, const mpg_tensor *externals, mpg_storage *const *blocks, const mpg_tick *ticks,
-                            const uint32_t *slots, int count) {
+                            int count) {
   mpg_status status = MPG_OK, first = MPG_OK;
   for (int k = 0; k < count; k++) {
-    const mpg_program *program = &set->programs[slots[k]];
-    for (uint32_t i = 0; i < program->num_accesses; i++) {
-      const mpg_access *access = &program->accesses[i];
+    const mpg_program_segment *segment = &set->segments[k];
+    const mpg_program *program = &set->programs[segment->slot];
+    for (uint32_t i = 0; i < segment->num_accesses; i++) {
+      const mpg_access *access = &segment->accesses[i];
       mpg_storage *storage = base_tensor(set, externals, blocks, access->base).storage;
       if (storage->device != program->device) {
         status = mpg_storage_add_read(storage, program->device, ticks[k]); /* a push is kept track of like a read */
@@ -95,14 +96,14 @@ static mpg_status note_uses(const mpg_program_set *set, const mpg_tensor *extern
 }
 
 /* Runs the only program of a small set in this thread. */
-static mpg_status run_here(mpg_program_set *set, const mpg_tensor *externals, mpg_storage *const *blocks, mpg_random_key random, uint32_t slot) {
-  mpg_program_payload payload = {.slot = slot};
+static mpg_status run_here(mpg_program_set *set, const mpg_tensor *externals, mpg_storage *const *blocks, mpg_random_key random) {
+  mpg_program_payload payload = {0};
   MPG_TRY(new_frame(set, externals, blocks, random, 1, &payload.frame));
-  mpg_run run = {.device = set->programs[slot].device, .num_threads = 1};
+  mpg_run run = {.device = set->programs[set->segments[0].slot].device, .num_threads = 1};
   mpg_status status = mpg_program_work(&run, &payload);
   mpg_program_discard(&payload);
   mpg_tick done = 0;
-  mpg_status noted = note_uses(set, externals, blocks, &done, &slot, 1);
+  mpg_status noted = note_uses(set, externals, blocks, &done, 1);
   return status != MPG_OK ? status : noted;
 }
 
@@ -112,38 +113,35 @@ mpg_status mpg_launch(mpg_program_set *set, const mpg_tensor *externals, mpg_sto
   mpg_submission submissions[MPG_MAX_GRAPH_DEVICES];
   mpg_program_payload payloads[MPG_MAX_GRAPH_DEVICES];
   mpg_tick ticks[MPG_MAX_GRAPH_DEVICES];
-  uint32_t slots[MPG_MAX_GRAPH_DEVICES];
   point_list lists[MPG_MAX_GRAPH_DEVICES];
-  int count = 0;
+  int count = (int)set->num_segments; /* one per device: a set of stages is queued by flight.c */
   mpg_call_frame *frame = NULL;
   mpg_status status = MPG_OK;
-  for (uint32_t s = 0; s < set->num_programs; s++)
-    if (set->programs[s].count) slots[count++] = s;
   memset(lists, 0, (size_t)count * sizeof *lists);
-  for (int k = 0; k < count; k++) MPG_GOTO(mpg_device_make_room(set->programs[slots[k]].device));
+  for (int k = 0; k < count; k++) MPG_GOTO(mpg_device_make_room(set->programs[set->segments[k].slot].device));
   MPG_GOTO(allocate_blocks(set, blocks));
   for (int k = 0; k < count; k++) {
-    const mpg_program *program = &set->programs[slots[k]];
-    for (uint32_t i = 0; i < program->num_accesses; i++) {
-      mpg_tensor tensor = base_tensor(set, externals, blocks, program->accesses[i].base);
-      MPG_GOTO(add_points(&lists[k], &program->accesses[i], &tensor, program->device));
+    const mpg_program_segment *segment = &set->segments[k];
+    for (uint32_t i = 0; i < segment->num_accesses; i++) {
+      mpg_tensor tensor = base_tensor(set, externals, blocks, segment->accesses[i].base);
+      MPG_GOTO(add_points(&lists[k], &segment->accesses[i], &tensor, set->programs[segment->slot].device));
     }
   }
-  if (set->small && lists[0].count == 0 && mpg_device_runs_inline(set->programs[slots[0]].device)) {
-    MPG_GOTO(run_here(set, externals, blocks, random, slots[0]));
+  if (set->small && lists[0].count == 0 && mpg_device_runs_inline(set->programs[set->segments[0].slot].device)) {
+    MPG_GOTO(run_here(set, externals, blocks, random));
   } else if (count) {
     MPG_GOTO(new_frame(set, externals, blocks, random, count, &frame));
     for (int k = 0; k < count; k++) {
-      const mpg_program *program = &set->programs[slots[k]];
-      devices[k] = program->device;
-      payloads[k] = (mpg_program_payload){frame, slots[k], 0};
+      const mpg_program_segment *segment = &set->segments[k];
+      devices[k] = set->programs[segment->slot].device;
+      payloads[k] = (mpg_program_payload){frame, (uint32_t)k, segment->begin};
       submissions[k] = (mpg_submission){.name = set->name, .work = mpg_program_work, .payload = &payloads[k],
                                         .payload_size = sizeof payloads[k], .points = lists[k].points, .num_points = lists[k].count,
-                                        .ticks = program->num_signals + 1, .origin = origin, .scope = scope,
+                                        .ticks = segment->num_signals + 1, .origin = origin, .scope = scope,
                                         .discard = mpg_program_discard};
     }
     MPG_GOTO(mpg_device_submit_together(devices, submissions, count, ticks));
-    MPG_GOTO(note_uses(set, externals, blocks, ticks, slots, count));
+    MPG_GOTO(note_uses(set, externals, blocks, ticks, count));
   }
 fail:
   for (int k = 0; k < count; k++) mpg_free(lists[k].points);

@@ -7,31 +7,55 @@ typedef struct lowering {
   const mpg_plan *plan;
   mpg_program_set *set;
   struct arrival {
-    uint32_t source, tick; /* slot that pushes the value, its signal; source UINT32_MAX: not pushed */
+    uint32_t source; /* slot that pushes the value; UINT32_MAX: not pushed */
+    uint32_t segment, tick; /* its signal */
+    uint32_t number; /* among the signals of its program */
   } *arrivals;       /* per root value */
   uint32_t *waited; /* [slot * devices + source]: signals waited for so far */
+  uint32_t *current; /* per slot: the segment that is being made; UINT32_MAX: none yet */
+  uint32_t *signals; /* per slot: signals of its program so far */
 } lowering;
 
-static mpg_status add(mpg_program *program, const mpg_instruction *instruction) {
+static mpg_status add(lowering *l, uint32_t slot, const mpg_instruction *instruction) {
+  mpg_program *program = &l->set->programs[slot];
   MPG_TRY(mpg_grow((void **)&program->instructions, &program->capacity, program->count + 1, sizeof *program->instructions));
   program->instructions[program->count++] = *instruction;
+  l->set->segments[l->current[slot]].end = program->count;
   return MPG_OK;
 }
 
-static mpg_status note_access(mpg_program *program, uint32_t base, bool reads, bool writes) {
+/* Begins a segment of a program, unless it is the one that is being made. `kind` NULL: the program's only one. */
+static mpg_status enter_segment(lowering *l, uint32_t slot, const mpg_segment *kind) {
+  static const mpg_segment whole;
+  if (!kind) kind = &whole;
+  mpg_program_set *set = l->set;
+  if (l->current[slot] != UINT32_MAX) {
+    mpg_program_segment *now = &set->segments[l->current[slot]];
+    if (now->depth == kind->depth && now->deferred == kind->deferred) return MPG_OK;
+  }
+  MPG_TRY(mpg_grow((void **)&set->segments, &set->segments_capacity, set->num_segments + 1, sizeof *set->segments));
+  uint32_t begin = set->programs[slot].count;
+  set->segments[set->num_segments] = (mpg_program_segment){.slot = slot, .begin = begin, .end = begin, .depth = kind->depth, .deferred = kind->deferred};
+  l->current[slot] = set->num_segments++;
+  return MPG_OK;
+}
+
+static mpg_status note_access(lowering *l, uint32_t slot, uint32_t base, bool reads, bool writes) {
+  mpg_program_segment *segment = &l->set->segments[l->current[slot]];
   if (base == MPG_NO_BASE) return MPG_OK;
-  for (uint32_t i = 0; i < program->num_accesses; i++) {
-    if (program->accesses[i].base != base) continue;
-    program->accesses[i].reads |= reads;
-    program->accesses[i].writes |= writes;
+  for (uint32_t i = 0; i < segment->num_accesses; i++) {
+    if (segment->accesses[i].base != base) continue;
+    segment->accesses[i].reads |= reads;
+    segment->accesses[i].writes |= writes;
     return MPG_OK;
   }
-  MPG_TRY(mpg_grow((void **)&program->accesses, &program->accesses_capacity, program->num_accesses + 1, sizeof *program->accesses));
-  program->accesses[program->num_accesses++] = (mpg_access){base, reads, writes};
+  MPG_TRY(mpg_grow((void **)&segment->accesses, &segment->accesses_capacity, segment->num_accesses + 1, sizeof *segment->accesses));
+  segment->accesses[segment->num_accesses++] = (mpg_access){base, reads, writes};
   return MPG_OK;
 }
 
-static mpg_status add_operand(lowering *l, mpg_program *program, mpg_value value, bool contents, bool reads, bool writes) {
+static mpg_status add_operand(lowering *l, uint32_t slot, mpg_value value, bool contents, bool reads, bool writes) {
+  mpg_program *program = &l->set->programs[slot];
   MPG_TRY(mpg_grow((void **)&program->operands, &program->operands_capacity, program->num_operands + 1, sizeof *program->operands));
   MPG_TRY(mpg_grow((void **)&program->views, &program->views_capacity, program->num_operands + 1, sizeof *program->views));
   mpg_location location = l->plan->locations[mpg_value_index(l->graph, value)];
@@ -41,17 +65,19 @@ static mpg_status add_operand(lowering *l, mpg_program *program, mpg_value value
   program->operands[program->num_operands] = location;
   program->views[program->num_operands] = (mpg_view){NULL, mpg_graph_at(l->graph, value)->desc};
   program->num_operands++;
-  return contents ? note_access(program, location.base, reads, writes) : MPG_OK;
+  return contents ? note_access(l, slot, location.base, reads, writes) : MPG_OK;
 }
 
 static mpg_status wait_for(lowering *l, uint32_t slot, mpg_value value) {
   const struct arrival *arrival = &l->arrivals[l->plan->roots[mpg_value_index(l->graph, value)]];
   if (arrival->source == UINT32_MAX || arrival->source == slot) return MPG_OK;
+  /* What is pushed into a device's memory counts as written by its own program too, which waits for it. */
+  MPG_TRY(note_access(l, slot, l->plan->locations[mpg_value_index(l->graph, value)].base, false, true));
   uint32_t *waited = &l->waited[slot * l->plan->num_devices + arrival->source];
-  if (*waited > arrival->tick) return MPG_OK;
-  *waited = arrival->tick + 1;
-  mpg_instruction wait = {.kind = MPG_WAIT, .peer = arrival->source, .tick = arrival->tick};
-  return add(&l->set->programs[slot], &wait);
+  if (*waited > arrival->number) return MPG_OK;
+  *waited = arrival->number + 1;
+  mpg_instruction wait = {.kind = MPG_WAIT, .peer = arrival->source, .segment = arrival->segment, .tick = arrival->tick};
+  return add(l, slot, &wait);
 }
 
 static mpg_status copy_params(lowering *l, const mpg_node *node, const void **params) {
@@ -61,13 +87,14 @@ static mpg_status copy_params(lowering *l, const mpg_node *node, const void **pa
   return *params ? MPG_OK : mpg_out_of_host_memory(node->op->params->size);
 }
 
-static mpg_status lower_node(lowering *l, const mpg_node *node) {
+static mpg_status lower_node(lowering *l, const mpg_node *node, const mpg_segment *segment) {
   const mpg_value *inputs = mpg_node_inputs(l->graph, node);
   uint32_t number = (uint32_t)(node - l->graph->nodes), slot = mpg_plan_slot(l->plan, node->device);
   if (mpg_plan_aliased(l->plan, l->graph, node)) return MPG_OK;
   bool crosses = mpg_node_crosses(l->graph, node);
   uint32_t runs_on = crosses ? mpg_plan_slot(l->plan, mpg_graph_at(l->graph, inputs[0])->device) : slot;
   mpg_program *program = &l->set->programs[runs_on];
+  MPG_TRY(enter_segment(l, runs_on, segment));
   bool contents = !mpg_node_flag(node, MPG_OP_SHAPE_ONLY);
   for (uint32_t i = 0; i < node->num_inputs && contents; i++) MPG_TRY(wait_for(l, runs_on, inputs[i]));
   mpg_instruction instruction = {.kind = crosses ? MPG_COPY : MPG_RUN, .train = node->train, .backward = node->phase == MPG_PHASE_BACKWARD,
@@ -77,24 +104,27 @@ static mpg_status lower_node(lowering *l, const mpg_node *node) {
                                  .bytes = crosses ? mpg_desc_bytes(&l->graph->values[node->values].desc) : 0};
   MPG_TRY(copy_params(l, node, &instruction.params));
   for (uint32_t i = 0; i < node->num_inputs; i++)
-    MPG_TRY(add_operand(l, program, inputs[i], contents, true, mpg_op_input_mutable(node->op, (int)i)));
-  for (uint32_t i = 0; i < node->num_outputs; i++) MPG_TRY(add_operand(l, program, (mpg_value){number, i}, true, false, true));
+    MPG_TRY(add_operand(l, runs_on, inputs[i], contents, true, mpg_op_input_mutable(node->op, (int)i)));
+  for (uint32_t i = 0; i < node->num_outputs; i++) MPG_TRY(add_operand(l, runs_on, (mpg_value){number, i}, true, false, true));
   if (node->random != MPG_NO_RANDOM && node->random >= l->set->num_random) l->set->num_random = node->random + 1;
-  MPG_TRY(add(program, &instruction));
+  MPG_TRY(add(l, runs_on, &instruction));
   if (!crosses) return MPG_OK;
-  mpg_instruction signal = {.kind = MPG_SIGNAL, .tick = program->num_signals++};
-  l->arrivals[l->plan->roots[node->values]] = (struct arrival){runs_on, signal.tick};
-  /* What is pushed into a device's memory counts as written by its own program too, which waits for it. */
-  MPG_TRY(note_access(&l->set->programs[slot], l->plan->locations[node->values].base, false, true));
-  return add(program, &signal);
+  mpg_instruction signal = {.kind = MPG_SIGNAL, .tick = l->set->segments[l->current[runs_on]].num_signals++};
+  l->arrivals[l->plan->roots[node->values]] = (struct arrival){runs_on, l->current[runs_on], signal.tick, l->signals[runs_on]++};
+  return add(l, runs_on, &signal);
 }
 
 static mpg_status lower_all(lowering *l, const mpg_order *order) {
-  for (size_t k = 0; k < order->count; k++) MPG_TRY(lower_node(l, &l->graph->nodes[order->nodes[k]]));
+  static const mpg_segment last = {.depth = UINT32_MAX};
+  for (size_t k = 0; k < order->count; k++)
+    MPG_TRY(lower_node(l, &l->graph->nodes[order->nodes[k]], order->segment_of ? &order->segments[order->segment_of[k]] : NULL));
   for (size_t k = 0; k < order->count; k++) { /* arrays that nobody read on their device: outputs */
     const mpg_node *node = &l->graph->nodes[order->nodes[k]];
-    if (mpg_node_crosses(l->graph, node))
-      MPG_TRY(wait_for(l, mpg_plan_slot(l->plan, node->device), (mpg_value){order->nodes[k], 0}));
+    uint32_t slot = mpg_plan_slot(l->plan, node->device);
+    if (!mpg_node_crosses(l->graph, node)) continue;
+    if (l->waited[slot * l->plan->num_devices + l->arrivals[l->plan->roots[node->values]].source] > l->arrivals[l->plan->roots[node->values]].number) continue;
+    MPG_TRY(enter_segment(l, slot, order->segment_of ? &last : NULL));
+    MPG_TRY(wait_for(l, slot, (mpg_value){order->nodes[k], 0}));
   }
   return MPG_OK;
 }
@@ -151,8 +181,11 @@ mpg_status mpg_lower(const mpg_graph *graph, const mpg_order *order, const mpg_p
   l.set->programs = mpg_calloc(plan->num_devices + 1, sizeof *l.set->programs);
   l.arrivals = mpg_malloc((graph->num_values + 1) * sizeof *l.arrivals);
   l.waited = mpg_calloc((size_t)plan->num_devices * plan->num_devices + 1, sizeof *l.waited);
-  if (!l.set->programs || !l.arrivals || !l.waited) MPG_GOTO(mpg_out_of_host_memory(graph->num_values * sizeof *l.arrivals));
-  for (size_t v = 0; v < graph->num_values; v++) l.arrivals[v] = (struct arrival){UINT32_MAX, 0};
+  l.current = mpg_malloc((plan->num_devices + 1) * sizeof *l.current);
+  l.signals = mpg_calloc(plan->num_devices + 1, sizeof *l.signals);
+  if (!l.set->programs || !l.arrivals || !l.waited || !l.current || !l.signals) MPG_GOTO(mpg_out_of_host_memory(graph->num_values * sizeof *l.arrivals));
+  for (size_t v = 0; v < graph->num_values; v++) l.arrivals[v] = (struct arrival){.source = UINT32_MAX};
+  for (uint32_t i = 0; i < plan->num_devices; i++) l.current[i] = UINT32_MAX;
   l.set->num_programs = plan->num_devices;
   for (uint32_t i = 0; i < plan->num_devices; i++) MPG_GOTO(mpg_device_get(plan->devices[i], &l.set->programs[i].device));
   MPG_GOTO(describe_blocks(l.set, plan));
@@ -163,6 +196,8 @@ mpg_status mpg_lower(const mpg_graph *graph, const mpg_order *order, const mpg_p
 fail:
   mpg_free(l.arrivals);
   mpg_free(l.waited);
+  mpg_free(l.current);
+  mpg_free(l.signals);
   if (l.set) mpg_program_set_release(l.set);
   return status;
 }

@@ -99,24 +99,22 @@ mpg_status mpg_order_hurry(const mpg_graph *graph, const mpg_order *order, mpg_o
       if (mpg_has_value(input)) urgent[input.node] = true;
     }
   }
-  /* A copy counts for the device that sends: its node's device is the receiver's. */
-#define SENDER(node) (mpg_node_crosses(graph, node) ? mpg_graph_at(graph, mpg_node_inputs(graph, node)[0])->device : (node)->device)
   for (size_t k = 0; k < order->count; k++) {
     const mpg_node *node = &graph->nodes[order->nodes[k]];
-    lagging *device = lagging_of(devices, &num_devices, SENDER(node));
+    lagging *device = lagging_of(devices, &num_devices, mpg_node_runs_on(graph, node));
     if (!device) goto fail; /* too many devices: the order stays */
     if (urgent[order->nodes[k]]) device->ahead++;
   }
   for (size_t k = 0; k < order->count; k++) {
     uint32_t n = order->nodes[k];
     const mpg_node *node = &graph->nodes[n];
-    lagging *device = lagging_of(devices, &num_devices, SENDER(node));
+    lagging *device = lagging_of(devices, &num_devices, mpg_node_runs_on(graph, node));
     if (urgent[n]) {
       hurried->nodes[hurried->count++] = n;
       device->ahead--;
       /* Copies of one value follow each other: what was put off comes after the last of them. */
       const mpg_node *after = k + 1 < order->count ? &graph->nodes[order->nodes[k + 1]] : node;
-      bool more = after != node && mpg_node_crosses(graph, after) && mpg_device_id_equal(SENDER(after), device->device);
+      bool more = after != node && mpg_node_crosses(graph, after) && mpg_device_id_equal(mpg_node_runs_on(graph, after), device->device);
       if (mpg_node_crosses(graph, node) && !more) release(device, next, hurried);
     } else if (device->ahead) {
       next[n] = UINT32_MAX;
@@ -130,7 +128,6 @@ mpg_status mpg_order_hurry(const mpg_graph *graph, const mpg_order *order, mpg_o
     }
   }
   for (uint32_t i = 0; i < num_devices; i++) release(&devices[i], next, hurried);
-#undef SENDER
 fail:
   mpg_free(urgent);
   mpg_free(next);
@@ -140,5 +137,7 @@ fail:
 
 void mpg_order_free(mpg_order *order) {
   mpg_free(order->nodes);
+  mpg_free(order->segment_of);
+  mpg_free(order->segments);
   *order = (mpg_order){0};
 }

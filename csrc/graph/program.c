@@ -11,8 +11,9 @@ void mpg_program_set_release(mpg_program_set *set) {
     mpg_free(set->programs[i].instructions);
     mpg_free(set->programs[i].operands);
     mpg_free(set->programs[i].views);
-    mpg_free(set->programs[i].accesses);
   }
+  for (uint32_t i = 0; i < set->num_segments; i++) mpg_free(set->segments[i].accesses);
+  mpg_free(set->segments);
   mpg_free(set->programs);
   mpg_free(set->block_devices);
   mpg_free(set->block_sizes);
@@ -60,9 +61,10 @@ static void note_event(const mpg_run *run, const mpg_program_set *set, const mpg
 mpg_status mpg_program_work(mpg_run *run, void *payload) {
   mpg_program_payload *state = payload;
   const mpg_call_frame *frame = state->frame;
-  const mpg_program *program = &frame->set->programs[state->slot];
+  const mpg_program_segment *segment = &frame->set->segments[state->segment];
+  const mpg_program *program = &frame->set->programs[segment->slot];
   bool profiling = mpg_profiler_on();
-  for (; state->next < program->count; state->next++) {
+  for (; state->next < segment->end; state->next++) {
     const mpg_instruction *instruction = &program->instructions[state->next];
     if (instruction->kind == MPG_SIGNAL) {
       mpg_run_signal(run, run->first_tick + instruction->tick);
@@ -71,7 +73,7 @@ mpg_status mpg_program_work(mpg_run *run, void *payload) {
     int64_t begin = profiling ? mpg_clock_ns() : 0;
     if (instruction->kind == MPG_WAIT) {
       mpg_device *source = frame->set->programs[instruction->peer].device;
-      mpg_point point = {source, frame->first_ticks[instruction->peer] + instruction->tick, true};
+      mpg_point point = {source, frame->first_ticks[instruction->segment] + instruction->tick, true};
       if (!mpg_run_wait(run, point)) return MPG_OK;
       MPG_TRY(mpg_device_failure(source, point.tick));
       continue; /* the worker records waits, when there was something to wait for */

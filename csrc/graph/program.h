@@ -2,11 +2,13 @@
  *
  * A program is a flat list of instructions: run a kernel, copy into another device's memory, signal, wait for another device's
  * signal. An operand is a base (an external array or a planned block) and an offset; where the bases of a call lie comes with
- * the call, in a frame. Signal k of a program is the tick first_tick + k of its device's timeline.
+ * the call, in a frame. Signal k of a segment is the tick first_tick + k of its device's timeline.
  *
- * A set is the programs of one phase, one per device, queued together; they wait for each other only in the order of one
- * sequence, so they cannot deadlock. When an instruction fails its program ends and its ticks count as failed; a program
- * that waits for one of these fails too.
+ * A set is the programs of one phase, one per device. A program is cut into segments, pieces of work that are queued one by
+ * one; signals are numbered within their segment. Mostly a program is one segment, and those of a set are queued together; they
+ * wait for each other only in the order of one sequence, so they cannot deadlock. Pipelines queue the segments of many calls in an order
+ * of their own (flight.h). When an instruction fails its segment ends and its ticks count as failed; work that waits for
+ * one of these fails too.
  *
  * Ownership and threads: sets and frames are counted atomically and hold plain memory only, so that a worker may drop the last
  * reference. A program's views are filled in by whoever runs its device's work, which is one at a time. The rest: host lock.
@@ -24,7 +26,8 @@ typedef struct mpg_instruction {
   uint8_t kind; /* mpg_instruction_kind */
   bool train, backward;
   uint32_t peer; /* slot of the other device: of a copy's target, of a wait's source */
-  uint32_t tick; /* number of the signal */
+  uint32_t segment; /* of a wait: the segment that signals */
+  uint32_t tick; /* number of the signal in its segment */
   const mpg_op *op; /* RUN, COPY */
   const void *params;
   mpg_kernel_fn kernel;
@@ -34,23 +37,31 @@ typedef struct mpg_instruction {
   size_t bytes; /* moved by a copy */
 } mpg_instruction;
 
-typedef struct mpg_access { /* what a program does to one base */
+typedef struct mpg_access { /* what a segment does to one base */
   uint32_t base;
   bool reads, writes;
 } mpg_access;
 
+typedef struct mpg_program_segment {
+  uint32_t slot;       /* of its program */
+  uint32_t begin, end; /* instructions */
+  uint32_t num_signals;
+  uint32_t depth;      /* see mpg_segment */
+  bool deferred;
+  mpg_access *accesses;
+  uint32_t num_accesses;
+  size_t accesses_capacity;
+} mpg_program_segment;
+
 typedef struct mpg_program {
   mpg_device *device;
   mpg_instruction *instructions;
-  uint32_t count, num_signals;
+  uint32_t count;
   size_t capacity;
   mpg_location *operands;
   mpg_view *views; /* descs are constant, addresses are filled in when it runs */
   uint32_t num_operands;
   size_t operands_capacity, views_capacity;
-  mpg_access *accesses;
-  uint32_t num_accesses;
-  size_t accesses_capacity;
 } mpg_program;
 
 typedef struct mpg_program_set {
@@ -58,6 +69,9 @@ typedef struct mpg_program_set {
   const char *name; /* static */
   mpg_program *programs; /* per slot of the plan; those without instructions are not queued */
   uint32_t num_programs;
+  mpg_program_segment *segments; /* in an order in which they may be queued */
+  uint32_t num_segments;
+  size_t segments_capacity;
   uint32_t num_externals, num_blocks;
   uint32_t *block_devices; /* per block: the slot it lies on */
   size_t *block_sizes;
@@ -81,15 +95,15 @@ mpg_status mpg_launch(mpg_program_set *set, const mpg_tensor *externals, mpg_sto
 
 /* program.c: the work of one device; for launch.c. */
 typedef struct mpg_call_frame {
-  _Atomic int32_t references; /* one per queued program */
+  _Atomic int32_t references; /* one per queued segment */
   mpg_program_set *set;       /* owned reference */
   mpg_random_key random;
-  mpg_tick *first_ticks; /* per slot */
+  mpg_tick *first_ticks; /* per segment */
   void *bases[];         /* addresses: externals, then blocks */
 } mpg_call_frame;
 typedef struct mpg_program_payload {
-  mpg_call_frame *frame; /* owned reference */
-  uint32_t slot, next;   /* next instruction */
+  mpg_call_frame *frame;  /* owned reference */
+  uint32_t segment, next; /* next instruction */
 } mpg_program_payload;
 mpg_status mpg_program_work(mpg_run *run, void *payload);
 void mpg_program_discard(void *payload);
