@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "autograd/compiled.h"
+#include "graph/rewrite.h"
 
 static void free_backward(mpg_compiled_backward *backward) {
   mpg_free(backward->arrives);
@@ -32,6 +33,8 @@ void mpg_compiled_release(mpg_compiled *c) {
   if (c->programs) mpg_program_set_release(c->programs);
   mpg_plan_free(&c->plan);
   mpg_graph_free(&c->graph);
+  mpg_graph_free(&c->original);
+  mpg_free(c->original_inputs);
   mpg_free(c);
 }
 
@@ -199,6 +202,29 @@ fail:
   return status;
 }
 
+/* The rewrites that change bits; the graph before them is kept where there were any. */
+static mpg_status rewrite(mpg_compiled *c, const mpg_trace *trace, const mpg_compile_options *options) {
+  bool changed = false;
+  if (c->exact) return MPG_OK;
+  c->original_inputs = mpg_malloc((c->num_inputs + 1) * sizeof *c->original_inputs);
+  if (!c->original_inputs) return mpg_out_of_host_memory(c->num_inputs * sizeof *c->original_inputs);
+  memcpy(c->original_inputs, c->inputs, c->num_inputs * sizeof *c->inputs);
+  mpg_rewrite_request request = {.graph = &c->graph, .inputs = c->inputs, .num_inputs = c->num_inputs, .recording = c->recording,
+                                 .num_parameters = options->num_parameters + c->num_constants};
+  mpg_value *outputs = mpg_malloc((c->num_outputs + 1) * sizeof *outputs);
+  mpg_status status = MPG_OK;
+  if (!outputs) return mpg_out_of_host_memory(c->num_outputs * sizeof *outputs);
+  if (c->num_outputs) memcpy(outputs, c->graph.outputs, c->num_outputs * sizeof *outputs);
+  MPG_GOTO(mpg_graph_rewrite(&request, &changed));
+  if (changed) {
+    MPG_GOTO(mpg_graph_copy(&c->original, &trace->graph));
+    MPG_GOTO(mpg_graph_set_outputs(&c->original, outputs, c->num_outputs));
+  }
+fail:
+  mpg_free(outputs);
+  return status;
+}
+
 mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_inputs, mpg_array *const *outputs, uint32_t num_outputs,
                        const mpg_compile_options *options, mpg_compiled **compiled) {
   mpg_compiled *c = mpg_calloc(1, sizeof *c);
@@ -215,16 +241,18 @@ mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_i
   c->recording = options->recording;
   c->exact = options->exact;
   mpg_graph_init(&c->graph);
+  mpg_graph_init(&c->original);
   for (uint32_t i = 0; i < num_outputs; i++) MPG_GOTO(mpg_trace_value(trace, outputs[i], "the block's result", &values[i]));
   MPG_GOTO(mpg_graph_copy(&c->graph, &trace->graph));
   MPG_GOTO(mpg_graph_set_outputs(&c->graph, values, num_outputs));
   MPG_VERIFY(&c->graph);
+  MPG_GOTO(take_inputs(c, trace, inputs));
+  MPG_GOTO(rewrite(c, trace, options));
   c->traced = mpg_malloc((c->graph.num_inputs + num_outputs + 1) * sizeof *c->traced);
   if (!c->traced) MPG_GOTO(mpg_out_of_host_memory(c->graph.num_inputs * sizeof *c->traced));
   if (c->graph.num_inputs) memcpy(c->traced, c->graph.inputs, c->graph.num_inputs * sizeof *c->traced);
-  if (num_outputs) memcpy(c->traced + c->graph.num_inputs, values, num_outputs * sizeof *c->traced);
+  if (num_outputs) memcpy(c->traced + c->graph.num_inputs, c->graph.outputs, num_outputs * sizeof *c->traced);
   MPG_GOTO(mpg_graph_simplify(&c->graph));
-  MPG_GOTO(take_inputs(c, trace, inputs));
   for (uint32_t i = 0; i < num_inputs; i++) c->wanted[i] = options->recording && options->wanted[i];
   MPG_GOTO(take_outputs(c, c->graph.outputs));
   if (c->recording) MPG_GOTO(find_saved(c));

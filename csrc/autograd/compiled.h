@@ -42,7 +42,9 @@ typedef struct mpg_compiled_backward {
 
 typedef struct mpg_compiled {
   int32_t references;
-  mpg_graph graph;        /* simplified */
+  mpg_graph graph;        /* rewritten and simplified */
+  mpg_graph original;     /* as traced, where it was rewritten: what gradients of gradients are taken of; else empty */
+  mpg_value *original_inputs;
   mpg_value *traced;      /* inputs of all nodes, then outputs, as traced: gradients are summed along these, as eager ones are */
   mpg_array *constants;   /* owned */
   uint32_t num_given, num_constants, num_inputs; /* inputs: given, then constants */
@@ -65,8 +67,9 @@ typedef struct mpg_compiled {
 
 typedef struct mpg_compile_options {
   bool recording;
-  bool exact;         /* no rewrite that changes bits (none exists yet, so both ways give the same programs) */
+  bool exact;         /* no rewrite that changes bits */
   const bool *wanted; /* per given input: it is on the tape */
+  uint32_t num_parameters; /* of the given inputs, the last: the same arrays in call after call */
 } mpg_compile_options;
 
 /* Compiles an ended trace whose first inputs are `inputs`. Takes over what the trace holds. */

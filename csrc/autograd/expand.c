@@ -1,10 +1,10 @@
-/* A compiled call as ops on the tape, run once more: what gradients of gradients are taken of. */
+/* A compiled call as ops on the tape, run once more: what gradients of gradients are taken of. These are the ops as traced, because not
+ * every op that a rewrite puts in their place has a gradient of its gradient. */
 #include <string.h>
 
 #include "autograd/compiled.h"
 
-static mpg_status replay_node(mpg_compiled *c, const mpg_node *node, mpg_array *values, mpg_random_key random) {
-  const mpg_graph *graph = &c->graph;
+static mpg_status replay_node(const mpg_graph *graph, const mpg_node *node, mpg_array *values, mpg_random_key random) {
   const mpg_value *inputs = mpg_node_inputs(graph, node);
   mpg_status status = MPG_OK;
   mpg_device *device = NULL;
@@ -35,15 +35,17 @@ fail:
 }
 
 mpg_status mpg_compiled_replay(mpg_compiled *c, mpg_array *const *inputs, mpg_random_key random, mpg_array *outputs) {
-  const mpg_graph *graph = &c->graph;
+  bool rewritten = c->original.num_nodes > 0;
+  const mpg_graph *graph = rewritten ? &c->original : &c->graph;
+  const mpg_value *input_values = rewritten ? c->original_inputs : c->inputs;
   mpg_array *values = mpg_calloc(graph->num_values + 1, sizeof *values);
   mpg_order order = {0};
   mpg_status status = MPG_OK;
   if (!values) return mpg_out_of_host_memory(graph->num_values * sizeof *values);
   bool recording = mpg_autograd_set_recording(true);
-  for (uint32_t i = 0; i < c->num_inputs; i++) mpg_array_copy(&values[mpg_value_index(graph, c->inputs[i])], inputs[i]);
+  for (uint32_t i = 0; i < c->num_inputs; i++) mpg_array_copy(&values[mpg_value_index(graph, input_values[i])], inputs[i]);
   MPG_GOTO(mpg_graph_order(graph, MPG_PHASE_FORWARD, graph->outputs, graph->num_outputs, &order));
-  for (size_t k = 0; k < order.count; k++) MPG_GOTO(replay_node(c, &graph->nodes[order.nodes[k]], values, random));
+  for (size_t k = 0; k < order.count; k++) MPG_GOTO(replay_node(graph, &graph->nodes[order.nodes[k]], values, random));
   for (uint32_t i = 0; i < c->num_outputs; i++) mpg_array_copy(&outputs[i], &values[mpg_value_index(graph, graph->outputs[i])]);
 fail:
   mpg_autograd_set_recording(recording);

@@ -6,6 +6,7 @@ typedef struct cached_op {
   PyObject_HEAD
   PyObject *trace; /* the function; NULL only while the object dies */
   bool exact;
+  unsigned parameters; /* how many of the last arguments are parameters */
   mpg_cache *cache;
 } cached_op;
 
@@ -61,7 +62,8 @@ static mpg_compiled *compile_outputs(cached_op *self, mpg_trace *trace, PyObject
   } else {
     for (Py_ssize_t i = 0; i < num_inputs; i++) inputs[i] = *mpg_py_array_of(PyTuple_GET_ITEM(args, i)); /* borrowed */
     for (Py_ssize_t i = 0; i < num_outputs; i++) outputs[i] = mpg_py_array_of(PySequence_Fast_GET_ITEM(results, i));
-    mpg_compile_options options = {.recording = recording, .exact = self->exact, .wanted = wanted};
+    mpg_compile_options options = {.recording = recording, .exact = self->exact, .wanted = wanted,
+                                   .num_parameters = self->parameters < num_inputs ? self->parameters : (uint32_t)num_inputs};
     mpg_status status = mpg_compile(trace, inputs, (uint32_t)num_inputs, outputs, (uint32_t)num_outputs, &options, &compiled);
     if (status != MPG_OK) {
       mpg_py_raise(status);
@@ -411,10 +413,14 @@ static PyObject *cached_op_new(PyTypeObject *type, PyObject *args, PyObject *kwa
   int exact = 0;
   PyObject *flag = flags != NULL ? PyDict_GetItemString(flags, "exact") : NULL;
   if (flag != NULL && (exact = PyObject_IsTrue(flag)) < 0) return NULL;
+  unsigned long parameters = 0;
+  flag = flags != NULL ? PyDict_GetItemString(flags, "parameters") : NULL;
+  if (flag != NULL && (parameters = PyLong_AsUnsignedLong(flag)) == (unsigned long)-1 && PyErr_Occurred()) return NULL;
   cached_op *self = (cached_op *)type->tp_alloc(type, 0);
   if (self == NULL) return NULL;
   self->trace = Py_NewRef(trace);
   self->exact = exact;
+  self->parameters = parameters < UINT_MAX ? (unsigned)parameters : UINT_MAX;
   self->cache = PyMem_Calloc(1, sizeof *self->cache);
   if (self->cache == NULL) {
     Py_DECREF(self);
@@ -468,7 +474,8 @@ static PyType_Slot cached_op_slots[] = {
      "trace(*arrays) runs once per signature on arrays that have a shape, dtype and context but no values, on any mix of\n"
      "devices, and returns a list of arrays. Calling the object with arrays runs the compiled programs, one per device, and\n"
      "returns the list; while recording it is one call on the tape. Arrays with values that the function uses besides its\n"
-     "arguments become constants. flags: {'exact': True} leaves out rewrites that change bits.\n\n"
+     "arguments become constants. flags: {'exact': True} leaves out rewrites that change bits;\n"
+     "{'parameters': n} says that the last n arguments are the same arrays in call after call.\n\n"
      "Raises TypeError for arguments that are no arrays, MXNetError for what cannot be traced, and what `trace` raises."},
     {0, NULL}};
 

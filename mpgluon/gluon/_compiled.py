@@ -145,7 +145,7 @@ class CompiledCall:
 
     def _add(self, key, flat):
         signature = self._make(key[0], flat, key[2])
-        signature.op = _core.CachedOp(signature.trace, self._flags)
+        signature.op = _core.CachedOp(signature.trace, {**self._flags, "parameters": len(signature.used)})
         self._signatures[key] = signature
         return signature
 
