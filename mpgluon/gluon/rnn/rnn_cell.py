@@ -106,6 +106,7 @@ class RecurrentCell(Block):
 
     def reset(self):
         """Forgets what the cell keeps between the steps of a sequence."""
+        self._counter = -1
         for child in self._children.values():
             if isinstance(child, RecurrentCell):
                 child.reset()
@@ -113,6 +114,11 @@ class RecurrentCell(Block):
     def state_info(self, batch_size=0):
         """The shapes of the states, as dicts."""
         raise NotImplementedError(f"{type(self).__name__} does not define state_info")
+
+    def _step_name(self):
+        """What the names of the coming step's nodes begin with, where cells are called on symbols."""
+        self._counter += 1
+        return f"t{self._counter}_"
 
     def _check_unmodified(self):
         if self._modified:
@@ -189,13 +195,13 @@ class RecurrentCell(Block):
             outputs = _mask(outputs, len(steps), layout, valid_length, True)
         return _format(outputs, len(steps), layout, merge_outputs), states
 
-    def _activate(self, F, x, activation):
+    def _activate(self, F, x, activation, name):
         if isinstance(activation, str):
             if activation in ("tanh", "relu", "sigmoid", "softsign"):
-                return getattr(F, activation)(x)
-            return F.Activation(x, act_type=activation)
+                return getattr(F, activation)(x, name=name)
+            return F.Activation(x, act_type=activation, name=name)
         if isinstance(activation, LeakyReLU):
-            return F.LeakyReLU(x, act_type="leaky", slope=activation._alpha)
+            return F.LeakyReLU(x, act_type="leaky", slope=activation._alpha, name=name)
         return activation(x)
 
 
@@ -240,11 +246,11 @@ class _GatedCell(HybridRecurrentCell):
         rows, size = self.i2h_weight.shape
         return f"{type(self).__name__}({size or None} -> {rows})"
 
-    def _products(self, F, inputs, state, i2h_weight, h2h_weight, i2h_bias, h2h_bias):
+    def _products(self, F, name, inputs, state, i2h_weight, h2h_weight, i2h_bias, h2h_bias):
         rows = self._gates * self._hidden_size
         return (
-            F.FullyConnected(inputs, i2h_weight, i2h_bias, num_hidden=rows),
-            F.FullyConnected(state, h2h_weight, h2h_bias, num_hidden=rows),
+            F.FullyConnected(inputs, i2h_weight, i2h_bias, num_hidden=rows, name=name + "i2h"),
+            F.FullyConnected(state, h2h_weight, h2h_bias, num_hidden=rows, name=name + "h2h"),
         )
 
 
@@ -291,8 +297,9 @@ class RNNCell(_GatedCell):
         return f"{type(self).__name__}({size or None} -> {rows}, {self._activation})"
 
     def hybrid_forward(self, F, inputs, states, **weights):
-        i2h, h2h = self._products(F, inputs, states[0], **weights)
-        output = self._activate(F, i2h + h2h, self._activation)
+        name = self._step_name()
+        i2h, h2h = self._products(F, name, inputs, states[0], **weights)
+        output = self._activate(F, F.elemwise_add(i2h, h2h, name=name + "plus0"), self._activation, name + "out")
         return output, [output]
 
 
@@ -341,13 +348,15 @@ class LSTMCell(_GatedCell):
         return "lstm"
 
     def hybrid_forward(self, F, inputs, states, **weights):
-        i2h, h2h = self._products(F, inputs, states[0], **weights)
-        gates = F.SliceChannel(i2h + h2h, num_outputs=4)
-        keep = [self._activate(F, gates[i], self._recurrent_activation) for i in (0, 1)]
-        new = self._activate(F, gates[2], self._activation)
-        show = self._activate(F, gates[3], self._recurrent_activation)
-        cell = keep[1] * states[1] + keep[0] * new
-        hidden = show * self._activate(F, cell, self._activation)
+        name = self._step_name()
+        i2h, h2h = self._products(F, name, inputs, states[0], **weights)
+        gates = F.SliceChannel(F.elemwise_add(i2h, h2h, name=name + "plus0"), num_outputs=4, name=name + "slice")
+        take, keep = [self._activate(F, gates[i], self._recurrent_activation, name + gate) for i, gate in enumerate("if")]
+        new = self._activate(F, gates[2], self._activation, name + "c")
+        show = self._activate(F, gates[3], self._recurrent_activation, name + "o")
+        kept, taken = F.elemwise_mul(keep, states[1], name=name + "mul0"), F.elemwise_mul(take, new, name=name + "mul1")
+        cell = F.elemwise_add(kept, taken, name=name + "state")
+        hidden = F.elemwise_mul(show, self._activate(F, cell, self._activation, name + "activation0"), name=name + "out")
         return hidden, [hidden, cell]
 
 
@@ -389,13 +398,16 @@ class GRUCell(_GatedCell):
         return "gru"
 
     def hybrid_forward(self, F, inputs, states, **weights):
-        i2h, h2h = self._products(F, inputs, states[0], **weights)
-        i2h_reset, i2h_update, i2h_new = F.SliceChannel(i2h, num_outputs=3)
-        h2h_reset, h2h_update, h2h_new = F.SliceChannel(h2h, num_outputs=3)
-        reset = F.sigmoid(i2h_reset + h2h_reset)
-        update = F.sigmoid(i2h_update + h2h_update)
-        new = F.tanh(i2h_new + reset * h2h_new)
-        hidden = (1.0 - update) * new + update * states[0]
+        name = self._step_name()
+        i2h, h2h = self._products(F, name, inputs, states[0], **weights)
+        i2h_reset, i2h_update, i2h_new = F.SliceChannel(i2h, num_outputs=3, name=name + "i2h_slice")
+        h2h_reset, h2h_update, h2h_new = F.SliceChannel(h2h, num_outputs=3, name=name + "h2h_slice")
+        reset = F.sigmoid(F.elemwise_add(i2h_reset, h2h_reset, name=name + "plus0"), name=name + "r_act")
+        update = F.sigmoid(F.elemwise_add(i2h_update, h2h_update, name=name + "plus1"), name=name + "z_act")
+        gated = F.elemwise_mul(reset, h2h_new, name=name + "mul0")
+        new = F.tanh(F.elemwise_add(i2h_new, gated, name=name + "plus2"), name=name + "h_act")
+        changed = F.elemwise_mul(1.0 - update, new, name=name + "mul1")
+        hidden = F.elemwise_add(changed, F.elemwise_mul(update, states[0], name=name + "mul20"), name=name + "out")
         return hidden, [hidden]
 
 
@@ -491,7 +503,7 @@ class DropoutCell(HybridRecurrentCell):
 
     def hybrid_forward(self, F, inputs, states):
         if self._rate > 0:
-            inputs = F.Dropout(inputs, p=self._rate, axes=self._axes)
+            inputs = F.Dropout(inputs, p=self._rate, axes=self._axes, name=self._step_name() + "fwd")
         return inputs, states
 
     def unroll(self, length, inputs, begin_state=None, layout="NTC", merge_outputs=None, valid_length=None):
@@ -580,7 +592,7 @@ class ResidualCell(ModifierCell):
 
     def hybrid_forward(self, F, inputs, states):
         output, states = self.base_cell(inputs, states)
-        return output + inputs, states
+        return F.elemwise_add(output, inputs, name=self._step_name() + "fwd"), states
 
     def unroll(self, length, inputs, begin_state=None, layout="NTC", merge_outputs=None, valid_length=None):
         self.reset()
@@ -640,9 +652,11 @@ class BidirectionalCell(HybridRecurrentCell):
         r_outputs = _reverse(r_outputs, valid_length)
         merge = _is_one(l_outputs) if merge_outputs is None else merge_outputs
         if merge:
-            outputs = _functions(l_outputs).concat(_merge(l_outputs, layout), _merge(r_outputs, layout), dim=2)
+            merged = [_merge(outputs, layout) for outputs in (l_outputs, r_outputs)]
+            outputs = _functions(l_outputs).concat(*merged, dim=2, name=f"{self._output_prefix}out")
         else:
-            outputs = [_functions(left).concat(left, right, dim=1) for left, right in zip(_steps(l_outputs, length, layout), r_outputs)]
+            pairs = enumerate(zip(_steps(l_outputs, length, layout), r_outputs))
+            outputs = [_functions(left).concat(left, right, dim=1, name=f"{self._output_prefix}t{i}") for i, (left, right) in pairs]
         if valid_length is not None:
             outputs = _mask(outputs, len(steps), layout, valid_length, merge)
         return outputs, l_states + r_states

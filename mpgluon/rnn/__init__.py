@@ -1,0 +1,27 @@
+"""Recurrent cells over symbols, as they were before Gluon: `unroll` makes a symbol of a whole sequence, for `Module` and
+`BucketingModule`; and iterators over sentences in buckets of lengths."""
+
+from . import io, rnn, rnn_cell
+from .conv_cell import ConvGRUCell, ConvLSTMCell, ConvRNNCell
+from .fused_cell import FusedRNNCell
+from .io import BucketSentenceIter, encode_sentences
+from .rnn import do_rnn_checkpoint, load_rnn_checkpoint, rnn_unroll, save_rnn_checkpoint
+from .rnn_cell import (
+    BaseRNNCell,
+    BidirectionalCell,
+    DropoutCell,
+    GRUCell,
+    LSTMCell,
+    ModifierCell,
+    ResidualCell,
+    RNNCell,
+    RNNParams,
+    SequentialRNNCell,
+    ZoneoutCell,
+)
+
+__all__ = [
+    "BaseRNNCell", "BidirectionalCell", "BucketSentenceIter", "ConvGRUCell", "ConvLSTMCell", "ConvRNNCell", "DropoutCell", "FusedRNNCell", "GRUCell",
+    "LSTMCell", "ModifierCell", "RNNCell", "RNNParams", "ResidualCell", "SequentialRNNCell", "ZoneoutCell", "do_rnn_checkpoint", "encode_sentences",
+    "load_rnn_checkpoint", "rnn_unroll", "save_rnn_checkpoint",
+]  # fmt: skip

@@ -1,0 +1,114 @@
+"""Recurrent cells over pictures: convolutions in place of matrix products."""
+
+import functools
+
+from .. import symbol as sym
+from .rnn_cell import BaseRNNCell, gru_step, lstm_step
+
+__all__ = ["ConvRNNCell", "ConvLSTMCell", "ConvGRUCell"]
+
+
+class BaseConvRNNCell(BaseRNNCell):
+    """The base of convolutional cells.
+
+    Parameters
+    ----------
+    input_shape : tuple of int
+        Of one step's input, the batch included.
+    num_hidden : int
+        Channels of the states.
+    h2h_kernel, h2h_dilate : tuple of int
+        Of the states' convolution, which keeps their size: kernels are odd.
+    i2h_kernel, i2h_stride, i2h_pad, i2h_dilate : tuple of int
+        Of the input's.
+    i2h_weight_initializer, h2h_weight_initializer, i2h_bias_initializer, h2h_bias_initializer : Initializer or str, optional
+    activation : str or function, default leaky relu
+    prefix : str
+    params : RNNParams, optional
+    conv_layout : str, default 'NCHW'
+    """
+
+    _states = 1
+
+    def __init__(
+        self, input_shape, num_hidden, h2h_kernel=(3, 3), h2h_dilate=(1, 1), i2h_kernel=(3, 3), i2h_stride=(1, 1), i2h_pad=(1, 1), i2h_dilate=(1, 1),
+        i2h_weight_initializer=None, h2h_weight_initializer=None, i2h_bias_initializer="zeros", h2h_bias_initializer="zeros",
+        activation=functools.partial(sym.LeakyReLU, act_type="leaky", slope=0.2), prefix="", params=None, conv_layout="NCHW",
+    ):  # fmt: skip
+        super().__init__(prefix, params)
+        if any(size % 2 == 0 for size in h2h_kernel):
+            raise AssertionError(f"{type(self).__name__}: h2h_kernel has to be odd, so that the states keep their size, but is {h2h_kernel}")
+        self._num_hidden = num_hidden
+        self._input_shape = input_shape
+        self._conv_layout = conv_layout
+        self._activation = activation
+        self._i2h = {"kernel": i2h_kernel, "stride": i2h_stride, "pad": i2h_pad, "dilate": i2h_dilate, "layout": conv_layout}
+        self._h2h = {
+            "kernel": h2h_kernel, "stride": (1,) * len(h2h_kernel), "dilate": h2h_dilate, "layout": conv_layout,
+            "pad": tuple([dilate * (size - 1) // 2 for size, dilate in zip(h2h_kernel, h2h_dilate)]),
+        }  # fmt: skip
+        shape = sym.Convolution(data=sym.Variable("data"), num_filter=num_hidden, **self._i2h).infer_shape(data=input_shape)[1][0]
+        self._state_shape = (0, *shape[1:])
+        self._iW = self.params.get("i2h_weight", init=i2h_weight_initializer)
+        self._hW = self.params.get("h2h_weight", init=h2h_weight_initializer)
+        self._iB = self.params.get("i2h_bias", init=i2h_bias_initializer)
+        self._hB = self.params.get("h2h_bias", init=h2h_bias_initializer)
+
+    @property
+    def state_info(self):
+        return [{"shape": self._state_shape, "__layout__": self._conv_layout}] * self._states
+
+    def _products(self, inputs, states, name):
+        filters = self._num_hidden * len(self._gate_names)
+        return (
+            sym.Convolution(data=inputs, weight=self._iW, bias=self._iB, num_filter=filters, name=f"{name}i2h", **self._i2h),
+            sym.Convolution(data=states[0], weight=self._hW, bias=self._hB, num_filter=filters, name=f"{name}h2h", **self._h2h),
+        )
+
+    def _active(self, x, **kwargs):
+        return self._activate(x, self._activation, **kwargs)
+
+    @property
+    def _channels(self):
+        return self._conv_layout.find("C")
+
+
+def _with_prefix(prefix):
+    """The constructor of the base with another default prefix."""
+    return functools.partialmethod(BaseConvRNNCell.__init__, prefix=prefix)
+
+
+class ConvRNNCell(BaseConvRNNCell):
+    """`RNNCell` over pictures; for the parameters see `BaseConvRNNCell`."""
+
+    _gate_names = ("",)
+    __init__ = _with_prefix("ConvRNN_")
+
+    def __call__(self, inputs, states):
+        name = self._step_name()
+        i2h, h2h = self._products(inputs, states, name)
+        output = self._active(i2h + h2h, name=f"{name}out")
+        return output, [output]
+
+
+class ConvLSTMCell(BaseConvRNNCell):
+    """`LSTMCell` over pictures; for the parameters see `BaseConvRNNCell`."""
+
+    _gate_names = ("_i", "_f", "_c", "_o")
+    _states = 2
+    __init__ = _with_prefix("ConvLSTM_")
+
+    def __call__(self, inputs, states):
+        name = self._step_name()
+        return lstm_step(self._products(inputs, states, name), states, name, self._active, self._channels)
+
+
+class ConvGRUCell(BaseConvRNNCell):
+    """`GRUCell` over pictures; for the parameters see `BaseConvRNNCell`."""
+
+    _gate_names = ("_r", "_z", "_o")
+    __init__ = _with_prefix("ConvGRU_")
+
+    def __call__(self, inputs, states):
+        name = self._step_name()
+        return gru_step(self._products(inputs, states, name), states, name, self._active, self._channels)

@@ -1,0 +1,137 @@
+"""Sentences as numbers, and batches of sentences of similar lengths."""
+
+import bisect
+import logging
+import random
+
+import numpy as np
+
+from .. import ndarray as nd
+from ..io import DataBatch, DataDesc, DataIter
+
+__all__ = ["BucketSentenceIter", "encode_sentences"]
+
+
+def encode_sentences(sentences, vocab=None, invalid_label=-1, invalid_key="\n", start_label=0, unknown_token=None):
+    """Words as numbers.
+
+    Parameters
+    ----------
+    sentences : list of list of str
+    vocab : dict of str to int, optional
+        The numbers of words; without it they are numbered as they come.
+    invalid_label : int, default -1
+        A number that no word gets; `invalid_key` has it in a new vocabulary.
+    start_label : int, default 0
+        The first number.
+    unknown_token : str, optional
+        Stands for words that `vocab` does not have; without it such a word is an error.
+
+    Returns
+    -------
+    (list of list of int, dict of str to int)
+    """
+    grows = vocab is None
+    if grows:
+        vocab = {invalid_key: invalid_label}
+    number = start_label
+
+    def code(word):
+        nonlocal number
+        if word not in vocab:
+            if not grows and not unknown_token:
+                raise AssertionError(f"Unknown token {word}; name an unknown_token for words that vocab does not have")
+            if unknown_token:
+                word = unknown_token
+            if word not in vocab:
+                number += number == invalid_label
+                vocab[word] = number
+                number += 1
+        return vocab[word]
+
+    return [[code(word) for word in sentence] for sentence in sentences], vocab
+
+
+class BucketSentenceIter(DataIter):
+    """Batches of sentences, each batch from one bucket of lengths; the labels are the next words.
+
+    Sentences go into the smallest bucket that they fit, filled up with `invalid_label`; those longer than the largest are left out.
+    The order is drawn from NumPy's and Python's generators.
+
+    Parameters
+    ----------
+    sentences : list of list of int
+    batch_size : int
+    buckets : list of int, optional
+        Lengths; by default all those that at least a batch of sentences has.
+    invalid_label : int, default -1
+    data_name, label_name : str
+    dtype : str, default 'float32'
+    layout : {'NT', 'TN'}
+    """
+
+    def __init__(
+        self, sentences, batch_size, buckets=None, invalid_label=-1, data_name="data", label_name="softmax_label", dtype="float32", layout="NT"
+    ):
+        super().__init__(batch_size)
+        self.major_axis = layout.find("N")
+        if self.major_axis not in (0, 1):
+            raise ValueError(f"BucketSentenceIter: the layout is NT or TN, not {layout!r}")
+        if not buckets:
+            buckets = [length for length, count in enumerate(np.bincount([len(sentence) for sentence in sentences])) if count >= batch_size]
+        if not buckets:
+            raise ValueError(f"BucketSentenceIter: no length has a batch of {batch_size} sentences; name the buckets")
+        buckets = sorted(buckets)
+        rows = [[] for _ in buckets]
+        dropped = 0
+        for sentence in sentences:
+            place = bisect.bisect_left(buckets, len(sentence))
+            if place == len(buckets):
+                dropped += 1
+                continue
+            row = np.full((buckets[place],), invalid_label, dtype=dtype)
+            row[: len(sentence)] = sentence
+            rows[place].append(row)
+        if dropped:
+            logging.warning("BucketSentenceIter: %d sentences are longer than the largest bucket and are left out", dropped)
+        self.buckets = [length for length, kept in zip(buckets, rows) if kept]
+        if not self.buckets:
+            raise ValueError(f"BucketSentenceIter: all sentences are longer than the largest bucket, {buckets[-1]}")
+        self.data = [np.asarray(kept, dtype=dtype) for kept in rows if kept]
+        self.data_name, self.label_name = data_name, label_name
+        self.dtype, self.layout, self.invalid_label = dtype, layout, invalid_label
+        self.default_bucket_key = max(self.buckets)
+        self.provide_data = [self._desc(data_name, self.default_bucket_key)]
+        self.provide_label = [self._desc(label_name, self.default_bucket_key)]
+        self.idx = [(i, j) for i, kept in enumerate(self.data) for j in range(0, len(kept) - batch_size + 1, batch_size)]
+        self.curr_idx = 0
+        self.reset()
+
+    def _desc(self, name, length):
+        shape = (self.batch_size, length) if self.major_axis == 0 else (length, self.batch_size)
+        return DataDesc(name, shape, self.dtype, self.layout)
+
+    def reset(self):
+        """Starts over, in a new order."""
+        self.curr_idx = 0
+        random.shuffle(self.idx)
+        self.nddata, self.ndlabel = [], []
+        for kept in self.data:
+            np.random.shuffle(kept)
+            label = np.full_like(kept, self.invalid_label)
+            label[:, :-1] = kept[:, 1:]
+            self.nddata.append(nd.array(kept, dtype=self.dtype))
+            self.ndlabel.append(nd.array(label, dtype=self.dtype))
+
+    def next(self):
+        if self.curr_idx == len(self.idx):
+            raise StopIteration
+        bucket, begin = self.idx[self.curr_idx]
+        self.curr_idx += 1
+        arrays = [kept[bucket][begin : begin + self.batch_size] for kept in (self.nddata, self.ndlabel)]
+        data, label = arrays if self.major_axis == 0 else [array.T for array in arrays]
+        length = self.buckets[bucket]
+        return DataBatch(
+            [data], [label], pad=0, bucket_key=length,
+            provide_data=[self._desc(self.data_name, length)], provide_label=[self._desc(self.label_name, length)],
+        )  # fmt: skip

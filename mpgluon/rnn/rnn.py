@@ -1,0 +1,48 @@
+"""Checkpoints in which the weights of cells are unpacked, so that fused and single cells can read each other's."""
+
+import warnings
+
+from ..model import load_checkpoint, save_checkpoint
+from .rnn_cell import BaseRNNCell
+
+__all__ = ["rnn_unroll", "save_rnn_checkpoint", "load_rnn_checkpoint", "do_rnn_checkpoint"]
+
+
+def _list(cells):
+    return [cells] if isinstance(cells, BaseRNNCell) else cells
+
+
+def rnn_unroll(cell, length, inputs=None, begin_state=None, input_prefix="", layout="NTC"):
+    """``cell.unroll``; without inputs over variables named ``input_prefix + 't0_data'`` and so on."""
+    from .. import symbol
+
+    warnings.warn("rnn_unroll is deprecated; call cell.unroll", stacklevel=2)
+    if inputs is None:
+        inputs = [symbol.Variable(f"{input_prefix}t{i}_data") for i in range(length)]
+    return cell.unroll(length, inputs=inputs, begin_state=begin_state, layout=layout)
+
+
+def save_rnn_checkpoint(cells, prefix, epoch, symbol, arg_params, aux_params):
+    """`mx.model.save_checkpoint`, the weights of `cells` (a cell or a list of them) unpacked."""
+    for cell in _list(cells):
+        arg_params = cell.unpack_weights(arg_params)
+    save_checkpoint(prefix, epoch, symbol, arg_params, aux_params)
+
+
+def load_rnn_checkpoint(cells, prefix, epoch):
+    """``(symbol, arg_params, aux_params)`` that `save_rnn_checkpoint` wrote, the weights packed for `cells`."""
+    symbol, arg_params, aux_params = load_checkpoint(prefix, epoch)
+    for cell in _list(cells):
+        arg_params = cell.pack_weights(arg_params)
+    return symbol, arg_params, aux_params
+
+
+def do_rnn_checkpoint(cells, prefix, period=1):
+    """A callback for the end of an epoch: calls `save_rnn_checkpoint` every `period` epochs."""
+    period = max(1, int(period))
+
+    def callback(iter_no, sym=None, arg=None, aux=None):
+        if (iter_no + 1) % period == 0:
+            save_rnn_checkpoint(cells, prefix, iter_no + 1, sym, arg, aux)
+
+    return callback

@@ -1,0 +1,550 @@
+"""Recurrent cells over symbols: a step of time, and `unroll` for many.
+
+A cell is called with the input's symbol and a list of its states' symbols, and returns its output and the new states. Its weights
+are variables that all steps share (`RNNParams`).
+"""
+
+from .. import ndarray as nd
+from .. import symbol as sym
+from ..initializer import LSTMBias
+
+__all__ = [
+    "RNNParams", "BaseRNNCell", "RNNCell", "LSTMCell", "GRUCell", "SequentialRNNCell", "DropoutCell", "ModifierCell", "ZoneoutCell", "ResidualCell",
+    "BidirectionalCell",
+]  # fmt: skip
+
+
+def as_steps(sequence, length, axis):
+    """The symbols of the single steps."""
+    if isinstance(sequence, sym.Symbol):
+        if len(sequence) != 1:
+            raise AssertionError(f"unroll: the input is a group of {len(sequence)} symbols; pass a list of them, or one symbol of the whole sequence")
+        return list(sym.split(sequence, axis=axis, num_outputs=length, squeeze_axis=True))
+    if sequence is None:
+        raise AssertionError("unroll: inputs=None is not possible; make the input's variables before the call")
+    if length is not None and len(sequence) != length:
+        raise AssertionError(f"unroll: length is {length}, but there are {len(sequence)} inputs")
+    return list(sequence)
+
+
+def as_one(sequence, axis):
+    """One symbol of the whole sequence."""
+    if isinstance(sequence, sym.Symbol):
+        return sequence
+    return sym.concat(*[sym.expand_dims(step, axis=axis) for step in sequence], dim=axis)
+
+
+def arranged(sequence, length, axis, merge):
+    """The sequence as one symbol (merge True), as a list (False), or as it is (None)."""
+    if merge is None:
+        return sequence
+    return as_one(sequence, axis) if merge else as_steps(sequence, length, axis)
+
+
+class RNNParams:
+    """Variables by name, with a prefix; cells that share one share their weights."""
+
+    def __init__(self, prefix=""):
+        self._prefix = prefix
+        self._params = {}
+
+    def get(self, name, **kwargs):
+        """The variable of that name, made with `kwargs` when it is new."""
+        name = self._prefix + name
+        if name not in self._params:
+            self._params[name] = sym.Variable(name, **kwargs)
+        return self._params[name]
+
+
+class BaseRNNCell:
+    """The base of cells.
+
+    Parameters
+    ----------
+    prefix : str, default ''
+        Goes in front of the names of weights and outputs.
+    params : RNNParams, optional
+        Weights to share.
+    """
+
+    _cells = ()  # those a cell is made of
+
+    def __init__(self, prefix="", params=None):
+        self._own_params = params is None
+        self._prefix = prefix
+        self._params = RNNParams(prefix) if params is None else params
+        self._modified = False
+        self.reset()
+
+    def reset(self):
+        """Starts counting steps anew; call it before a cell is used in another graph."""
+        self._init_counter = -1
+        self._counter = -1
+        for cell in self._cells:
+            cell.reset()
+
+    def __call__(self, inputs, states):
+        """One step: (output, new states)."""
+        raise NotImplementedError(f"{type(self).__name__} does not define a step")
+
+    @property
+    def params(self):
+        """The cell's weights."""
+        self._own_params = False
+        return self._params
+
+    @property
+    def state_info(self):
+        """What the states are: dicts with shape (0: the batch) and layout."""
+        raise NotImplementedError(f"{type(self).__name__} does not define state_info")
+
+    @property
+    def state_shape(self):
+        """The states' shapes."""
+        return [info["shape"] for info in self.state_info]
+
+    @property
+    def _gate_names(self):
+        return ()
+
+    def _check_unmodified(self):
+        if self._modified:
+            raise AssertionError(f"{type(self).__name__} is wrapped by a modifier such as ZoneoutCell or ResidualCell; call that one instead")
+
+    def _step_name(self):
+        self._counter += 1
+        return f"{self._prefix}t{self._counter}_"
+
+    def begin_state(self, func=sym.zeros, **kwargs):
+        """Symbols of the states to begin with.
+
+        Parameters
+        ----------
+        func : function, default `mx.sym.zeros`
+            Makes a state of a name and what `state_info` says; `mx.sym.Variable` makes inputs of them.
+        **kwargs
+            Passed on to `func`.
+        """
+        self._check_unmodified()
+        states = []
+        for info in self.state_info:
+            self._init_counter += 1
+            states.append(func(name=f"{self._prefix}begin_state_{self._init_counter}", **{**kwargs, **(info or {})}))
+        return states
+
+    def unpack_weights(self, args):
+        """A dict of arrays in which the weights of each gate stand alone (``lstm_i2h_i_weight``), from one in which they are stacked."""
+        args = dict(args)
+        gates = self._gate_names
+        for group in ("i2h", "h2h") if gates else ():
+            for kind in ("weight", "bias"):
+                stacked = args.pop(f"{self._prefix}{group}_{kind}")
+                rows = stacked.shape[0] // len(gates)
+                for i, gate in enumerate(gates):
+                    args[f"{self._prefix}{group}{gate}_{kind}"] = stacked[i * rows : (i + 1) * rows].copy()
+        return args
+
+    def pack_weights(self, args):
+        """The reverse of `unpack_weights`."""
+        args = dict(args)
+        for group in ("i2h", "h2h") if self._gate_names else ():
+            for kind in ("weight", "bias"):
+                parts = [args.pop(f"{self._prefix}{group}{gate}_{kind}") for gate in self._gate_names]
+                args[f"{self._prefix}{group}_{kind}"] = parts[0].copy() if len(parts) == 1 else nd.concat(*parts, dim=0)
+        return args
+
+    def unroll(self, length, inputs, begin_state=None, layout="NTC", merge_outputs=None):
+        """The symbols of a whole sequence.
+
+        Parameters
+        ----------
+        length : int
+            Number of steps.
+        inputs : Symbol or list of Symbol
+            One of the shape that `layout` says, or for each step one of shape (batch, features).
+        begin_state : list of Symbol, optional
+            Zeros by default.
+        layout : {'NTC', 'TNC'}
+        merge_outputs : bool, optional
+            Whether the outputs are one symbol (True) or a list (False); None: whatever is at hand.
+
+        Returns
+        -------
+        (Symbol or list of Symbol, list of Symbol)
+            Outputs, and the last states.
+        """
+        self.reset()
+        axis = layout.find("T")
+        states = self.begin_state() if begin_state is None else begin_state
+        outputs = []
+        for step in as_steps(inputs, length, axis):
+            output, states = self(step, states)
+            outputs.append(output)
+        return arranged(outputs, length, axis, merge_outputs), states
+
+    def _activate(self, x, activation, **kwargs):
+        return sym.Activation(x, act_type=activation, **kwargs) if isinstance(activation, str) else activation(x, **kwargs)
+
+    # A user's cell made for MXNet calls this name.
+    _get_activation = _activate
+
+
+class _GatedCell(BaseRNNCell):
+    """A cell with stacked weights for input (i2h) and state (h2h)."""
+
+    def __init__(self, num_hidden, prefix, params, **bias):
+        super().__init__(prefix, params)
+        self._num_hidden = num_hidden
+        self._iW = self.params.get("i2h_weight")
+        self._iB = self.params.get("i2h_bias", **bias)
+        self._hW = self.params.get("h2h_weight")
+        self._hB = self.params.get("h2h_bias")
+
+    @property
+    def state_info(self):
+        return [{"shape": (0, self._num_hidden), "__layout__": "NC"}]
+
+    def _products(self, inputs, states, name):
+        rows = self._num_hidden * len(self._gate_names)
+        return (
+            sym.FullyConnected(data=inputs, weight=self._iW, bias=self._iB, num_hidden=rows, name=f"{name}i2h"),
+            sym.FullyConnected(data=states[0], weight=self._hW, bias=self._hB, num_hidden=rows, name=f"{name}h2h"),
+        )
+
+
+class RNNCell(_GatedCell):
+    """``h' = act(W_i x + b_i + W_h h + b_h)``.
+
+    Parameters
+    ----------
+    num_hidden : int
+    activation : str or function, default 'tanh'
+    prefix : str, default 'rnn_'
+    params : RNNParams, optional
+    """
+
+    _gate_names = ("",)
+
+    def __init__(self, num_hidden, activation="tanh", prefix="rnn_", params=None):
+        super().__init__(num_hidden, prefix, params)
+        self._activation = activation
+
+    def __call__(self, inputs, states):
+        name = self._step_name()
+        i2h, h2h = self._products(inputs, states, name)
+        output = self._activate(i2h + h2h, self._activation, name=f"{name}out")
+        return output, [output]
+
+
+def lstm_step(products, states, name, activate, axis=1):
+    """Output and new states of an LSTM, of the products of its gates in the order input, forget, cell, output."""
+    gates = sym.SliceChannel(products[0] + products[1], num_outputs=4, axis=axis, name=f"{name}slice")
+    take, keep, show = [sym.Activation(gates[i], act_type="sigmoid", name=name + gate) for i, gate in ((0, "i"), (1, "f"), (3, "o"))]
+    new = activate(gates[2], name=f"{name}c")
+    cell = sym._internal._plus(keep * states[1], take * new, name=f"{name}state")
+    hidden = sym._internal._mul(show, activate(cell), name=f"{name}out")
+    return hidden, [hidden, cell]
+
+
+def gru_step(products, states, name, activate, axis=1):
+    """Output and new state of a GRU, of the products of its gates in the order reset, update, new."""
+    parts = [sym.SliceChannel(part, num_outputs=3, axis=axis, name=f"{name}_{kind}_slice") for part, kind in zip(products, ("i2h", "h2h"))]
+    reset, update = [sym.Activation(parts[0][i] + parts[1][i], act_type="sigmoid", name=f"{name}_{gate}_act") for i, gate in ((0, "r"), (1, "z"))]
+    new = activate(parts[0][2] + reset * parts[1][2], name=f"{name}_h_act")
+    hidden = sym._internal._plus((1.0 - update) * new, update * states[0], name=f"{name}out")
+    return hidden, [hidden]
+
+
+def _tanh(x, **kwargs):
+    return sym.Activation(x, act_type="tanh", **kwargs)
+
+
+class LSTMCell(_GatedCell):
+    """Long short-term memory; states: h and c.
+
+    Parameters
+    ----------
+    num_hidden : int
+    prefix : str, default 'lstm_'
+    params : RNNParams, optional
+    forget_bias : float, default 1.0
+        What the forget gate's bias is initialized to.
+    """
+
+    _gate_names = ("_i", "_f", "_c", "_o")
+
+    def __init__(self, num_hidden, prefix="lstm_", params=None, forget_bias=1.0):
+        super().__init__(num_hidden, prefix, params, init=LSTMBias(forget_bias=forget_bias))
+
+    @property
+    def state_info(self):
+        return super().state_info * 2
+
+    def __call__(self, inputs, states):
+        name = self._step_name()
+        return lstm_step(self._products(inputs, states, name), states, name, _tanh)
+
+
+class GRUCell(_GatedCell):
+    """Gated recurrent unit.
+
+    Parameters
+    ----------
+    num_hidden : int
+    prefix : str, default 'gru_'
+    params : RNNParams, optional
+    """
+
+    _gate_names = ("_r", "_z", "_o")
+
+    def __init__(self, num_hidden, prefix="gru_", params=None):
+        super().__init__(num_hidden, prefix, params)
+
+    def __call__(self, inputs, states):
+        name = self._step_name()
+        return gru_step(self._products(inputs, states, f"{name}_"), states, name, _tanh)
+
+
+class _Composite(BaseRNNCell):
+    """What cells that are made of others have in common."""
+
+    def __init__(self, params):
+        self._cells = []
+        super().__init__("", params)
+        self._override_cell_params = params is not None
+
+    def _take(self, cell):
+        self._cells.append(cell)
+        if self._override_cell_params:
+            if not cell._own_params:
+                raise AssertionError(f"give params to {type(self).__name__} or to the cells inside it, not to both")
+            cell.params._params.update(self.params._params)
+        self.params._params.update(cell.params._params)
+
+    @property
+    def state_info(self):
+        return [info for cell in self._cells for info in cell.state_info]
+
+    def begin_state(self, **kwargs):
+        self._check_unmodified()
+        return [state for cell in self._cells for state in cell.begin_state(**kwargs)]
+
+    def unpack_weights(self, args):
+        for cell in self._cells:
+            args = cell.unpack_weights(args)
+        return args
+
+    def pack_weights(self, args):
+        for cell in self._cells:
+            args = cell.pack_weights(args)
+        return args
+
+
+class SequentialRNNCell(_Composite):
+    """Cells on top of each other.
+
+    Parameters
+    ----------
+    params : RNNParams, optional
+        Weights for all of them.
+    """
+
+    def __init__(self, params=None):
+        super().__init__(params)
+
+    def add(self, cell):
+        """Puts a cell on top."""
+        self._take(cell)
+
+    def __call__(self, inputs, states):
+        self._counter += 1
+        states, following = list(states), []
+        for cell in self._cells:
+            if isinstance(cell, BidirectionalCell):
+                raise AssertionError("a BidirectionalCell needs the whole sequence: call unroll instead of stepping")
+            count = len(cell.state_info)
+            inputs, new = cell(inputs, states[:count])
+            del states[:count]
+            following += new
+        return inputs, following
+
+    def unroll(self, length, inputs, begin_state=None, layout="NTC", merge_outputs=None):
+        self.reset()
+        states = list(self.begin_state() if begin_state is None else begin_state)
+        following = []
+        for i, cell in enumerate(self._cells):
+            count = len(cell.state_info)
+            merge = merge_outputs if i == len(self._cells) - 1 else None
+            inputs, new = cell.unroll(length, inputs=inputs, begin_state=states[:count], layout=layout, merge_outputs=merge)
+            del states[:count]
+            following += new
+        return inputs, following
+
+
+class DropoutCell(BaseRNNCell):
+    """Dropout of the input; it has no states.
+
+    Parameters
+    ----------
+    dropout : float
+        The probability.
+    """
+
+    state_info = ()
+
+    def __init__(self, dropout, prefix="dropout_", params=None):
+        super().__init__(prefix, params)
+        if not isinstance(dropout, (int, float)):
+            raise AssertionError(f"dropout has to be a number, not {type(dropout).__name__}")
+        self.dropout = dropout
+
+    def __call__(self, inputs, states):
+        return (sym.Dropout(data=inputs, p=self.dropout) if self.dropout > 0 else inputs), states
+
+    def unroll(self, length, inputs, begin_state=None, layout="NTC", merge_outputs=None):
+        self.reset()
+        inputs = arranged(inputs, length, layout.find("T"), merge_outputs)
+        if isinstance(inputs, sym.Symbol):
+            return self(inputs, [])
+        return super().unroll(length, inputs, begin_state, layout, merge_outputs)
+
+
+class ModifierCell(BaseRNNCell):
+    """The base of cells that change what another cell does; that one is from then on called through the modifier only."""
+
+    def __init__(self, base_cell):
+        self._cells = [base_cell]
+        super().__init__()
+        base_cell._modified = True
+        self.base_cell = base_cell
+
+    @property
+    def params(self):
+        self._own_params = False
+        return self.base_cell.params
+
+    @property
+    def state_info(self):
+        return self.base_cell.state_info
+
+    def begin_state(self, func=sym.zeros, **kwargs):
+        self._check_unmodified()
+        self.base_cell._modified = False
+        try:
+            return self.base_cell.begin_state(func=func, **kwargs)
+        finally:
+            self.base_cell._modified = True
+
+    def unpack_weights(self, args):
+        return self.base_cell.unpack_weights(args)
+
+    def pack_weights(self, args):
+        return self.base_cell.pack_weights(args)
+
+
+def _whole_sequence(cell):
+    """Whether the cell, or one inside it, cannot be stepped."""
+    from .fused_cell import FusedRNNCell
+
+    return isinstance(cell, (BidirectionalCell, FusedRNNCell)) or any(map(_whole_sequence, cell._cells))
+
+
+class ZoneoutCell(ModifierCell):
+    """Keeps elements of the former output and states, at random in training.
+
+    Parameters
+    ----------
+    base_cell : BaseRNNCell
+    zoneout_outputs, zoneout_states : float, default 0
+        The probabilities.
+    """
+
+    def __init__(self, base_cell, zoneout_outputs=0.0, zoneout_states=0.0):
+        if _whole_sequence(base_cell):
+            raise AssertionError("zoneout acts step by step: unfuse a FusedRNNCell first, and put ZoneoutCell around the cells inside a BidirectionalCell")
+        super().__init__(base_cell)
+        self.zoneout_outputs = zoneout_outputs
+        self.zoneout_states = zoneout_states
+
+    def reset(self):
+        super().reset()
+        self.prev_output = None
+
+    def __call__(self, inputs, states):
+        output, following = self.base_cell(inputs, states)
+
+        def mix(probability, new, old):
+            return sym.where(sym.Dropout(sym.ones_like(new), p=probability), new, old)
+
+        if self.zoneout_outputs:
+            former = sym.zeros_like(output) if self.prev_output is None else self.prev_output
+            output = mix(self.zoneout_outputs, output, former)
+        if self.zoneout_states:
+            following = [mix(self.zoneout_states, new, old) for new, old in zip(following, states)]
+        self.prev_output = output
+        return output, following
+
+
+def _plus_residual(output, inputs):
+    return sym.elemwise_add(output, inputs, name=f"{output.name}_plus_residual")
+
+
+class ResidualCell(ModifierCell):
+    """Adds the input to the output."""
+
+    def __call__(self, inputs, states):
+        output, states = self.base_cell(inputs, states)
+        return _plus_residual(output, inputs), states
+
+    def unroll(self, length, inputs, begin_state=None, layout="NTC", merge_outputs=None):
+        self.reset()
+        self.base_cell._modified = False
+        try:
+            outputs, states = self.base_cell.unroll(length, inputs=inputs, begin_state=begin_state, layout=layout, merge_outputs=merge_outputs)
+        finally:
+            self.base_cell._modified = True
+        merge = isinstance(outputs, sym.Symbol) if merge_outputs is None else merge_outputs
+        inputs = arranged(inputs, length, layout.find("T"), bool(merge))
+        if merge:
+            return _plus_residual(outputs, inputs), states
+        return [_plus_residual(output, step) for output, step in zip(outputs, inputs)], states
+
+
+class BidirectionalCell(_Composite):
+    """Runs one cell forward and another backward in time and concatenates their outputs; it can only be unrolled.
+
+    Parameters
+    ----------
+    l_cell, r_cell : BaseRNNCell
+        The cells that run forward and backward.
+    params : RNNParams, optional
+    output_prefix : str, default 'bi_'
+    """
+
+    def __init__(self, l_cell, r_cell, params=None, output_prefix="bi_"):
+        super().__init__(params)
+        self._output_prefix = output_prefix
+        self._take(l_cell)
+        self._take(r_cell)
+
+    def __call__(self, inputs, states):
+        raise NotImplementedError("a BidirectionalCell needs the whole sequence: call unroll instead of stepping")
+
+    def unroll(self, length, inputs, begin_state=None, layout="NTC", merge_outputs=None):
+        self.reset()
+        axis = layout.find("T")
+        steps = as_steps(inputs, length, axis)
+        states = list(self.begin_state() if begin_state is None else begin_state)
+        left, right = self._cells
+        count = len(left.state_info)
+        l_outputs, l_states = left.unroll(length, inputs=steps, begin_state=states[:count], layout=layout, merge_outputs=merge_outputs)
+        r_outputs, r_states = right.unroll(length, inputs=steps[::-1], begin_state=states[count:], layout=layout, merge_outputs=merge_outputs)
+        if merge_outputs is None:
+            merge_outputs = isinstance(l_outputs, sym.Symbol) and isinstance(r_outputs, sym.Symbol)
+        l_outputs, r_outputs = [arranged(outputs, length, axis, bool(merge_outputs)) for outputs in (l_outputs, r_outputs)]
+        if merge_outputs:
+            outputs = sym.concat(l_outputs, sym.reverse(r_outputs, axis=axis), dim=2, name=f"{self._output_prefix}out")
+        else:
+            pairs = zip(l_outputs, r_outputs[::-1])
+            outputs = [sym.concat(forward, backward, dim=1, name=f"{self._output_prefix}t{i}") for i, (forward, backward) in enumerate(pairs)]
+        return outputs, [l_states, r_states]
