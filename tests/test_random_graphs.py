@@ -305,3 +305,14 @@ def test_every_pattern(kind):
         graph = {"steps": [("dense", [0], (0, 0, 1)), (kind, [0], (0, 1, choice)), (kind, [0, 1, 2], (1, 2, choice))], "outputs": [0, 1],
                  "homes": [0, 1] * 5 + [2], "added": choice, "num_devices": 3}
         check(graph, [("async", 0)])
+
+
+def test_an_array_that_arrives_and_is_not_read():
+    """Only the shape of what one device pushes to another counts: its place must not serve other arrays, as it may come at any time."""
+    steps = [("move", [0], (0, 0, 0)), ("convolution", [2], (4, 78, 93)), ("cell", [2], (67, 77, 70)), ("feed_forward", [3], (67, 80, 81)),
+             ("batch_norm", [0, 0, 2], (16, 95, 46)), ("softmax", [3, 0], (68, 63, 95)), ("feed_forward", [3], (67, 80, 81)),
+             ("redundant", [2, 2], (4, 78, 93))]
+    graph = {"steps": steps, "outputs": [62, 29, 27], "homes": [1, 2, 0, 0, 3, 3, 3, 3, 3, 3, 0], "added": 51, "num_devices": 4}
+    expected = run(graph, 1)
+    for _ in range(10):
+        same(run(graph, 4, {"exact": True}), expected, "exact on 4 devices")

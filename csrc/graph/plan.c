@@ -146,7 +146,8 @@ static mpg_status give_places(planner *p) {
       if (has_place(p, node->values)) continue;
       MPG_TRY(add_block(plan, MPG_BLOCK_LANE, slot, mpg_plan_slot(plan, from), &number));
       p->pushed[node->values] = true;
-      p->lives[node->values].begin = 0; /* it may arrive at any time */
+      p->lives[node->values].begin = 0; /* it may arrive at any time: later than now, where nobody waits for it */
+      if (p->lives[node->values].end == k) p->lives[node->values].end = FOREVER;
       plan->locations[node->values] = (mpg_location){plan->num_externals + number, plan->blocks[number].size};
       plan->blocks[number].size += value_bytes(p, node->values);
       continue;
