@@ -6,12 +6,18 @@
 #include "autograd/tape.h"
 #include "autograd/trace.h"
 
+static uint64_t changes; /* runtime state, under the host lock */
+uint64_t mpg_array_changes(void) { return changes; }
+void mpg_array_note_change(void) { changes++; }
+
 mpg_device_id mpg_array_device_id(const mpg_array *array) {
   return array->trace ? mpg_graph_at(&array->trace->graph, array->value)->device : mpg_tensor_device(&array->tensor)->id;
 }
 
 void mpg_array_clear(mpg_array *array) {
   mpg_array former = *array;
+  mpg_array_changed(array);
+  array->bound = false;
   array->tensor.storage = NULL; /* first: what is released may look at the array */
   array->node = NULL;
   array->trace = NULL;
@@ -22,6 +28,7 @@ void mpg_array_clear(mpg_array *array) {
 
 void mpg_array_copy(mpg_array *target, const mpg_array *source) {
   *target = *source;
+  target->bound = false;
   mpg_tensor_retain(&target->tensor);
   mpg_tape_retain(target->node);
   if (target->trace) target->trace->references++;

@@ -18,6 +18,7 @@ typedef struct mpg_array {
   mpg_tensor tensor;   /* when traced: storage NULL, but desc is right */
   mpg_tape_node *node; /* owned reference: the op or variable it comes from; NULL when not on the tape */
   uint32_t output;     /* which output of node */
+  bool bound;          /* compiled calls count on its tensor and node: say mpg_array_changed where these are replaced */
   mpg_trace *trace;    /* owned reference while traced, else NULL */
   mpg_value value;     /* in the traced graph */
 } mpg_array;
@@ -27,6 +28,12 @@ static inline bool mpg_array_traced(const mpg_array *array) { return array->trac
 mpg_device_id mpg_array_device_id(const mpg_array *array); /* of a traced one too */
 void mpg_array_clear(mpg_array *array);                    /* releases what it holds; the struct becomes empty */
 void mpg_array_copy(mpg_array *target, const mpg_array *source); /* another reference to the same array (retains) */
+/* How often a bound array was given another tensor or node. */
+uint64_t mpg_array_changes(void);
+void mpg_array_note_change(void);
+static inline void mpg_array_changed(const mpg_array *array) {
+  if (array->bound) mpg_array_note_change();
+}
 /* Same tensor, off the tape (detach); a traced one becomes a BlockGrad of it. target is empty. */
 mpg_status mpg_array_detach(mpg_array *target, const mpg_array *source);
 

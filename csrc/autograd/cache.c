@@ -1,30 +1,33 @@
 #include "autograd/cache.h"
 
-bool mpg_cache_wanted(mpg_array *const *inputs, uint32_t num_inputs, bool *wanted) {
-  bool recording = mpg_autograd_recording(), any = false;
-  for (uint32_t i = 0; i < num_inputs; i++) {
-    const mpg_tape_node *node = inputs[i]->node;
-    wanted[i] = recording && node && !node->consumed && !(node->kind == MPG_TAPE_VARIABLE && node->request == MPG_GRAD_NULL);
-    any |= wanted[i];
-  }
+bool mpg_cache_records(const mpg_inputs *inputs) {
+  if (!mpg_autograd_recording()) return false;
+  bool any = inputs->bound_wanted;
+  for (uint32_t i = 0; i < inputs->num_given && !any; i++) any = mpg_cache_wants(inputs->given[i]);
   return any;
 }
 
-static bool fits(const mpg_cache_entry *entry, mpg_array *const *inputs, const bool *wanted) {
-  for (uint32_t i = 0; i < entry->num_inputs; i++) {
-    const mpg_signature_input *input = &entry->inputs[i];
-    const mpg_tensor *tensor = &inputs[i]->tensor;
-    if (input->wanted != wanted[i] || input->device != mpg_tensor_device(tensor) || input->desc.dtype != tensor->desc.dtype ||
-        !mpg_shape_equal(&input->desc.shape, &tensor->desc.shape))
-      return false;
-  }
+static bool input_fits(const mpg_signature_input *input, const mpg_array *array, bool recording) {
+  const mpg_tensor *tensor = &array->tensor;
+  return input->wanted == (recording && mpg_cache_wants(array)) && input->device == mpg_tensor_device(tensor) &&
+         input->desc.dtype == tensor->desc.dtype && mpg_shape_equal(&input->desc.shape, &tensor->desc.shape);
+}
+
+static bool fits(mpg_cache_entry *entry, const mpg_inputs *inputs, bool train, bool recording) {
+  if (entry->num_inputs != mpg_inputs_count(inputs) || entry->train != train || entry->recording != recording) return false;
+  for (uint32_t i = 0; i < inputs->num_given; i++)
+    if (!input_fits(&entry->inputs[i], inputs->given[i], recording)) return false;
+  if (inputs->binding && entry->binding == inputs->binding) return true;
+  for (uint32_t i = 0; i < inputs->num_bound; i++)
+    if (!input_fits(&entry->inputs[inputs->num_given + i], inputs->bound[i], recording)) return false;
+  entry->binding = inputs->binding;
   return true;
 }
 
-mpg_compiled *mpg_cache_find(mpg_cache *cache, mpg_array *const *inputs, uint32_t num_inputs, const bool *wanted, bool train, bool recording) {
+mpg_compiled *mpg_cache_find(mpg_cache *cache, const mpg_inputs *inputs, bool train, bool recording) {
   for (uint32_t i = 0; i < cache->count; i++) {
     mpg_cache_entry *entry = &cache->entries[i];
-    if (entry->num_inputs != num_inputs || entry->train != train || entry->recording != recording || !fits(entry, inputs, wanted)) continue;
+    if (!fits(entry, inputs, train, recording)) continue;
     entry->last_used = ++cache->clock;
     if (i > 0) { /* what is called again and again is found at once */
       mpg_cache_entry found = *entry;
@@ -42,15 +45,17 @@ static void drop(mpg_cache_entry *entry) {
   mpg_compiled_release(entry->compiled);
 }
 
-mpg_status mpg_cache_add(mpg_cache *cache, mpg_array *const *inputs, uint32_t num_inputs, const bool *wanted, bool train, bool recording,
-                         mpg_compiled *compiled) {
+mpg_status mpg_cache_add(mpg_cache *cache, const mpg_inputs *inputs, bool train, bool recording, mpg_compiled *compiled) {
+  uint32_t num_inputs = mpg_inputs_count(inputs);
   mpg_signature_input *signature = mpg_malloc((num_inputs + 1) * sizeof *signature);
   if (!signature) {
     mpg_compiled_release(compiled);
     return mpg_out_of_host_memory(num_inputs * sizeof *signature);
   }
-  for (uint32_t i = 0; i < num_inputs; i++)
-    signature[i] = (mpg_signature_input){inputs[i]->tensor.desc, mpg_tensor_device(&inputs[i]->tensor), wanted[i]};
+  for (uint32_t i = 0; i < num_inputs; i++) {
+    const mpg_array *input = mpg_inputs_at(inputs, i);
+    signature[i] = (mpg_signature_input){input->tensor.desc, mpg_tensor_device(&input->tensor), recording && mpg_cache_wants(input)};
+  }
   uint32_t place = cache->count;
   if (place < MPG_CACHE_LIMIT) {
     cache->count++;
@@ -60,7 +65,7 @@ mpg_status mpg_cache_add(mpg_cache *cache, mpg_array *const *inputs, uint32_t nu
       if (cache->entries[i].last_used < cache->entries[place].last_used) place = i;
     drop(&cache->entries[place]);
   }
-  cache->entries[place] = (mpg_cache_entry){signature, num_inputs, train, recording, ++cache->clock, compiled};
+  cache->entries[place] = (mpg_cache_entry){signature, num_inputs, train, recording, inputs->binding, ++cache->clock, compiled};
   return MPG_OK;
 }
 

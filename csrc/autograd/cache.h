@@ -19,6 +19,7 @@ typedef struct mpg_cache_entry {
   mpg_signature_input *inputs; /* owned */
   uint32_t num_inputs;
   bool train, recording;
+  uint64_t binding; /* a binding whose arrays are known to fit */
   uint64_t last_used;
   mpg_compiled *compiled; /* owned reference */
 } mpg_cache_entry;
@@ -30,13 +31,17 @@ typedef struct mpg_cache {
   uint64_t misses;
 } mpg_cache;
 
-/* Whether a call of these inputs must be recorded now, and which need a gradient (wanted: num_inputs flags). */
-bool mpg_cache_wanted(mpg_array *const *inputs, uint32_t num_inputs, bool *wanted);
+/* Whether an input needs a gradient when recording. */
+static inline bool mpg_cache_wants(const mpg_array *input) {
+  const mpg_tape_node *node = input->node;
+  return node && !node->consumed && !(node->kind == MPG_TAPE_VARIABLE && node->request == MPG_GRAD_NULL);
+}
+/* Whether a call of these inputs must be recorded now. */
+bool mpg_cache_records(const mpg_inputs *inputs);
 /* Borrowed; NULL when it is not there. */
-mpg_compiled *mpg_cache_find(mpg_cache *cache, mpg_array *const *inputs, uint32_t num_inputs, const bool *wanted, bool train, bool recording);
+mpg_compiled *mpg_cache_find(mpg_cache *cache, const mpg_inputs *inputs, bool train, bool recording);
 /* Takes over the reference to `compiled`, also on failure. */
-mpg_status mpg_cache_add(mpg_cache *cache, mpg_array *const *inputs, uint32_t num_inputs, const bool *wanted, bool train, bool recording,
-                         mpg_compiled *compiled);
+mpg_status mpg_cache_add(mpg_cache *cache, const mpg_inputs *inputs, bool train, bool recording, mpg_compiled *compiled);
 void mpg_cache_clear(mpg_cache *cache);
 
 #endif

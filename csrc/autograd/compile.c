@@ -11,6 +11,7 @@ static void free_backward(mpg_compiled_backward *backward) {
   mpg_free(backward->gives);
   if (backward->programs) mpg_program_set_release(backward->programs);
   mpg_plan_free(&backward->plan);
+  mpg_free(backward->space);
   mpg_free(backward);
 }
 
@@ -22,6 +23,9 @@ void mpg_compiled_release(mpg_compiled *c) {
     c->backwards = next;
   }
   for (uint32_t i = 0; c->constants && i < c->num_constants; i++) mpg_array_clear(&c->constants[i]);
+  mpg_compiled_unbind(c);
+  mpg_compiled_free_spare(c);
+  mpg_free(c->space);
   mpg_free(c->constants);
   mpg_free(c->traced);
   mpg_free(c->inputs);
@@ -30,6 +34,7 @@ void mpg_compiled_release(mpg_compiled *c) {
   mpg_free(c->external);
   mpg_free(c->wanted);
   mpg_free(c->saved);
+  mpg_free(c->saved_external);
   if (c->programs) mpg_program_set_release(c->programs);
   mpg_plan_free(&c->plan);
   mpg_graph_free(&c->graph);
@@ -196,6 +201,12 @@ static mpg_status make_forward(mpg_compiled *c) {
                               .external = c->external, .saved = c->saved};
   MPG_GOTO(mpg_plan_make(&request, &c->plan));
   MPG_GOTO(mpg_lower(&c->graph, &order, &c->plan, "compiled forward", &c->programs));
+  mpg_program_set_fix(c->programs, c->num_given - c->num_bound, c->num_bound + c->num_constants);
+  if (!c->recording) goto fail;
+  c->saved_external = mpg_calloc(mpg_compiled_forward_externals(c) + 1, sizeof *c->saved_external);
+  if (!c->saved_external) MPG_GOTO(mpg_out_of_host_memory(mpg_compiled_forward_externals(c)));
+  for (size_t v = 0; v < c->graph.num_values; v++)
+    if (c->saved[v] && c->plan.locations[v].base < mpg_compiled_forward_externals(c)) c->saved_external[c->plan.locations[v].base] = true;
 fail:
   mpg_order_free(&order);
   mpg_free(roots);
@@ -237,6 +248,7 @@ mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_i
   }
   c->references = 1;
   c->num_given = num_inputs;
+  c->num_bound = options->num_bound;
   c->num_outputs = num_outputs;
   c->recording = options->recording;
   c->exact = options->exact;

@@ -3,8 +3,9 @@
 
 #include "autograd/compiled.h"
 
-/* What a recorded call keeps for its backward. */
-typedef struct recorded_call {
+/* What a recorded call keeps for its backward. One block of memory, which goes back to the compiled call for its next one. */
+typedef struct mpg_recorded_call {
+  struct mpg_recorded_call *next; /* in the list of spare ones */
   mpg_compiled *compiled;  /* owned */
   mpg_array *inputs;       /* owned, all of them: gradients of gradients replay the call */
   mpg_saved *saved;        /* per forward external array: what the backward reads, with its version; owned */
@@ -12,6 +13,20 @@ typedef struct recorded_call {
   size_t held;
   mpg_random_key random;
 } recorded_call;
+
+void mpg_compiled_free_spare(mpg_compiled *c) {
+  while (c->spare) {
+    recorded_call *next = c->spare->next;
+    mpg_free(c->spare);
+    c->spare = next;
+  }
+}
+
+void mpg_compiled_unbind(mpg_compiled *c) {
+  mpg_binding *binding = c->binding;
+  c->binding = NULL;
+  if (binding && --binding->references == 0) mpg_free(binding);
+}
 
 static void release_blocks(mpg_storage **blocks, uint32_t count) {
   for (uint32_t i = 0; i < count; i++) {
@@ -31,8 +46,24 @@ static void recorded_release(void *state) {
   for (uint32_t i = 0; i < c->num_inputs; i++) mpg_array_clear(&call->inputs[i]);
   for (uint32_t i = 0; i < mpg_compiled_forward_externals(c); i++)
     if (call->saved[i].storage) mpg_storage_release(call->saved[i].storage);
+  call->next = c->spare;
+  c->spare = call;
   mpg_compiled_release(c);
-  mpg_free(call);
+}
+
+/* Bookkeeping memory of `size` bytes, always the same for one `kept`; give_space gives it back. */
+static void *take_space(void **kept, size_t size) {
+  void *space = *kept;
+  *kept = NULL;
+  if (!space && !(space = mpg_malloc(size + 1))) mpg_out_of_host_memory(size);
+  return space;
+}
+
+static void give_space(void **kept, void *space) {
+  if (*kept)
+    mpg_free(space); /* calls overlapped */
+  else
+    *kept = space;
 }
 
 static mpg_status overwritten(const mpg_compiled *c, uint32_t external) {
@@ -78,18 +109,20 @@ static mpg_status gather(recorded_call *call, const mpg_compiled_backward *b, mp
   return MPG_OK;
 }
 
+enum { FEW_FLAGS = 4096 };
+
 static mpg_status recorded_backward(mpg_tape_node *node, mpg_array *const *out_grads, mpg_array *const *sums, const bool *needed,
                                     mpg_target *targets, mpg_array *in_grads, bool retain, bool train) {
   recorded_call *call = node->state;
   mpg_compiled *c = call->compiled;
-  mpg_compiled_backward *b;
+  mpg_compiled_backward *b = NULL;
   uint32_t num_externals = mpg_compiled_all_externals(c), num_blocks = 0;
-  size_t size = num_externals * sizeof(mpg_tensor) + (c->num_outputs + c->num_inputs) * sizeof(bool) + c->num_inputs;
-  mpg_tensor *externals = mpg_calloc(1, size + 1);
+  size_t flags_size = c->num_outputs + 2 * (size_t)c->num_inputs;
+  bool few[FEW_FLAGS], *arrives = few;
+  mpg_tensor *externals = NULL;
   mpg_storage **blocks = NULL;
   mpg_status status = MPG_OK;
-  if (!externals) return mpg_out_of_host_memory(size);
-  bool *arrives = (bool *)(externals + num_externals);
+  if (flags_size > FEW_FLAGS && !(arrives = mpg_malloc(flags_size))) return mpg_out_of_host_memory(flags_size);
   bool *summed = arrives + c->num_outputs;
   uint8_t *places = (uint8_t *)(summed + c->num_inputs);
   for (uint32_t i = 0; i < c->num_outputs; i++) arrives[i] = out_grads[i]->tensor.storage != NULL;
@@ -97,18 +130,24 @@ static mpg_status recorded_backward(mpg_tape_node *node, mpg_array *const *out_g
   for (uint32_t i = 0; i < c->num_inputs; i++) summed[i] = places[i] != MPG_PLACE_NONE && sums[i]->tensor.storage;
   MPG_GOTO(mpg_compiled_get_backward(c, arrives, summed, places, retain, train, &b));
   num_blocks = b->plan.num_blocks;
-  blocks = mpg_calloc(num_blocks + 1, sizeof *blocks);
-  if (!blocks) MPG_GOTO(mpg_out_of_host_memory(num_blocks * sizeof *blocks));
+  externals = take_space(&b->space, num_externals * sizeof *externals + num_blocks * sizeof *blocks);
+  if (!externals) MPG_GOTO(MPG_HOST_OUT_OF_MEMORY);
+  blocks = (mpg_storage **)(externals + num_externals);
+  for (uint32_t i = 0; i < num_externals; i++) externals[i].storage = NULL;
+  memset(blocks, 0, num_blocks * sizeof *blocks);
   if (c->plan.num_blocks) memcpy(blocks, call->blocks, c->plan.num_blocks * sizeof *blocks);
   MPG_GOTO(gather(call, b, out_grads, sums, targets, externals, in_grads));
   mpg_random_key random = b->programs->num_random > c->graph.num_random ? mpg_random_next(b->programs->num_random) : call->random;
-  MPG_GOTO(mpg_launch(b->programs, externals, blocks, random, node->scope, node->origin));
+  MPG_GOTO(mpg_launch(b->programs, &(mpg_launching){.externals = externals, .blocks = blocks, .random = random, .scope = node->scope,
+                                                    .origin = node->origin}));
   for (uint32_t i = 0; i < c->num_inputs; i++)
     targets[i].done = b->places[i] == MPG_PLACE_WRITE || b->places[i] == MPG_PLACE_ADD;
 fail:
-  if (blocks) release_blocks(blocks + c->plan.num_blocks, num_blocks - c->plan.num_blocks);
-  mpg_free(blocks);
-  mpg_free(externals);
+  if (externals) {
+    release_blocks(blocks + c->plan.num_blocks, num_blocks - c->plan.num_blocks);
+    give_space(&b->space, externals);
+  }
+  if (arrives != few) mpg_free(arrives);
   return status;
 }
 
@@ -127,22 +166,59 @@ static const mpg_tape_call recorded_calls = {
     .name = "a hybridized block", .backward = recorded_backward, .adds_sums = true, .expand = recorded_expand, .release = recorded_release};
 
 /* Input i of the call: given, or a constant. */
-static mpg_array *input_at(mpg_compiled *c, mpg_array *const *inputs, uint32_t i) {
-  return i < c->num_given ? inputs[i] : &c->constants[i - c->num_given];
+static mpg_array *input_at(mpg_compiled *c, const mpg_inputs *inputs, uint32_t i) {
+  return i < c->num_given ? mpg_inputs_at(inputs, i) : &c->constants[i - c->num_given];
 }
 
-static mpg_status record(mpg_compiled *c, mpg_array *const *inputs, const mpg_tensor *externals, mpg_storage **blocks, mpg_random_key random,
-                         mpg_array *outputs) {
+/* Takes a reference to the binding of a call, made where the compiled call does not have it. */
+static mpg_status bind(mpg_compiled *c, const mpg_inputs *inputs, mpg_binding **binding) {
+  if (!c->binding || !inputs->binding || c->binding->number != inputs->binding) {
+    uint32_t count = c->num_bound + c->num_constants;
+    mpg_binding *fresh = mpg_malloc(sizeof *fresh + count * sizeof *fresh->tensors);
+    if (!fresh) return mpg_out_of_host_memory(count * sizeof *fresh->tensors);
+    fresh->references = 1;
+    fresh->number = inputs->binding;
+    for (uint32_t i = 0; i < count; i++) fresh->tensors[i] = input_at(c, inputs, c->num_given - c->num_bound + i)->tensor;
+    mpg_compiled_unbind(c);
+    c->binding = fresh;
+  }
+  *binding = c->binding;
+  c->binding->references++;
+  return MPG_OK;
+}
+
+static void release_binding(mpg_binding *binding) {
+  if (binding && --binding->references == 0) mpg_free(binding);
+}
+
+/* What a call works with. Arrays of its own: those inputs that are not bound, then results. */
+typedef struct call_space {
+  mpg_compiled *c;
+  mpg_binding *binding;
+  mpg_tensor *externals;
+  mpg_storage **blocks;
+} call_space;
+
+static mpg_tensor *external_at(const call_space *space, uint32_t external) {
+  const mpg_compiled *c = space->c;
+  uint32_t first = c->num_given - c->num_bound, fixed = c->num_bound + c->num_constants;
+  if (external < first) return &space->externals[external];
+  return external - first < fixed ? &space->binding->tensors[external - first] : &space->externals[external - fixed];
+}
+
+static mpg_status record(const call_space *space, const mpg_inputs *inputs, mpg_random_key random, mpg_array *outputs) {
+  mpg_compiled *c = space->c;
   uint32_t num_externals = mpg_compiled_forward_externals(c);
   size_t size = sizeof(recorded_call) + c->num_inputs * sizeof(mpg_array) + num_externals * sizeof(mpg_saved) +
                 c->plan.num_blocks * sizeof(mpg_storage *);
-  recorded_call *call = mpg_calloc(1, size);
   mpg_tape_node *node;
-  if (!call) return mpg_out_of_host_memory(size);
-  mpg_status status = mpg_tape_new(MPG_TAPE_CALL, c->num_inputs, c->num_outputs, 0, &node);
-  if (status != MPG_OK) {
-    mpg_free(call);
-    return status;
+  MPG_TRY(mpg_tape_new(MPG_TAPE_CALL, c->num_inputs, c->num_outputs, 0, &node));
+  recorded_call *call = c->spare;
+  if (call) {
+    c->spare = call->next;
+  } else if (!(call = mpg_malloc(size))) {
+    mpg_tape_release(node);
+    return mpg_out_of_host_memory(size);
   }
   call->compiled = c;
   c->references++;
@@ -150,20 +226,21 @@ static mpg_status record(mpg_compiled *c, mpg_array *const *inputs, const mpg_te
   call->saved = (mpg_saved *)(call->inputs + c->num_inputs);
   call->blocks = (mpg_storage **)(call->saved + num_externals);
   call->random = random;
+  call->held = 0;
   for (uint32_t i = 0; i < c->plan.num_blocks; i++) { /* the frame moves here */
-    call->blocks[i] = blocks[i];
-    blocks[i] = NULL;
+    call->blocks[i] = space->blocks[i];
+    space->blocks[i] = NULL;
     call->held += c->programs->block_sizes[i];
   }
   c->held += call->held;
   c->frames += call->held != 0;
   for (uint32_t i = 0; i < c->num_inputs; i++) mpg_array_copy(&call->inputs[i], input_at(c, inputs, i));
-  for (size_t v = 0; v < c->graph.num_values; v++) {
-    uint32_t external = c->plan.locations[v].base;
-    if (!c->saved[v] || external >= num_externals || call->saved[external].storage) continue;
-    const mpg_tensor *tensor = &externals[external];
+  for (uint32_t i = 0; i < num_externals; i++) {
+    call->saved[i].storage = NULL;
+    if (!c->saved_external[i]) continue;
+    const mpg_tensor *tensor = external_at(space, i);
     mpg_storage_retain(tensor->storage);
-    call->saved[external] = (mpg_saved){tensor->storage, tensor->offset, tensor->storage->version};
+    call->saved[i] = (mpg_saved){tensor->storage, tensor->offset, tensor->storage->version};
   }
   node->call = &recorded_calls;
   node->state = call;
@@ -189,34 +266,44 @@ static mpg_status record(mpg_compiled *c, mpg_array *const *inputs, const mpg_te
   return MPG_OK;
 }
 
-mpg_status mpg_compiled_call(mpg_compiled *c, mpg_array *const *inputs, mpg_array *outputs) {
-  uint32_t num_externals = mpg_compiled_forward_externals(c), num_blocks = c->plan.num_blocks;
-  size_t size = num_externals * sizeof(mpg_tensor) + num_blocks * sizeof(mpg_storage *);
+mpg_status mpg_compiled_call(mpg_compiled *c, const mpg_inputs *inputs, mpg_array *outputs) {
+  uint32_t num_own = c->num_given - c->num_bound, num_blocks = c->plan.num_blocks;
   mpg_status status = MPG_OK;
-  mpg_tensor *externals = mpg_calloc(1, size + 1);
-  if (!externals) return mpg_out_of_host_memory(size);
-  mpg_storage **blocks = (mpg_storage **)(externals + num_externals);
-  for (uint32_t i = 0; i < c->num_inputs; i++) externals[i] = input_at(c, inputs, i)->tensor;
+  call_space space = {.c = c};
+  MPG_TRY(bind(c, inputs, &space.binding));
+  space.externals = take_space(&c->space, (num_own + c->num_results) * sizeof(mpg_tensor) + num_blocks * sizeof(mpg_storage *));
+  if (!space.externals) {
+    release_binding(space.binding);
+    return MPG_HOST_OUT_OF_MEMORY;
+  }
+  mpg_tensor *results = space.externals + num_own;
+  space.blocks = (mpg_storage **)(results + c->num_results);
+  for (uint32_t i = 0; i < num_own; i++) space.externals[i] = inputs->given[i]->tensor;
+  for (uint32_t i = 0; i < c->num_results; i++) results[i].storage = NULL;
+  memset(space.blocks, 0, num_blocks * sizeof *space.blocks);
   for (uint32_t i = 0; i < c->num_results; i++) {
     const mpg_graph_value *value = mpg_graph_at(&c->graph, c->results[i]);
     mpg_device *device;
     MPG_GOTO(mpg_device_get(value->device, &device));
-    MPG_GOTO(mpg_tensor_create(device, &value->desc, &externals[mpg_compiled_result(c, i)]));
+    MPG_GOTO(mpg_tensor_create(device, &value->desc, &results[i]));
   }
   mpg_random_key random = c->graph.num_random ? mpg_random_next(c->graph.num_random) : (mpg_random_key){0};
-  MPG_GOTO(mpg_launch(c->programs, externals, blocks, random, mpg_autograd_scope(), mpg_host_get()->origin()));
+  MPG_GOTO(mpg_launch(c->programs, &(mpg_launching){.externals = space.externals, .fixed = space.binding->tensors, .binding = inputs->binding,
+                                                    .blocks = space.blocks, .random = random, .scope = mpg_autograd_scope(),
+                                                    .origin = mpg_host_get()->origin()}));
   for (uint32_t i = 0; i < c->num_outputs; i++) {
-    outputs[i] = (mpg_array){.tensor = externals[c->outputs[i].external]};
+    outputs[i] = (mpg_array){.tensor = *external_at(&space, c->outputs[i].external)};
     outputs[i].tensor.desc = c->outputs[i].desc;
     mpg_tensor_retain(&outputs[i].tensor);
   }
   c->calls++;
-  if (c->recording) MPG_GOTO(record(c, inputs, externals, blocks, random, outputs));
+  if (c->recording) MPG_GOTO(record(&space, inputs, random, outputs));
 fail:
-  release_blocks(blocks, num_blocks);
-  for (uint32_t i = 0; i < c->num_results; i++) mpg_tensor_release(&externals[mpg_compiled_result(c, i)]);
+  release_blocks(space.blocks, num_blocks);
+  for (uint32_t i = 0; i < c->num_results; i++) mpg_tensor_release(&results[i]);
   if (status != MPG_OK)
     for (uint32_t i = 0; i < c->num_outputs; i++) mpg_array_clear(&outputs[i]);
-  mpg_free(externals);
+  give_space(&c->space, space.externals);
+  release_binding(space.binding);
   return status;
 }

@@ -11,6 +11,9 @@
  * External arrays of the programs are numbered: inputs (the user's, then constants), results (memory of outputs), gradients of
  * outputs, gradients of inputs, and what was summed up before for these.
  *
+ * Of the user's inputs, the last ones may be *bound*: the same arrays from call to call (a block's parameters). A binding has a
+ * number; where a call comes with the number that the compiled call knows, nobody looks at these arrays before the work is queued.
+ *
  * Ownership: a compiled call is counted; tapes of recorded calls hold references. Threads: host lock.
  */
 #ifndef MPG_AUTOGRAD_COMPILED_H
@@ -21,6 +24,24 @@
 #include "graph/program.h"
 
 typedef enum mpg_gradient_place { MPG_PLACE_NONE, MPG_PLACE_NEW, MPG_PLACE_WRITE, MPG_PLACE_ADD } mpg_gradient_place;
+
+typedef struct mpg_inputs {
+  mpg_array *const *given, *const *bound; /* borrowed; the arrays stay alive during the call */
+  uint32_t num_given, num_bound;
+  uint64_t binding;  /* the same number, the same bound arrays with the same tensors and nodes; 0: look at them */
+  bool bound_wanted; /* one of the bound ones needs a gradient when recording */
+} mpg_inputs;
+static inline uint32_t mpg_inputs_count(const mpg_inputs *inputs) { return inputs->num_given + inputs->num_bound; }
+static inline mpg_array *mpg_inputs_at(const mpg_inputs *inputs, uint32_t i) {
+  return i < inputs->num_given ? inputs->given[i] : inputs->bound[i - inputs->num_given];
+}
+
+/* The tensors of bound inputs and constants, borrowed from the arrays. Counted: a call under way keeps its own. */
+typedef struct mpg_binding {
+  int32_t references;
+  uint64_t number;
+  mpg_tensor tensors[];
+} mpg_binding;
 
 typedef struct mpg_compiled_output {
   uint32_t external; /* an input that is passed through, or a result */
@@ -38,6 +59,7 @@ typedef struct mpg_compiled_backward {
   bool *gives;     /* per input: its gradient array is written; else it is zero */
   mpg_program_set *programs;
   mpg_plan plan;
+  void *space;     /* for the next call's bookkeeping; owned */
 } mpg_compiled_backward;
 
 typedef struct mpg_compiled {
@@ -48,6 +70,7 @@ typedef struct mpg_compiled {
   mpg_value *traced;      /* inputs of all nodes, then outputs, as traced: gradients are summed along these, as eager ones are */
   mpg_array *constants;   /* owned */
   uint32_t num_given, num_constants, num_inputs; /* inputs: given, then constants */
+  uint32_t num_bound;     /* how many of the given ones are bound: the last */
   mpg_value *inputs;      /* their values */
   mpg_compiled_output *outputs;
   uint32_t num_outputs;
@@ -57,9 +80,13 @@ typedef struct mpg_compiled {
   bool recording, exact;
   bool *wanted;           /* per input: needs a gradient */
   bool *saved;            /* per value: lives until backward; NULL for prediction */
+  bool *saved_external;   /* per external array of the forward: holds a saved value; NULL for prediction */
   mpg_plan plan;
   mpg_program_set *programs;
   mpg_compiled_backward *backwards;
+  mpg_binding *binding;   /* of the latest call; owned reference */
+  void *space;            /* for the next call's bookkeeping; owned */
+  struct mpg_recorded_call *spare; /* for the next recorded call: a list; owned */
   uint64_t calls, last_used;
   size_t held;            /* bytes of frames that wait for their backward */
   uint32_t frames;
@@ -70,6 +97,7 @@ typedef struct mpg_compile_options {
   bool exact;         /* no rewrite that changes bits */
   const bool *wanted; /* per given input: it is on the tape */
   uint32_t num_parameters; /* of the given inputs, the last: the same arrays in call after call */
+  uint32_t num_bound;      /* likewise: those that come with a binding */
 } mpg_compile_options;
 
 /* Compiles an ended trace whose first inputs are `inputs`. Takes over what the trace holds. */
@@ -77,8 +105,11 @@ mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_i
                        const mpg_compile_options *options, mpg_compiled **compiled); /* new */
 void mpg_compiled_release(mpg_compiled *compiled);
 
+void mpg_compiled_unbind(mpg_compiled *compiled); /* forgets the binding */
+void mpg_compiled_free_spare(mpg_compiled *compiled);
+
 /* Calls it: inputs as given at the trace (same shapes, dtypes, devices); outputs: empty structs. */
-mpg_status mpg_compiled_call(mpg_compiled *compiled, mpg_array *const *inputs, mpg_array *outputs);
+mpg_status mpg_compiled_call(mpg_compiled *compiled, const mpg_inputs *inputs, mpg_array *outputs);
 
 /* Backward programs for a mixture, made when there are none yet (compile.c). Borrowed. */
 mpg_status mpg_compiled_get_backward(mpg_compiled *compiled, const bool *arrives, const bool *summed, const uint8_t *places, bool retain,

@@ -74,6 +74,7 @@ static mpg_status record(const mpg_invocation *call, mpg_array *const *inputs, m
   for (int i = 0; i < num_known; i++) {
     mpg_array *output = outputs[i];
     mpg_tape_node *former = output->node;
+    mpg_array_changed(output);
     output->node = mpg_tape_retain(node);
     output->output = (uint32_t)i;
     mpg_tape_release(former);

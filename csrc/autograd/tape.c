@@ -2,7 +2,8 @@
 
 #include <string.h>
 
-enum { CLASS_BYTES = 128, NUM_CLASSES = 24, MOST_KEPT = 4096 }; /* nodes up to 3 KB are kept for reuse, so many a size */
+/* Nodes are kept for reuse: small ones in steps of 128 bytes, compiled calls' in powers of two. */
+enum { CLASS_BYTES = 128, SMALL_CLASSES = 24, NUM_CLASSES = SMALL_CLASSES + 12, MOST_KEPT = 4096, MOST_LARGE_KEPT = 16 };
 
 /* Runtime state, under the host lock. */
 static struct {
@@ -13,6 +14,17 @@ static struct {
   uint64_t sequence;
 } tape;
 
+/* The class of a size, and how much memory its nodes have; NUM_CLASSES: none. */
+static size_t class_of(size_t size, size_t *bytes) {
+  size_t class = (size + CLASS_BYTES - 1) / CLASS_BYTES;
+  *bytes = class * CLASS_BYTES;
+  if (class < SMALL_CLASSES) return class;
+  class = SMALL_CLASSES;
+  for (*bytes = 2 * SMALL_CLASSES * CLASS_BYTES; *bytes < size && class < NUM_CLASSES; *bytes *= 2) class++;
+  if (class == NUM_CLASSES) *bytes = size;
+  return class;
+}
+
 static size_t round_up(size_t size) { return mpg_align_up(size, 16); }
 
 mpg_status mpg_tape_new(mpg_tape_kind kind, uint32_t num_inputs, uint32_t num_outputs, size_t params_size, mpg_tape_node **result) {
@@ -20,15 +32,15 @@ mpg_status mpg_tape_new(mpg_tape_kind kind, uint32_t num_inputs, uint32_t num_ou
   size_t edges_at = round_up(sizeof(mpg_tape_node)), descs_at = edges_at + num_inputs * sizeof(mpg_tape_edge);
   size_t devices_at = descs_at + slots * sizeof(mpg_desc), saved_at = devices_at + slots * sizeof(mpg_device *);
   size_t params_at = round_up(saved_at + saved * sizeof(mpg_saved)), size = params_at + params_size;
-  size_t size_class = (size + CLASS_BYTES - 1) / CLASS_BYTES;
+  size_t bytes, size_class = class_of(size, &bytes);
   mpg_tape_node *node;
   if (size_class < NUM_CLASSES && tape.kept[size_class]) {
     node = tape.kept[size_class];
     tape.kept[size_class] = node->next;
     tape.num_kept[size_class]--;
   } else {
-    node = mpg_malloc(size_class < NUM_CLASSES ? size_class * CLASS_BYTES : size);
-    if (!node) return mpg_out_of_host_memory(size);
+    node = mpg_malloc(bytes);
+    if (!node) return mpg_out_of_host_memory(bytes);
   }
   char *memory = (char *)node;
   *node = (mpg_tape_node){.references = 1, .kind = (uint8_t)kind, .size_class = (uint8_t)(size_class < NUM_CLASSES ? size_class : 0),
@@ -72,7 +84,7 @@ static void free_dying(void) {
     mpg_tape_node *node = tape.dying;
     tape.dying = node->next;
     drop_contents(node);
-    if (node->size_class && tape.num_kept[node->size_class] < MOST_KEPT) {
+    if (node->size_class && tape.num_kept[node->size_class] < (node->size_class < SMALL_CLASSES ? MOST_KEPT : MOST_LARGE_KEPT)) {
       node->next = tape.kept[node->size_class];
       tape.kept[node->size_class] = node;
       tape.num_kept[node->size_class]++;

@@ -27,6 +27,7 @@ mpg_status mpg_autograd_mark_variable(mpg_array *array, mpg_grad_req request, co
     mpg_tensor_retain(&node->gradient);
   }
   mpg_tape_node *former = array->node;
+  mpg_array_changed(array);
   array->node = node;
   array->output = 0;
   mpg_tape_release(former);
@@ -107,6 +108,7 @@ mpg_status mpg_autograd_record_callback(const mpg_callback *callback, void *stat
     node->descs[num_inputs + i] = outputs[i]->tensor.desc;
     node->devices[num_inputs + i] = mpg_tensor_device(&outputs[i]->tensor);
     mpg_tape_node *former = outputs[i]->node;
+    mpg_array_changed(outputs[i]);
     outputs[i]->node = mpg_tape_retain(node);
     outputs[i]->output = (uint32_t)i;
     mpg_tape_release(former);

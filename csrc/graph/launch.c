@@ -2,29 +2,32 @@
 
 #include "graph/program.h"
 
+/* The points of one program: a part of the set's work space. */
 typedef struct point_list {
-  mpg_point *points;
+  mpg_program_set *set;
+  size_t begin;
   int count;
-  size_t capacity;
 } point_list;
 
 static void add_point(point_list *list, mpg_point point) { /* room was made */
   if (mpg_tick_reached(point.device, point.tick) && !(point.data && atomic_load_explicit(&point.device->failed, memory_order_relaxed))) return;
+  mpg_point *points = list->set->points + list->begin;
   for (int i = list->count - 1, tries = 0; i >= 0 && tries < 32; i--, tries++) {
-    mpg_point *known = &list->points[i];
+    mpg_point *known = &points[i];
     if (known->device == point.device && known->tick == point.tick) {
       known->data |= point.data;
       return;
     }
   }
-  list->points[list->count++] = point;
+  points[list->count++] = point;
 }
 
 enum { POINTS_PER_ACCESS = 4 + MPG_FOREIGN_READS };
 
 /* What the program of `device` must wait for before it touches one storage. */
 static mpg_status add_points(point_list *list, const mpg_access *access, const mpg_tensor *tensor, const mpg_device *device) {
-  MPG_TRY(mpg_grow((void **)&list->points, &list->capacity, (size_t)list->count + POINTS_PER_ACCESS, sizeof *list->points));
+  mpg_program_set *set = list->set;
+  MPG_TRY(mpg_grow((void **)&set->points, &set->points_capacity, list->begin + (size_t)list->count + POINTS_PER_ACCESS, sizeof *set->points));
   const mpg_storage *storage = tensor->storage;
   mpg_point found[POINTS_PER_ACCESS];
   int count = 0;
@@ -42,10 +45,36 @@ static mpg_status add_points(point_list *list, const mpg_access *access, const m
   return MPG_OK;
 }
 
-static mpg_tensor base_tensor(const mpg_program_set *set, const mpg_tensor *externals, mpg_storage *const *blocks, uint32_t base) {
-  if (base < set->num_externals) return externals[base];
-  mpg_storage *storage = blocks[base - set->num_externals];
+static bool is_fixed(const mpg_program_set *set, uint32_t external) {
+  return external >= set->first_fixed && external - set->first_fixed < set->num_fixed;
+}
+
+static const mpg_tensor *external_tensor(const mpg_program_set *set, const mpg_launching *call, uint32_t external) {
+  if (is_fixed(set, external)) return &call->fixed[external - set->first_fixed];
+  return &call->externals[external < set->first_fixed ? external : external - set->num_fixed];
+}
+
+static mpg_storage *base_storage(const mpg_program_set *set, const mpg_launching *call, uint32_t base) {
+  return base < set->num_externals ? external_tensor(set, call, base)->storage : call->blocks[base - set->num_externals];
+}
+
+static mpg_tensor base_tensor(const mpg_program_set *set, const mpg_launching *call, uint32_t base) {
+  if (base < set->num_externals) return *external_tensor(set, call, base);
+  mpg_storage *storage = call->blocks[base - set->num_externals];
   return (mpg_tensor){.storage = storage, .desc = {.shape = {.ndim = 1, .dims = {(int64_t)storage->size}}, .dtype = MPG_UINT8}};
+}
+
+/* What a segment must wait for. A fixed array that is only read needs no look, unless work has failed there: what wrote it ran
+ * on this device, before. */
+static mpg_status collect_points(const mpg_program_segment *segment, const mpg_launching *call, point_list *list) {
+  const mpg_device *device = list->set->programs[segment->slot].device;
+  bool all = !call->binding || atomic_load_explicit(&device->failed, memory_order_relaxed);
+  uint32_t count = all ? segment->num_accesses : segment->num_checked;
+  for (uint32_t i = 0; i < count; i++) {
+    mpg_tensor tensor = base_tensor(list->set, call, segment->accesses[i].base);
+    MPG_TRY(add_points(list, &segment->accesses[i], &tensor, device));
+  }
+  return MPG_OK;
 }
 
 static mpg_status allocate_blocks(mpg_program_set *set, mpg_storage **blocks) {
@@ -56,17 +85,39 @@ static mpg_status allocate_blocks(mpg_program_set *set, mpg_storage **blocks) {
   return MPG_OK;
 }
 
-static mpg_status new_frame(mpg_program_set *set, const mpg_tensor *externals, mpg_storage *const *blocks, mpg_random_key random,
-                            int references, mpg_call_frame **result) {
-  size_t num_bases = set->num_externals + set->num_blocks;
-  mpg_call_frame *frame = mpg_malloc(sizeof *frame + num_bases * sizeof(void *) + set->num_segments * sizeof(mpg_tick));
-  if (!frame) return mpg_out_of_host_memory(num_bases * sizeof(void *));
+static mpg_status take_frame(mpg_program_set *set, mpg_call_frame **result) {
+  if (!set->frames) set->frames = atomic_exchange_explicit(&set->returned, NULL, memory_order_acquire);
+  mpg_call_frame *frame = set->frames;
+  if (frame) {
+    set->frames = frame->next;
+  } else {
+    size_t num_bases = (size_t)set->num_externals + set->num_blocks;
+    size_t size = sizeof *frame + num_bases * sizeof(void *) + set->num_segments * sizeof(mpg_tick);
+    frame = mpg_malloc(size);
+    if (!frame) return mpg_out_of_host_memory(size);
+    frame->binding = 0;
+    frame->first_ticks = (mpg_tick *)(frame->bases + num_bases);
+  }
+  *result = frame;
+  return MPG_OK;
+}
+
+static void *address_of(const mpg_tensor *tensor) { return tensor->storage ? mpg_tensor_data(tensor) : NULL; }
+
+static mpg_status new_frame(mpg_program_set *set, const mpg_launching *call, int references, mpg_call_frame **result) {
+  mpg_call_frame *frame = NULL;
+  MPG_TRY(take_frame(set, &frame));
   frame->references = references;
   frame->set = set;
-  frame->random = random;
-  frame->first_ticks = (mpg_tick *)(frame->bases + num_bases);
-  for (uint32_t i = 0; i < set->num_externals; i++) frame->bases[i] = externals[i].storage ? mpg_tensor_data(&externals[i]) : NULL;
-  for (uint32_t i = 0; i < set->num_blocks; i++) frame->bases[set->num_externals + i] = blocks[i] ? blocks[i]->block.memory : NULL;
+  frame->random = call->random;
+  void **bases = frame->bases;
+  uint32_t behind = set->first_fixed + set->num_fixed;
+  for (uint32_t i = 0; i < set->first_fixed; i++) bases[i] = address_of(&call->externals[i]);
+  if (!call->binding || frame->binding != call->binding)
+    for (uint32_t i = 0; i < set->num_fixed; i++) bases[set->first_fixed + i] = address_of(&call->fixed[i]);
+  frame->binding = call->binding;
+  for (uint32_t i = behind; i < set->num_externals; i++) bases[i] = address_of(&call->externals[i - set->num_fixed]);
+  for (uint32_t i = 0; i < set->num_blocks; i++) bases[set->num_externals + i] = call->blocks[i] ? call->blocks[i]->block.memory : NULL;
   for (uint32_t i = 0; i < set->num_segments; i++) frame->first_ticks[i] = mpg_device_next_tick(set->programs[set->segments[i].slot].device);
   mpg_program_set_retain(set);
   *result = frame;
@@ -74,15 +125,14 @@ static mpg_status new_frame(mpg_program_set *set, const mpg_tensor *externals, m
 }
 
 /* Tells the storages what was queued. */
-static mpg_status note_uses(const mpg_program_set *set, const mpg_tensor *externals, mpg_storage *const *blocks, const mpg_tick *ticks,
-                            int count) {
+static mpg_status note_uses(const mpg_program_set *set, const mpg_launching *call, const mpg_tick *ticks, int count) {
   mpg_status status = MPG_OK, first = MPG_OK;
   for (int k = 0; k < count; k++) {
     const mpg_program_segment *segment = &set->segments[k];
     const mpg_program *program = &set->programs[segment->slot];
     for (uint32_t i = 0; i < segment->num_accesses; i++) {
       const mpg_access *access = &segment->accesses[i];
-      mpg_storage *storage = base_tensor(set, externals, blocks, access->base).storage;
+      mpg_storage *storage = base_storage(set, call, access->base);
       if (storage->device != program->device) {
         status = mpg_storage_add_read(storage, program->device, ticks[k]); /* a push is kept track of like a read */
         if (first == MPG_OK) first = status;
@@ -96,54 +146,45 @@ static mpg_status note_uses(const mpg_program_set *set, const mpg_tensor *extern
 }
 
 /* Runs the only program of a small set in this thread. */
-static mpg_status run_here(mpg_program_set *set, const mpg_tensor *externals, mpg_storage *const *blocks, mpg_random_key random) {
+static mpg_status run_here(mpg_program_set *set, const mpg_launching *call) {
   mpg_program_payload payload = {0};
-  MPG_TRY(new_frame(set, externals, blocks, random, 1, &payload.frame));
+  MPG_TRY(new_frame(set, call, 1, &payload.frame));
   mpg_run run = {.device = set->programs[set->segments[0].slot].device, .num_threads = 1};
   mpg_status status = mpg_program_work(&run, &payload);
   mpg_program_discard(&payload);
   mpg_tick done = 0;
-  mpg_status noted = note_uses(set, externals, blocks, &done, 1);
+  mpg_status noted = note_uses(set, call, &done, 1);
   return status != MPG_OK ? status : noted;
 }
 
-mpg_status mpg_launch(mpg_program_set *set, const mpg_tensor *externals, mpg_storage **blocks, mpg_random_key random, uint32_t scope,
-                      uint32_t origin) {
+mpg_status mpg_launch(mpg_program_set *set, const mpg_launching *call) {
   mpg_device *devices[MPG_MAX_GRAPH_DEVICES];
   mpg_submission submissions[MPG_MAX_GRAPH_DEVICES];
   mpg_program_payload payloads[MPG_MAX_GRAPH_DEVICES];
   mpg_tick ticks[MPG_MAX_GRAPH_DEVICES];
   point_list lists[MPG_MAX_GRAPH_DEVICES];
   int count = (int)set->num_segments; /* one per device: a set of stages is queued by flight.c */
+  size_t num_points = 0;
   mpg_call_frame *frame = NULL;
-  mpg_status status = MPG_OK;
-  memset(lists, 0, (size_t)count * sizeof *lists);
-  for (int k = 0; k < count; k++) MPG_GOTO(mpg_device_make_room(set->programs[set->segments[k].slot].device));
-  MPG_GOTO(allocate_blocks(set, blocks));
+  for (int k = 0; k < count; k++) MPG_TRY(mpg_device_make_room(set->programs[set->segments[k].slot].device));
+  MPG_TRY(allocate_blocks(set, call->blocks));
+  for (int k = 0; k < count; k++) { /* from here until the work is queued the host lock is not given up: the set's work space is ours */
+    lists[k] = (point_list){set, num_points, 0};
+    MPG_TRY(collect_points(&set->segments[k], call, &lists[k]));
+    num_points += (size_t)lists[k].count;
+  }
+  if (set->small && num_points == 0 && mpg_device_runs_inline(set->programs[set->segments[0].slot].device)) return run_here(set, call);
+  if (!count) return MPG_OK;
+  MPG_TRY(new_frame(set, call, count, &frame));
   for (int k = 0; k < count; k++) {
     const mpg_program_segment *segment = &set->segments[k];
-    for (uint32_t i = 0; i < segment->num_accesses; i++) {
-      mpg_tensor tensor = base_tensor(set, externals, blocks, segment->accesses[i].base);
-      MPG_GOTO(add_points(&lists[k], &segment->accesses[i], &tensor, set->programs[segment->slot].device));
-    }
+    devices[k] = set->programs[segment->slot].device;
+    payloads[k] = (mpg_program_payload){frame, (uint32_t)k, segment->begin};
+    submissions[k] = (mpg_submission){.name = set->name, .work = mpg_program_work, .payload = &payloads[k],
+                                      .payload_size = sizeof payloads[k], .points = set->points + lists[k].begin, .num_points = lists[k].count,
+                                      .ticks = segment->num_signals + 1, .origin = call->origin, .scope = call->scope,
+                                      .discard = mpg_program_discard};
   }
-  if (set->small && lists[0].count == 0 && mpg_device_runs_inline(set->programs[set->segments[0].slot].device)) {
-    MPG_GOTO(run_here(set, externals, blocks, random));
-  } else if (count) {
-    MPG_GOTO(new_frame(set, externals, blocks, random, count, &frame));
-    for (int k = 0; k < count; k++) {
-      const mpg_program_segment *segment = &set->segments[k];
-      devices[k] = set->programs[segment->slot].device;
-      payloads[k] = (mpg_program_payload){frame, (uint32_t)k, segment->begin};
-      submissions[k] = (mpg_submission){.name = set->name, .work = mpg_program_work, .payload = &payloads[k],
-                                        .payload_size = sizeof payloads[k], .points = lists[k].points, .num_points = lists[k].count,
-                                        .ticks = segment->num_signals + 1, .origin = origin, .scope = scope,
-                                        .discard = mpg_program_discard};
-    }
-    MPG_GOTO(mpg_device_submit_together(devices, submissions, count, ticks));
-    MPG_GOTO(note_uses(set, externals, blocks, ticks, count));
-  }
-fail:
-  for (int k = 0; k < count; k++) mpg_free(lists[k].points);
-  return status;
+  MPG_TRY(mpg_device_submit_together(devices, submissions, count, ticks));
+  return note_uses(set, call, ticks, count);
 }

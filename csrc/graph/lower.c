@@ -191,6 +191,7 @@ mpg_status mpg_lower(const mpg_graph *graph, const mpg_order *order, const mpg_p
   MPG_GOTO(describe_blocks(l.set, plan));
   MPG_GOTO(lower_all(&l, order));
   l.set->small = is_small(l.set);
+  mpg_program_set_fix(l.set, 0, 0);
   *result = l.set;
   l.set = NULL;
 fail:

@@ -5,6 +5,14 @@
 
 void mpg_program_set_retain(mpg_program_set *set) { atomic_fetch_add_explicit(&set->references, 1, memory_order_relaxed); }
 
+static void free_frames(mpg_call_frame *frame) {
+  while (frame) {
+    mpg_call_frame *next = frame->next;
+    mpg_free(frame);
+    frame = next;
+  }
+}
+
 void mpg_program_set_release(mpg_program_set *set) {
   if (atomic_fetch_sub_explicit(&set->references, 1, memory_order_acq_rel) != 1) return;
   for (uint32_t i = 0; set->programs && i < set->num_programs; i++) {
@@ -18,6 +26,9 @@ void mpg_program_set_release(mpg_program_set *set) {
   mpg_free(set->block_devices);
   mpg_free(set->block_sizes);
   mpg_free(set->block_lanes);
+  mpg_free(set->points);
+  free_frames(set->frames);
+  free_frames(atomic_load_explicit(&set->returned, memory_order_acquire));
   mpg_arena_free(&set->arena);
   mpg_free(set);
 }
@@ -25,8 +36,26 @@ void mpg_program_set_release(mpg_program_set *set) {
 void mpg_program_discard(void *payload) {
   mpg_call_frame *frame = ((mpg_program_payload *)payload)->frame;
   if (atomic_fetch_sub_explicit(&frame->references, 1, memory_order_acq_rel) != 1) return;
-  mpg_program_set_release(frame->set);
-  mpg_free(frame);
+  mpg_program_set *set = frame->set;
+  mpg_call_frame *top = atomic_load_explicit(&set->returned, memory_order_relaxed);
+  do frame->next = top; /* only whole lists are taken, so what is on top stays what it was */
+  while (!atomic_compare_exchange_weak_explicit(&set->returned, &top, frame, memory_order_release, memory_order_relaxed));
+  mpg_program_set_release(set);
+}
+
+void mpg_program_set_fix(mpg_program_set *set, uint32_t first, uint32_t count) {
+  set->first_fixed = first;
+  set->num_fixed = count;
+  for (uint32_t s = 0; s < set->num_segments; s++) {
+    mpg_program_segment *segment = &set->segments[s];
+    segment->num_checked = 0;
+    for (uint32_t i = 0; i < segment->num_accesses; i++) {
+      mpg_access access = segment->accesses[i];
+      if (access.base >= first && access.base - first < count && !access.writes) continue;
+      segment->accesses[i] = segment->accesses[segment->num_checked];
+      segment->accesses[segment->num_checked++] = access;
+    }
+  }
 }
 
 static mpg_status run_kernel(mpg_run *run, const mpg_call_frame *frame, const mpg_program *program, const mpg_instruction *instruction) {

@@ -10,6 +10,10 @@
  * of their own (flight.h). When an instruction fails its segment ends and its ticks count as failed; work that waits for
  * one of these fails too.
  *
+ * What a call costs before its first kernel does not grow with the graph. External arrays that are the same from call to call
+ * (parameters) are *fixed*: they come as one binding, and a frame that served the same binding before knows where they lie.
+ * Frames and work space are kept by the set for its next call.
+ *
  * Ownership and threads: sets and frames are counted atomically and hold plain memory only, so that a worker may drop the last
  * reference. A program's views are filled in by whoever runs its device's work, which is one at a time. The rest: host lock.
  */
@@ -48,8 +52,8 @@ typedef struct mpg_program_segment {
   uint32_t num_signals;
   uint32_t depth;      /* see mpg_segment */
   bool deferred;
-  mpg_access *accesses;
-  uint32_t num_accesses;
+  mpg_access *accesses; /* first those that every call must look at: all but fixed arrays that are only read */
+  uint32_t num_accesses, num_checked;
   size_t accesses_capacity;
 } mpg_program_segment;
 
@@ -63,6 +67,8 @@ typedef struct mpg_program {
   uint32_t num_operands;
   size_t operands_capacity, views_capacity;
 } mpg_program;
+
+typedef struct mpg_call_frame mpg_call_frame;
 
 typedef struct mpg_program_set {
   _Atomic int32_t references;
@@ -79,28 +85,43 @@ typedef struct mpg_program_set {
   uint32_t first_block;    /* blocks before it come with the frame of the forward phase */
   uint32_t num_random;
   bool small;              /* one program, so short that handing it over would cost more than running it */
+  uint32_t first_fixed, num_fixed; /* externals that come with the binding */
+  mpg_call_frame *frames;          /* for further calls; host lock */
+  _Atomic(mpg_call_frame *) returned; /* the same, given back by who finished with them */
+  mpg_point *points;               /* work space of launching */
+  size_t points_capacity;
   mpg_arena arena; /* params */
 } mpg_program_set;
 
 /* lower.c */
 mpg_status mpg_lower(const mpg_graph *graph, const mpg_order *order, const mpg_plan *plan, const char *name, mpg_program_set **set); /* new */
 
+/* Says which externals are fixed. Before the first launch. */
+void mpg_program_set_fix(mpg_program_set *set, uint32_t first, uint32_t count);
 void mpg_program_set_retain(mpg_program_set *set);
 void mpg_program_set_release(mpg_program_set *set);
 
-/* launch.c: queues one call. externals: a tensor per external array (storage NULL where no program touches it). blocks: a
- * storage per block, those from first_block on being filled in here (new; the caller releases them, at once if it likes). */
-mpg_status mpg_launch(mpg_program_set *set, const mpg_tensor *externals, mpg_storage **blocks, mpg_random_key random, uint32_t scope,
-                      uint32_t origin);
+/* launch.c: queues one call. Borrows everything. */
+typedef struct mpg_launching {
+  const mpg_tensor *externals; /* a tensor per external array that is not fixed (storage NULL where no program touches it) */
+  const mpg_tensor *fixed;     /* those that are */
+  uint64_t binding;            /* names `fixed`: the same number, the same arrays; 0: look at them */
+  mpg_storage **blocks;        /* a storage per block; those from first_block on are filled in (new; the caller releases them, at once if it likes) */
+  mpg_random_key random;
+  uint32_t scope, origin;
+} mpg_launching;
+mpg_status mpg_launch(mpg_program_set *set, const mpg_launching *call);
 
 /* program.c: the work of one device; for launch.c. */
-typedef struct mpg_call_frame {
+struct mpg_call_frame {
   _Atomic int32_t references; /* one per queued segment */
-  mpg_program_set *set;       /* owned reference */
+  mpg_program_set *set;       /* owned reference while queued */
+  mpg_call_frame *next;       /* in the set's lists */
+  uint64_t binding;           /* whose addresses are among the bases */
   mpg_random_key random;
   mpg_tick *first_ticks; /* per segment */
   void *bases[];         /* addresses: externals, then blocks */
-} mpg_call_frame;
+};
 typedef struct mpg_program_payload {
   mpg_call_frame *frame;  /* owned reference */
   uint32_t segment, next; /* next instruction */

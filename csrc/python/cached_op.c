@@ -8,6 +8,11 @@ typedef struct cached_op {
   bool exact;
   unsigned parameters; /* how many of the last arguments are parameters */
   mpg_cache *cache;
+  PyObject *bound;  /* tuple of arrays that every call gets behind its own; NULL: none */
+  PyObject *pointers; /* bytes: the mpg_array pointers of these */
+  uint64_t binding; /* number of what is bound now; 0: compare the arrays at each call */
+  uint64_t changes; /* mpg_array_changes when that was last looked at */
+  bool bound_wanted;
 } cached_op;
 
 /* --- Tracing ------------------------------------------------------------------------------------------------------ */
@@ -38,11 +43,13 @@ static PyObject *expect_arrays(PyObject *result) {
   return arrays;
 }
 
-static PyObject *traced_inputs(mpg_trace *trace, mpg_array *const *inputs, Py_ssize_t count) {
+static PyObject *traced_inputs(mpg_trace *trace, const mpg_inputs *inputs) {
+  uint32_t count = mpg_inputs_count(inputs);
   PyObject *args = PyTuple_New(count);
-  for (Py_ssize_t i = 0; args != NULL && i < count; i++) {
+  for (uint32_t i = 0; args != NULL && i < count; i++) {
+    const mpg_array *input = mpg_inputs_at(inputs, i);
     mpg_array array = {0};
-    mpg_status status = mpg_trace_input(trace, &inputs[i]->tensor.desc, mpg_array_device_id(inputs[i]), &array);
+    mpg_status status = mpg_trace_input(trace, &input->tensor.desc, mpg_array_device_id(input), &array);
     PyObject *item = status == MPG_OK ? mpg_py_array_take(&array) : mpg_py_raise(status);
     if (item == NULL)
       Py_CLEAR(args);
@@ -52,18 +59,22 @@ static PyObject *traced_inputs(mpg_trace *trace, mpg_array *const *inputs, Py_ss
   return args;
 }
 
-static mpg_compiled *compile_outputs(cached_op *self, mpg_trace *trace, PyObject *args, PyObject *results, const bool *wanted, bool recording) {
+static mpg_compiled *compile_outputs(cached_op *self, mpg_trace *trace, PyObject *args, PyObject *results, const mpg_inputs *call,
+                                     bool recording) {
   Py_ssize_t num_inputs = PyTuple_GET_SIZE(args), num_outputs = PySequence_Fast_GET_SIZE(results);
   mpg_compiled *compiled = NULL;
   mpg_array *inputs = PyMem_Calloc((size_t)num_inputs + 1, sizeof *inputs);
   mpg_array **outputs = PyMem_Calloc((size_t)num_outputs + 1, sizeof *outputs);
-  if (inputs == NULL || outputs == NULL) {
+  bool *wanted = PyMem_Calloc((size_t)num_inputs + 1, sizeof *wanted);
+  if (inputs == NULL || outputs == NULL || wanted == NULL) {
     PyErr_NoMemory();
   } else {
+    for (uint32_t i = 0; i < num_inputs; i++) wanted[i] = recording && mpg_cache_wants(mpg_inputs_at(call, i));
     for (Py_ssize_t i = 0; i < num_inputs; i++) inputs[i] = *mpg_py_array_of(PyTuple_GET_ITEM(args, i)); /* borrowed */
     for (Py_ssize_t i = 0; i < num_outputs; i++) outputs[i] = mpg_py_array_of(PySequence_Fast_GET_ITEM(results, i));
     mpg_compile_options options = {.recording = recording, .exact = self->exact, .wanted = wanted,
-                                   .num_parameters = self->parameters < num_inputs ? self->parameters : (uint32_t)num_inputs};
+                                   .num_parameters = self->parameters < num_inputs ? self->parameters : (uint32_t)num_inputs,
+                                   .num_bound = call->num_bound};
     mpg_status status = mpg_compile(trace, inputs, (uint32_t)num_inputs, outputs, (uint32_t)num_outputs, &options, &compiled);
     if (status != MPG_OK) {
       mpg_py_raise(status);
@@ -72,11 +83,12 @@ static mpg_compiled *compile_outputs(cached_op *self, mpg_trace *trace, PyObject
   }
   PyMem_Free(inputs);
   PyMem_Free(outputs);
+  PyMem_Free(wanted);
   return compiled;
 }
 
 /* Runs the function on traced arrays and compiles what it did. New reference, or NULL with an exception. */
-static mpg_compiled *trace_and_compile(cached_op *self, mpg_array *const *inputs, Py_ssize_t count, const bool *wanted, bool recording) {
+static mpg_compiled *trace_and_compile(cached_op *self, const mpg_inputs *inputs, bool recording) {
   mpg_trace *trace;
   mpg_compiled *compiled = NULL;
   mpg_status status = mpg_trace_begin(&trace);
@@ -84,14 +96,14 @@ static mpg_compiled *trace_and_compile(cached_op *self, mpg_array *const *inputs
     mpg_py_raise(status);
     return NULL;
   }
-  PyObject *args = traced_inputs(trace, inputs, count), *results = NULL;
+  PyObject *args = traced_inputs(trace, inputs), *results = NULL;
   if (args != NULL) {
     PyObject *function = Py_NewRef(self->trace); /* the call may do anything, to this object too */
     results = expect_arrays(PyObject_CallObject(function, args));
     Py_DECREF(function);
   }
   mpg_trace_end(trace);
-  if (results != NULL) compiled = compile_outputs(self, trace, args, results, wanted, recording);
+  if (results != NULL) compiled = compile_outputs(self, trace, args, results, inputs, recording);
   Py_XDECREF(results);
   Py_XDECREF(args);
   mpg_trace_release(trace);
@@ -114,37 +126,39 @@ static PyObject *wrap_outputs(mpg_array *outputs, Py_ssize_t count) {
   return list;
 }
 
-static PyObject *call_compiled(mpg_compiled *compiled, mpg_array *const *inputs) {
-  mpg_array *outputs = PyMem_Calloc(compiled->num_outputs + 1, sizeof *outputs);
-  if (outputs == NULL) return PyErr_NoMemory();
-  PyObject *result = NULL;
+static PyObject *call_compiled(mpg_compiled *compiled, const mpg_inputs *inputs) {
+  enum { FEW_OUTPUTS = 8 };
   uint32_t num_outputs = compiled->num_outputs;
+  mpg_array few[FEW_OUTPUTS], *outputs = few;
+  if (num_outputs > FEW_OUTPUTS && (outputs = PyMem_Malloc(num_outputs * sizeof *outputs)) == NULL) return PyErr_NoMemory();
+  memset(outputs, 0, num_outputs * sizeof *outputs);
+  PyObject *result = NULL;
   mpg_status status = mpg_compiled_call(compiled, inputs, outputs);
   if (status != MPG_OK)
     mpg_py_raise(status);
   else
     result = wrap_outputs(outputs, num_outputs);
-  PyMem_Free(outputs);
+  if (outputs != few) PyMem_Free(outputs);
   return result;
 }
 
-static PyObject *call_with(cached_op *self, mpg_array *const *inputs, Py_ssize_t count, bool *wanted) {
+static PyObject *call_with(cached_op *self, const mpg_inputs *inputs) {
   bool train = mpg_autograd_training();
-  bool recording = mpg_cache_wanted(inputs, (uint32_t)count, wanted);
-  mpg_compiled *compiled = mpg_cache_find(self->cache, inputs, (uint32_t)count, wanted, train, recording);
+  bool recording = mpg_cache_records(inputs);
+  mpg_compiled *compiled = mpg_cache_find(self->cache, inputs, train, recording);
   if (compiled == NULL) {
-    compiled = trace_and_compile(self, inputs, count, wanted, recording);
+    compiled = trace_and_compile(self, inputs, recording);
     if (compiled == NULL) return NULL;
     if (!recording) /* a constant that is a variable makes the call one to record, too */
       for (uint32_t i = 0; mpg_autograd_recording() && i < compiled->num_constants; i++)
         if (compiled->constants[i].node && compiled->constants[i].node->request != MPG_GRAD_NULL) {
           mpg_compiled_release(compiled);
-          compiled = trace_and_compile(self, inputs, count, wanted, true);
+          compiled = trace_and_compile(self, inputs, true);
           if (compiled == NULL) return NULL;
           break;
         }
     compiled->references++; /* one for the cache, one for this call */
-    mpg_status status = mpg_cache_add(self->cache, inputs, (uint32_t)count, wanted, train, recording, compiled);
+    mpg_status status = mpg_cache_add(self->cache, inputs, train, recording, compiled);
     if (status != MPG_OK) {
       mpg_compiled_release(compiled);
       return mpg_py_raise(status);
@@ -157,6 +171,36 @@ static PyObject *call_with(cached_op *self, mpg_array *const *inputs, Py_ssize_t
   return result;
 }
 
+/* Looks at what is bound: a new number for it, or none where one of the arrays is the result of a recorded computation. */
+static void note_binding(cached_op *self) {
+  static uint64_t bindings; /* runtime state, under the GIL */
+  Py_ssize_t count = self->bound != NULL ? PyTuple_GET_SIZE(self->bound) : 0;
+  self->changes = mpg_array_changes();
+  self->binding = ++bindings;
+  self->bound_wanted = false;
+  for (Py_ssize_t i = 0; i < count; i++) {
+    mpg_array *array = mpg_py_array_of(PyTuple_GET_ITEM(self->bound, i));
+    array->bound = true;
+    self->bound_wanted |= mpg_cache_wants(array);
+    if (array->node && array->node->kind != MPG_TAPE_VARIABLE) self->binding = 0;
+  }
+}
+
+/* Inside another trace: the function's ops become part of that. */
+static PyObject *call_traced(cached_op *self, PyObject *args) {
+  PyObject *all = self->bound != NULL ? PySequence_Concat(args, self->bound) : Py_NewRef(args), *result = NULL;
+  if (all == NULL) return NULL;
+  PyObject *function = Py_NewRef(self->trace);
+  PyObject *arrays = expect_arrays(PyObject_CallObject(function, all));
+  Py_DECREF(function);
+  Py_DECREF(all);
+  if (arrays != NULL) {
+    result = PySequence_List(arrays);
+    Py_DECREF(arrays);
+  }
+  return result;
+}
+
 enum { FEW = 32 };
 
 static PyObject *cached_op_call(PyObject *object, PyObject *args, PyObject *kwargs) {
@@ -166,37 +210,59 @@ static PyObject *cached_op_call(PyObject *object, PyObject *args, PyObject *kwar
     PyErr_SetString(PyExc_TypeError, "CachedOp takes arrays, without keywords");
     return NULL;
   }
-  mpg_array *few[FEW], **inputs = few;
-  bool few_flags[FEW], *wanted = few_flags, traced = mpg_trace_active() != NULL;
-  PyObject *result = NULL;
-  if (count > FEW) {
-    inputs = PyMem_Malloc((size_t)count * sizeof *inputs);
-    wanted = PyMem_Malloc((size_t)count);
-    if (inputs == NULL || wanted == NULL) {
-      PyErr_NoMemory();
-      goto done;
-    }
+  mpg_array *few[FEW], **given = few;
+  bool traced = mpg_trace_active() != NULL;
+  PyObject *result = NULL, *bound = Py_XNewRef(self->bound), *pointers = Py_XNewRef(self->pointers);
+  if (count > FEW && (given = PyMem_Malloc((size_t)count * sizeof *given)) == NULL) {
+    PyErr_NoMemory();
+    goto done;
   }
   for (Py_ssize_t i = 0; i < count; i++) {
-    inputs[i] = mpg_py_expect_array(PyTuple_GET_ITEM(args, i), "CachedOp");
-    if (inputs[i] == NULL) goto done;
-    traced |= mpg_array_traced(inputs[i]);
+    given[i] = mpg_py_expect_array(PyTuple_GET_ITEM(args, i), "CachedOp");
+    if (given[i] == NULL) goto done;
+    traced |= mpg_array_traced(given[i]);
   }
-  if (traced) { /* inside another trace: the function's ops become part of that */
-    PyObject *function = Py_NewRef(self->trace);
-    PyObject *arrays = expect_arrays(PyObject_CallObject(function, args));
-    Py_DECREF(function);
-    if (arrays != NULL) {
-      result = PySequence_List(arrays);
-      Py_DECREF(arrays);
-    }
+  if (traced) {
+    result = call_traced(self, args);
   } else {
-    result = call_with(self, inputs, count, wanted);
+    if (!self->binding || self->changes != mpg_array_changes()) note_binding(self);
+    mpg_inputs inputs = {.given = given, .num_given = (uint32_t)count, .bound = bound != NULL ? (mpg_array **)PyBytes_AS_STRING(pointers) : NULL,
+                         .num_bound = bound != NULL ? (uint32_t)PyTuple_GET_SIZE(bound) : 0, .binding = self->binding,
+                         .bound_wanted = self->bound_wanted};
+    result = call_with(self, &inputs);
   }
 done:
-  if (inputs != few) PyMem_Free(inputs);
-  if (wanted != few_flags) PyMem_Free(wanted);
+  if (given != few) PyMem_Free(given);
+  Py_XDECREF(bound);
+  Py_XDECREF(pointers);
   return result;
+}
+
+static PyObject *cached_op_bind(PyObject *object, PyObject *arrays) {
+  cached_op *self = (cached_op *)object;
+  PyObject *bound = PySequence_Tuple(arrays);
+  if (bound == NULL) return NULL;
+  Py_ssize_t count = PyTuple_GET_SIZE(bound);
+  PyObject *pointers = PyBytes_FromStringAndSize(NULL, count * (Py_ssize_t)sizeof(mpg_array *));
+  bool good = pointers != NULL;
+  for (Py_ssize_t i = 0; good && i < count; i++) {
+    mpg_array *array = mpg_py_expect_array(PyTuple_GET_ITEM(bound, i), "CachedOp.bind");
+    good = array != NULL && mpg_py_expect_value(array, "CachedOp.bind") == 0;
+    ((mpg_array **)PyBytes_AS_STRING(pointers))[i] = array;
+  }
+  if (!good) {
+    Py_XDECREF(pointers);
+    Py_DECREF(bound);
+    return NULL;
+  }
+  for (uint32_t i = 0; i < self->cache->count; i++) mpg_compiled_unbind(self->cache->entries[i].compiled);
+  PyObject *former = self->bound, *former_pointers = self->pointers;
+  self->bound = bound;
+  self->pointers = pointers;
+  note_binding(self);
+  Py_XDECREF(former);
+  Py_XDECREF(former_pointers);
+  Py_RETURN_NONE;
 }
 
 /* --- Looking inside ----------------------------------------------------------------------------------------------- */
@@ -432,6 +498,7 @@ static PyObject *cached_op_new(PyTypeObject *type, PyObject *args, PyObject *kwa
 static int cached_op_traverse(PyObject *object, visitproc visit, void *arg) {
   Py_VISIT(Py_TYPE(object));
   Py_VISIT(((cached_op *)object)->trace);
+  Py_VISIT(((cached_op *)object)->bound);
   return 0;
 }
 
@@ -447,6 +514,8 @@ static void cached_op_dealloc(PyObject *object) {
   Py_CLEAR(self->trace);
   if (self->cache != NULL) mpg_cache_clear(self->cache);
   PyMem_Free(self->cache);
+  Py_CLEAR(self->bound);
+  Py_CLEAR(self->pointers);
   type->tp_free(object);
   Py_DECREF(type);
 }
@@ -458,6 +527,9 @@ static PyMethodDef cached_op_methods[] = {
      "with from) and to 'planned', the bytes planned there: forward, saved (of these), backward (beyond forward's), lanes (arrays\n"
      "that other devices push), total. 'copies' lists what moves between devices. 'calls', 'frames' and 'bytes_held' say how often\n"
      "it ran, and what waits for its backward now. 'inputs': (shape, dtype, device, needs a gradient)."},
+    {"bind", cached_op_bind, METH_O,
+     "bind(arrays)\n--\n\nMakes `arrays`, a list, the last inputs of every call from now on: calls pass the rest only, and do not look at these\n"
+     "arrays again while they stay the same objects. [] binds nothing. The inputs of `trace` are still all of them."},
     {"dump", cached_op_dump, METH_NOARGS, "dump()\n--\n\nThe graphs as text, one line a node, most recently used signature first."},
     {"clear", cached_op_clear, METH_NOARGS, "clear()\n--\n\nForgets everything compiled; the next call traces anew."},
     {0}};

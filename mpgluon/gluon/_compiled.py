@@ -72,6 +72,7 @@ class _Signature:
         self.used = []  # copies of parameters the block uses, as (parameter, device)
         self.outputs = None  # structure of what the block returns
         self.op = None
+        self.bound = False  # the parameters' arrays are bound to `op`
 
     def discover(self, flat):
         """Traces the block to see which copies of parameters it uses, and to find shapes that aren't known yet."""
@@ -89,6 +90,18 @@ class _Signature:
         for param in self.block.collect_params().values():
             if param._deferred_init and shape_is_known(param.shape):
                 param._finish_deferred_init()
+
+    def bind(self):
+        """Makes the parameters' arrays inputs of every call, until one of the parameters gets others."""
+        arrays = [param._data[ctx] for param, ctx in self.used]
+        self.op.bind(arrays)
+        self.bound = True
+        for param, _ in self.used:
+            param._bound_by(self)
+
+    def unbind(self):
+        self.bound = False
+        self.op.bind([])
 
     def trace(self, *arrays):
         inputs = len(arrays) - len(self.used)
@@ -118,13 +131,14 @@ class CompiledCall:
         signature = self._signatures.get(key)
         if signature is None:
             signature = self._add(key, flat)
-        try:
-            flat += [param._data[ctx] for param, ctx in signature.used]
-        except (KeyError, TypeError):
-            # A parameter was moved or given up since: look anew.
-            del self._signatures[key]
-            signature = self._add(key, flat)
-            flat += [param._data[ctx] for param, ctx in signature.used]
+        if not signature.bound:
+            try:
+                signature.bind()
+            except (KeyError, TypeError):
+                # A parameter was moved or given up since: look anew.
+                self._signatures.pop(key, None)
+                signature = self._add(key, flat)
+                signature.bind()
         outputs = signature.op(*flat)
         return outputs[0] if signature.outputs is _ARRAY else regroup(signature.outputs, iter(outputs))
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import warnings
+import weakref
 
 import numpy as np
 
@@ -103,6 +104,7 @@ class Parameter:
             if value != "default":
                 raise ValueError(f"Parameter '{name}': {kind} must be 'default' (sparse storage is not available), not {value!r}")
         self._var = None
+        self._calls = None  # compiled calls that hold the arrays, as a weak set
         self._data = None  # device -> array, in the order the devices were given
         self._grad = None  # likewise; None without gradients
         self._deferred_init = ()  # (init, devices, default initializer, value or None, random key)
@@ -122,6 +124,22 @@ class Parameter:
 
     def __repr__(self):
         return f"{type(self).__name__} {self.name} (shape={self.shape}, dtype={self.dtype})"
+
+    def __setattr__(self, name, value):
+        object.__setattr__(self, name, value)
+        if name == "_data":
+            self._unbind()
+
+    def _bound_by(self, call):
+        """Notes that a compiled call holds the arrays: call.unbind() is due when there are others."""
+        if self._calls is None:
+            self._calls = weakref.WeakSet()
+        self._calls.add(call)
+
+    def _unbind(self):
+        calls, self._calls = self._calls, None
+        for call in calls or ():
+            call.unbind()
 
     @property
     def grad_req(self):
@@ -168,7 +186,7 @@ class Parameter:
         self._shape = shape
 
     def __getstate__(self):
-        return {**self.__dict__, "_trainer": None, "_var": None}
+        return {**self.__dict__, "_trainer": None, "_var": None, "_calls": None}
 
     def __setstate__(self, state):
         self.__dict__.update(state)
