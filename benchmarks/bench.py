@@ -1,112 +1,123 @@
-"""Ratios of mpgluon against its peers, measured in one run.
+"""mpgluon against its peers, measured in one run.
 
-    python benchmarks/bench.py [--cases add,chain] [--rounds 5] [--json FILE]
+    python benchmarks/bench.py [--cases mlp,gpt] [--threads 2,1] [--rounds 5] [--json FILE [--add]] [--mxnet-python PYTHON]
 
 Every contender lives in a process of its own and they take turns, case by case and round by round, so that whatever else the
-machine does hits all of them; the best round of each counts. Times are seconds per step; ratios are rates, ours over
-theirs (more is better). Peers that are not installed are left out: PyTorch 2.13 in this environment, MXNet 1.9.1 by
---mxnet-python (it needs an environment of its own, with mxnet==1.9.1 and numpy==1.23.5 on Python 3.11).
+machine does hits all of them; the best round of each counts. A large product is measured beside every case: it shows the
+machine's peak at that time. Memory is measured apart, in a fresh process per case and contender. Peers that are not installed
+are left out: PyTorch 2.13 in this environment, MXNet 1.9.1 by --mxnet-python (it needs an environment of its own, with
+mxnet==1.9.1 and numpy==1.23.5 on Python 3.11).
+
+The JSON: {"machine": text, "libraries": {name: version}, "cases": {case: {threads: {"seconds": {library: s}, "peak": {library: s}}}},
+"memory": {case: {library: {"imported": bytes, "peak": bytes, "pools": bytes}}}}.
 """
 
 import argparse
 import json
 import os
 import platform
-import subprocess
 import sys
 import time
 
-HERE = os.path.dirname(os.path.abspath(__file__))
+from cases import BY_NAME, CASES, PEAK
+from contender import Contender, libraries
+from report import tables
 
 
-class Contender:
-    """A process that runs cases on request: a line in (case), a line out (seconds or null)."""
+def progress(text):
+    print(text, file=sys.stderr, flush=True)
 
-    def __init__(self, name, python, script, threads, environment=None):
-        self.name = name
-        env = dict(os.environ, OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads), **(environment or {}))
-        self.process = subprocess.Popen(
-            [python, os.path.join(HERE, script), str(threads)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+
+def processor():
+    try:
+        with open("/proc/cpuinfo") as f:
+            return next(line.split(":")[1].strip() for line in f if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.machine()
+
+
+def keep_least(best, key, seconds):
+    if seconds is not None:
+        best[key] = min(seconds, best.get(key, float("inf")))
+
+
+def measure_speed(figures, case, contenders, arguments):
+    """Adds to what is there already: the least of all runs."""
+    taking_part = [c for c in contenders if not case.threads or c.threads in case.threads]
+    rows = figures["cases"].setdefault(case.name, {})
+    for round_number in range(arguments.rounds):
+        for contender in taking_part:
+            row = rows.setdefault(str(contender.threads), {"seconds": {}, "peak": {}})
+            keep_least(row["seconds"], contender.library, contender.ask(time=case.name, seconds=arguments.seconds))
+            if case.flops:
+                keep_least(row["peak"], contender.library, contender.ask(time=PEAK, seconds=0))
+            time.sleep(0.02)
+        told = ", ".join(
+            f"{library} {seconds * 1e3:.3f} ms" + (f" ({threads} thr.)" if len(rows) > 1 else "")
+            for threads, row in rows.items()
+            for library, seconds in row["seconds"].items()
         )
-        ready = self.process.stdout.readline().strip()
-        self.version = json.loads(ready) if ready else None  # None: not installed
-
-    def run(self, case):
-        self.process.stdin.write(case + "\n")
-        self.process.stdin.flush()
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit(f"{self.name} died in case {case}")
-        return json.loads(line)
-
-    def close(self):
-        self.process.stdin.close()
-        self.process.wait()
+        progress(f"{case.name} {round_number + 1}/{arguments.rounds}: {told}")
 
 
-def contenders(arguments):
-    found = [
-        Contender("mpgluon, 2 threads", sys.executable, "work_mpgluon.py", 2),
-        Contender("PyTorch, 2 threads", sys.executable, "work_pytorch.py", 2),
-        Contender("mpgluon, 1 thread", sys.executable, "work_mpgluon.py", 1),
-        Contender("PyTorch, 1 thread", sys.executable, "work_pytorch.py", 1),
-    ]
-    if arguments.mxnet_python:
-        found.append(Contender("MXNet, 2 threads", arguments.mxnet_python, "work_mxnet.py", 2))
-    return [c for c in found if c.version]
+def measure_memory(figures, case, arguments):
+    threads = max(arguments.threads)
+    for library, python, script in libraries(arguments.mxnet_python):
+        contender = Contender(library, threads, python, script)
+        if not contender.version:
+            continue
+        answer = contender.ask(memory=case.name, steps=3)
+        contender.close()
+        if answer:
+            figures["memory"].setdefault(case.name, {})[library] = answer
+            progress(f"{case.name}, memory: {library} {(answer['peak'] - answer['imported']) / 2**20:.0f} MiB")
 
 
-CASES = {
-    "add": "add two 4x4 arrays",
-    "chain": "20-op chain, forward and backward",
-    "exp": "exp of 4M",
-    "softmax": "softmax 4096x1024",
-    "sgemm": "product 2048x2048",
-    "mlp": "MLP training step",
-    "lstm_lm": "LSTM language model, training step",
-    "lstm_lm_two_devices": "LSTM language model on cpu(0)+cpu(1)",
-}
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--cases", default=",".join(BY_NAME), help="of: " + ", ".join(BY_NAME))
+    parser.add_argument("--threads", default="2,1", help="threads per device; every one is a contender")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=0.3, help="of measuring per round and contender")
+    parser.add_argument("--measure", choices=("speed", "memory", "both"), default="both")
+    parser.add_argument("--mxnet-python", help="the interpreter of an environment with MXNet 1.9.1")
+    parser.add_argument("--json", help="a file for the figures")
+    parser.add_argument("--add", action="store_true", help="to the figures that are in the file")
+    arguments = parser.parse_args()
+    arguments.cases = arguments.cases.split(",")
+    arguments.threads = [int(count) for count in arguments.threads.split(",")]
+    unknown = [name for name in arguments.cases if name not in BY_NAME]
+    if unknown:
+        parser.error(f"unknown case {unknown[0]}; cases: {', '.join(BY_NAME)}")
+    return arguments
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--cases", default=",".join(CASES))
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--mxnet-python", help="the interpreter of an environment with MXNet 1.9.1")
-    parser.add_argument("--json", help="a file for the figures")
-    arguments = parser.parse_args()
-    cases = arguments.cases.split(",")
-    unknown = [c for c in cases if c not in CASES]
-    if unknown:
-        parser.error(f"unknown case {unknown[0]}; cases: {', '.join(CASES)}")
-    running = contenders(arguments)
-    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}; " + "; ".join(f"{c.name}: {c.version}" for c in running))
-    best = {case: {} for case in cases}
-    for case in cases:
-        for round_number in range(arguments.rounds):
-            for contender in running:
-                seconds = contender.run(case)
-                if seconds is not None:
-                    best[case][contender.name] = min(seconds, best[case].get(contender.name, float("inf")))
-                time.sleep(0.02)
-    for contender in running:
-        contender.close()
-    print("\n| case | " + " | ".join(c.name for c in running) + " | ours / PyTorch, 2 threads | 1 thread |")
-    print("| --- |" + " --- |" * (len(running) + 2))
-    for case in cases:
-        row = best[case]
-        cells = [f"{row[c.name] * 1e6:,.2f} us" if c.name in row and row[c.name] < 1e-3 else f"{row[c.name] * 1e3:,.2f} ms" if c.name in row else "" for c in running]
-        ratios = []
-        for threads in ("2 threads", "1 thread"):
-            ours, theirs = row.get(f"mpgluon, {threads}"), row.get(f"PyTorch, {threads}")
-            ratios.append(f"{theirs / ours:.2f}x the rate" if ours and theirs else "")
-        print(f"| {CASES[case]} | " + " | ".join(cells + ratios) + " |")
-    two, one = best.get("lstm_lm_two_devices", {}).get("mpgluon, 1 thread"), best.get("lstm_lm", {}).get("mpgluon, 1 thread")
-    if two and one:
-        print(f"\nLSTM language model on two devices with one thread each, against one device with one thread: {one / two:.2f}x the rate")
+    arguments = parse()
+    figures = {"machine": f"{processor()}, {os.cpu_count()} cores", "libraries": {}, "cases": {}, "memory": {}}
+    if arguments.add and arguments.json and os.path.exists(arguments.json):
+        with open(arguments.json) as f:
+            figures = json.load(f)
+    progress(f"{figures['machine']}, load {os.getloadavg()[0]:.2f}")
+    chosen = [case for case in CASES if case.name in arguments.cases]
+    if arguments.measure != "memory":
+        contenders = [Contender(*entry[:1], count, *entry[1:]) for count in arguments.threads for entry in libraries(arguments.mxnet_python)]
+        contenders = [c for c in contenders if c.version]
+        figures["libraries"].update({c.library: c.version for c in contenders})
+        for case in chosen:
+            measure_speed(figures, case, contenders, arguments)
+        for contender in contenders:
+            contender.close()
+    if arguments.measure != "speed":
+        for case in chosen:
+            if case.training:
+                measure_memory(figures, case, arguments)
+    progress(f"load at the end {os.getloadavg()[0]:.2f}")
     if arguments.json:
         with open(arguments.json, "w") as f:
-            json.dump({"versions": {c.name: c.version for c in running}, "seconds": best}, f, indent=1)
+            json.dump(figures, f, indent=1)
+    print("; ".join(figures["libraries"].values()))
+    print("\n".join(tables(figures)))
 
 
 if __name__ == "__main__":

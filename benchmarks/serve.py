@@ -1,34 +1,78 @@
-"""What every contender does: announce its version, then run the case named on each line of standard input."""
+"""What every contender does: announce its version, then do what each line of standard input asks for.
+
+A line is a JSON object, and so is the answer. {"time": case, "seconds": s} asks for seconds per step, the least over repetitions
+that together take about s; {"memory": case, "steps": n} for the memory that n steps take, in a process that has done nothing else;
+the answer is null for a case that the contender does not have.
+"""
 
 import json
+import os
 import sys
 import time
 
+from cases import PEAK
 
-def best(function, count, wait, repetitions=3):
-    """Seconds per call: the least over repetitions of `count` calls and one wait for their results."""
+
+def resident():
+    """(resident bytes now, most there ever were) of this process."""
+    with open("/proc/self/status") as f:
+        values = dict(line.split(":", 1) for line in f)
+    return tuple(int(values[key].split()[0]) * 1024 for key in ("VmRSS", "VmHWM"))
+
+
+def warm_up(function, wait):
+    """Compiles and settles; the calls that take about a fiftieth of a second together, one at least."""
     function()
     wait()
-    least = float("inf")
-    for _ in range(repetitions):
+    start = time.perf_counter()
+    function()
+    wait()
+    return max(1, round(0.02 / (time.perf_counter() - start)))
+
+
+def best(function, wait, count, seconds):
+    """Seconds per call: the least over repetitions of `count` calls and one wait for their results, two repetitions at least."""
+    least, spent, repetitions = float("inf"), 0.0, 0
+    while repetitions < 2 or spent < seconds:
         start = time.perf_counter()
         for _ in range(count):
             function()
         wait()
-        least = min(least, (time.perf_counter() - start) / count)
+        taken = time.perf_counter() - start
+        least, spent, repetitions = min(least, taken / count), spent + taken, repetitions + 1
     return least
 
 
-def serve(version, cases):
-    """`cases`: name -> function returning (step function, calls per repetition, wait function); made once, on first use."""
-    print(json.dumps(version), flush=True)
+def measure_memory(make, steps, pools):
+    start, _ = resident()
+    function, wait = make()
+    for _ in range(steps):
+        function()
+        wait()
+    answer = {"imported": start, "peak": resident()[1]}
+    if pools:
+        answer["pools"] = pools()
+    return answer
+
+
+def serve(version, cases, pools=None):
+    """`cases`: name -> function returning (step function, wait function), called once, when the case is first asked for. `pools`: a function
+    that tells the most bytes the library's own pools have had in use, where it knows."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no answer
+    print(json.dumps(version), file=answers, flush=True)
     made = {}
     for line in sys.stdin:
-        name = line.strip()
-        if name not in cases:
-            print("null", flush=True)
-            continue
-        if name not in made:
-            made[name] = cases[name]()
-        function, count, wait = made[name]
-        print(json.dumps(best(function, count, wait)), flush=True)
+        request = json.loads(line)
+        case = request.get("time", request.get("memory"))
+        if case not in cases:
+            answer = None
+        elif "memory" in request:
+            answer = measure_memory(cases[case], request["steps"], pools)
+        else:
+            if case not in made:
+                made = {kept: made[kept] for kept in made if kept == PEAK}  # one case at a time holds memory
+                function, wait = cases[case]()
+                made[case] = function, wait, warm_up(function, wait)
+            answer = best(*made[case], request["seconds"])
+        print(json.dumps(answer), file=answers, flush=True)

@@ -3,9 +3,16 @@
 import sys
 
 import mpgluon as mx
-from gluon_cases import make_cases
+from cases_gluon import make_cases
 from serve import serve
 
 mx.random.seed(0)
 mx.context.set_threads(int(sys.argv[1]))
-serve(f"mpgluon {mx.__version__}", make_cases(mx))
+
+
+def pools():
+    """Bytes the devices' pools have had in use at most, together."""
+    return sum(mx.context.memory_stats(ctx)["peak_in_use"] for ctx, _ in mx.context.opened_devices())
+
+
+serve(f"mpgluon {mx.__version__}", make_cases(mx), pools)

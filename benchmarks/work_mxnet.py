@@ -9,7 +9,7 @@ try:
 except ImportError:
     sys.exit(0)
 
-from gluon_cases import make_cases
+from cases_gluon import make_cases
 
 mx.random.seed(0)
 cases = make_cases(mx)

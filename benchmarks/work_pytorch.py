@@ -6,22 +6,34 @@ from serve import serve
 
 try:
     import torch
-    import torch.nn as nn
     import torch.nn.functional as F
 except ImportError:
     sys.exit(0)
+
+import models_torch as models
+import sizes
 
 torch.manual_seed(0)
 torch.set_num_threads(int(sys.argv[1]))
 
 
 def nothing():
-    pass
+    """PyTorch's CPU ops have ended when they return."""
+
+
+def training(net, inputs, target, optimizer):
+    def step():
+        optimizer.zero_grad()
+        out = net(*inputs)
+        F.cross_entropy(out.view(-1, out.shape[-1]), target.view(-1)).backward()
+        optimizer.step()
+
+    return step, nothing
 
 
 def add():
     a, b = torch.randn(4, 4), torch.randn(4, 4)
-    return lambda: a + b, 20000, nothing
+    return lambda: a + b, nothing
 
 
 def chain():
@@ -33,65 +45,82 @@ def chain():
             y = y * b + a
         y.sum().backward()
 
-    return step, 500, nothing
+    return step, nothing
 
 
 def exp():
     x = torch.randn(4096, 1024)
-    return lambda: torch.exp(x), 5, nothing
+    return lambda: torch.exp(x), nothing
 
 
 def softmax():
     x = torch.randn(4096, 1024)
-    return lambda: torch.softmax(x, -1), 5, nothing
+    return lambda: torch.softmax(x, -1), nothing
 
 
 def sgemm():
-    x, y = torch.randn(2048, 2048), torch.randn(2048, 2048)
-    return lambda: x @ y, 3, nothing
+    x, y = torch.randn(sizes.SGEMM, sizes.SGEMM), torch.randn(sizes.SGEMM, sizes.SGEMM)
+    return lambda: x @ y, nothing
 
 
 def mlp():
-    net = nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-    x, y = torch.randn(128, 784), torch.randint(0, 10, (128,))
-
-    def step():
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
-
-    return step, 30, nothing
+    net = models.mlp()
+    x, y = torch.randn(sizes.MLP_BATCH, sizes.MLP_LAYERS[0]), torch.randint(0, sizes.MLP_LAYERS[-1], (sizes.MLP_BATCH,))
+    return training(net, [x], y, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9))
 
 
-VOCAB, HIDDEN, TIME, BATCH = 10000, 650, 35, 20
-
-
-class LanguageModel(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed = nn.Embedding(VOCAB, HIDDEN)
-        self.rnn = nn.LSTM(HIDDEN, HIDDEN, 2)
-        self.decoder = nn.Linear(HIDDEN, VOCAB)
-
-    def forward(self, x, states):
-        out, states = self.rnn(self.embed(x), states)
-        return self.decoder(out), states
+def language_model(vocabulary, units, layers, time, batch):
+    net = models.LanguageModel(vocabulary, units, layers)
+    words = torch.randint(0, vocabulary, (time + 1, batch))
+    states = torch.zeros(layers, batch, units), torch.zeros(layers, batch, units)
+    return training(net, [words[:-1], states], words[1:], torch.optim.SGD(net.parameters(), lr=1.0))
 
 
 def lstm_lm():
-    net = LanguageModel()
-    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
-    x, y = torch.randint(0, VOCAB, (TIME, BATCH)), torch.randint(0, VOCAB, (TIME, BATCH))
-    states = torch.zeros(2, BATCH, HIDDEN), torch.zeros(2, BATCH, HIDDEN)
-
-    def step():
-        optimizer.zero_grad()
-        out, _ = net(x, states)
-        F.cross_entropy(out.view(-1, VOCAB), y.view(-1)).backward()
-        optimizer.step()
-
-    return step, 2, nothing
+    return language_model(sizes.LSTM_VOCABULARY, sizes.LSTM_UNITS, sizes.LSTM_LAYERS, sizes.LSTM_TIME, sizes.LSTM_BATCH)
 
 
-serve(f"PyTorch {torch.__version__}", {f.__name__: f for f in (add, chain, exp, softmax, sgemm, mlp, lstm_lm)})
+def lstm_deep():
+    return language_model(sizes.DEEP_VOCABULARY, sizes.DEEP_UNITS, sizes.DEEP_LAYERS, sizes.DEEP_TIME, sizes.DEEP_BATCH)
+
+
+def channels_last(x):
+    return x.to(memory_format=torch.channels_last)
+
+
+def images(batch):
+    return channels_last(torch.randn(batch, 3, sizes.RESNET_IMAGE, sizes.RESNET_IMAGE))
+
+
+def resnet18():
+    net = channels_last(models.resnet18())
+    y = torch.randint(0, sizes.RESNET_CLASSES, (sizes.RESNET_BATCH,))
+    return training(net, [images(sizes.RESNET_BATCH)], y, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9))
+
+
+def inference(batch):
+    net, x = channels_last(models.resnet18()).eval(), images(batch)
+
+    def infer():
+        with torch.no_grad():
+            net(x)
+
+    return infer, nothing
+
+
+def resnet18_infer1():
+    return inference(1)
+
+
+def resnet18_infer16():
+    return inference(16)
+
+
+def gpt():
+    net = models.GPT(sizes.GPT_VOCABULARY, sizes.GPT_UNITS, sizes.GPT_HEADS, sizes.GPT_LAYERS, sizes.GPT_LENGTH)
+    x = torch.randint(0, sizes.GPT_VOCABULARY, (sizes.GPT_BATCH, sizes.GPT_LENGTH))
+    return training(net, [x], x, torch.optim.AdamW(net.parameters(), lr=1e-3))
+
+
+CASES = (add, chain, exp, softmax, sgemm, mlp, lstm_lm, lstm_deep, resnet18, resnet18_infer1, resnet18_infer16, gpt)
+serve(f"PyTorch {torch.__version__}", {f.__name__: f for f in CASES})

@@ -1,0 +1,46 @@
+"""What is measured: the cases, in words and numbers."""
+
+from typing import NamedTuple
+
+import sizes
+
+
+class Case(NamedTuple):
+    name: str
+    title: str
+    flops: int = 0  # of products and convolutions, one step; 0: not what bounds it
+    items: int = 0  # what one step handles, and their unit; 0: the time is told
+    unit: str = ""
+    training: bool = False
+    threads: tuple = ()  # only with so many threads per device
+    against: str = ""  # the case whose figures with as many threads this one is held against
+
+
+LANGUAGE_MODEL_WORDS = sizes.LSTM_TIME * sizes.LSTM_BATCH
+
+CASES = (
+    Case("add", "adding two 4x4 arrays"),
+    Case("chain", "20-op chain, forward and backward"),
+    Case("exp", "exp of 4M"),
+    Case("softmax", "softmax 4096x1024"),
+    Case("sgemm", f"product {sizes.SGEMM}x{sizes.SGEMM}", 2 * sizes.SGEMM**3),
+    Case("mlp", "MLP, training", sizes.mlp_training(), training=True),
+    Case("lstm_lm", "LSTM language model, training", sizes.lstm_lm(), LANGUAGE_MODEL_WORDS, "tokens/s", training=True),
+    Case(
+        "lstm_lm_two_devices",
+        "the same on cpu(0)+cpu(1), 1 thread each",
+        sizes.lstm_lm(),
+        LANGUAGE_MODEL_WORDS,
+        "tokens/s",
+        training=True,
+        threads=(1,),
+        against="lstm_lm",
+    ),
+    Case("lstm_deep", "4-layer LSTM, training", sizes.lstm_deep(), sizes.DEEP_TIME * sizes.DEEP_BATCH, "tokens/s", training=True),
+    Case("resnet18", "ResNet-18, training, batch 16", sizes.resnet18_training(), sizes.RESNET_BATCH, "images/s", training=True),
+    Case("resnet18_infer1", "ResNet-18, inference, batch 1", sum(sizes.resnet18_forward(1)), 1, "images/s"),
+    Case("resnet18_infer16", "ResNet-18, inference, batch 16", sum(sizes.resnet18_forward(16)), 16, "images/s"),
+    Case("gpt", "GPT, training", sizes.gpt_training(), sizes.GPT_BATCH * sizes.GPT_LENGTH, "tokens/s", training=True),
+)
+BY_NAME = {case.name: case for case in CASES}
+PEAK = "sgemm"  # the case that shows what the machine can do
