@@ -80,7 +80,7 @@ WRITABLE = {
     "tensor": "free_storages|num_free|leaving",
     "op": "kernel_tables|random_state|intern_table|names|signatures",
     "graph": "",
-    "autograd": "mode|active|tape|walks|kept_walks",  # flags of the thread, and arenas kept between calls
+    "autograd": "mode|active|tape|walks|kept_walks|changes",  # flags of the thread, arenas kept between calls, a count of changed arrays
     "io": "counter",
     "comm": "",
     "kernels": "(onednn|openblas)_(attributes|available|functions|loaded)",

@@ -174,8 +174,9 @@ static mpg_status backward(mpg_walk *walk, head_list *list, bool retain, bool tr
     wanted[num_wanted++] = (mpg_value){variable->graph_node, 0};
   }
   MPG_TRY(differentiate(walk, list, wanted, num_wanted, results, train));
-  bool *taken = mpg_calloc(graph->num_values + 1, sizeof *taken);
+  bool *taken = mpg_arena_alloc(&graph->arena, graph->num_values + 1);
   if (!taken) return mpg_out_of_host_memory(graph->num_values);
+  memset(taken, 0, graph->num_values);
   size_t num_known = graph->num_values;
   mpg_status status = MPG_OK;
   for (size_t i = 0; i < num_wanted && status == MPG_OK; i++) {
@@ -183,7 +184,6 @@ static mpg_status backward(mpg_walk *walk, head_list *list, bool retain, bool tr
     if (status == MPG_OK && mpg_has_value(stored[i]) && mpg_value_index(graph, stored[i]) < num_known)
       taken[mpg_value_index(graph, stored[i])] = true;
   }
-  mpg_free(taken);
   MPG_TRY(status);
   MPG_TRY(mpg_grow((void **)&walk->target_list, &walk->target_list_capacity, num_wanted, sizeof *walk->target_list));
   MPG_TRY(grow_arrays(walk));

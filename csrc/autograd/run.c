@@ -134,8 +134,9 @@ static mpg_status run_call(mpg_walk *walk, const mpg_node *node, bool retain, bo
   const mpg_value *inputs = mpg_node_inputs(graph, node);
   uint32_t num_grads = node->num_inputs, num_results = node->num_outputs; /* gradients: of outputs, then sums of inputs */
   size_t size = num_grads * sizeof(mpg_array *) + num_results * (sizeof(mpg_array) + sizeof(mpg_target) + sizeof(bool));
-  char *memory = mpg_calloc(1, size + 16);
+  char *memory = mpg_arena_alloc(&graph->arena, size);
   if (!memory) return mpg_out_of_host_memory(size);
+  memset(memory, 0, size);
   mpg_array *results = (mpg_array *)memory, empty = {0};
   mpg_target *targets = (mpg_target *)(results + num_results);
   mpg_array **out_grads = (mpg_array **)(targets + num_results);
@@ -171,7 +172,6 @@ static mpg_status run_call(mpg_walk *walk, const mpg_node *node, bool retain, bo
   }
 fail:
   for (uint32_t i = 0; i < num_results; i++) mpg_array_clear(&results[i]);
-  mpg_free(memory);
   return status;
 }
 

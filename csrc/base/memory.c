@@ -20,6 +20,8 @@ bool mpg_memory_fail_after(int64_t n) {
   return happened;
 }
 
+int64_t mpg_memory_until_failure(void) { return atomic_load(&allocations_until_failure); }
+
 void *mpg_malloc(size_t size) { return must_fail() ? NULL : malloc(size ? size : 1); }
 
 void *mpg_calloc(size_t count, size_t size) {
@@ -94,7 +96,7 @@ void *mpg_arena_alloc(mpg_arena *arena, size_t size) {
   if (!mpg_size_add(size, ARENA_ALIGNMENT - 1, &padded)) return NULL;
   padded &= ~(size_t)(ARENA_ALIGNMENT - 1);
   if (padded > arena->left) {
-    size_t block_size = arena->total > ARENA_BLOCK_SIZE ? arena->total : ARENA_BLOCK_SIZE;
+    size_t block_size = arena->total > ARENA_BLOCK_SIZE / 2 ? 2 * arena->total : ARENA_BLOCK_SIZE; /* so that soon one block is enough */
     if (block_size < padded) block_size = padded;
     mpg_arena_block *block = mpg_malloc(sizeof *block + block_size);
     if (!block) return NULL;

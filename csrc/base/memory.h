@@ -21,6 +21,7 @@ mpg_status mpg_out_of_host_memory(size_t size);
 
 /* Arms (n >= 1) or disarms (0) the failure of the n-th allocation from now. True if one has been made to fail since arming. */
 bool mpg_memory_fail_after(int64_t n);
+int64_t mpg_memory_until_failure(void); /* how many are left: armed with a large n, it counts allocations */
 
 /* True and *result = a * b (a + b), or false when that does not fit. */
 static inline bool mpg_size_mul(size_t a, size_t b, size_t *result) { return !__builtin_mul_overflow(a, b, result); }

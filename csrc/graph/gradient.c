@@ -12,7 +12,6 @@ typedef struct pass {
   mpg_value *out_grads;
   mpg_value *out_values;
   bool *needed;
-  size_t work_capacity[4];
 } pass;
 
 static mpg_status accumulate(pass *p, mpg_value value, mpg_value gradient) {
@@ -39,10 +38,6 @@ static bool find_needed(pass *p, const mpg_node *node) {
 static mpg_status node_gradient(pass *p, uint32_t number) {
   mpg_graph *graph = p->graph;
   mpg_node node = graph->nodes[number]; /* a copy: emission moves the array */
-  MPG_TRY(mpg_grow((void **)&p->in_grads, &p->work_capacity[0], node.num_inputs * 2 + 1, sizeof(mpg_value)));
-  MPG_TRY(mpg_grow((void **)&p->needed, &p->work_capacity[1], node.num_inputs + 1, sizeof(bool)));
-  MPG_TRY(mpg_grow((void **)&p->out_grads, &p->work_capacity[2], node.num_outputs + node.num_inputs + 1, sizeof(mpg_value)));
-  MPG_TRY(mpg_grow((void **)&p->out_values, &p->work_capacity[3], node.num_outputs + 1, sizeof(mpg_value)));
   bool arrives = false;
   for (uint32_t i = 0; i < node.num_outputs; i++) {
     p->out_grads[i] = p->gradients[node.values + i];
@@ -116,27 +111,38 @@ static mpg_status run(pass *p, const mpg_differentiation *request, size_t num_no
   return MPG_OK;
 }
 
+/* It lies in the graph's arena: graphs of the tape keep theirs from one backward to the next. */
+static mpg_status make_work_space(pass *p) {
+  mpg_graph *graph = p->graph;
+  uint32_t inputs = 0, outputs = 0;
+  for (size_t n = 0; n < graph->num_nodes; n++) {
+    const mpg_node *node = &graph->nodes[n];
+    if (node->num_inputs > inputs) inputs = node->num_inputs;
+    if (node->num_outputs > outputs) outputs = node->num_outputs;
+  }
+  p->gradients = mpg_arena_alloc(&graph->arena, (p->num_values + 1) * sizeof *p->gradients);
+  p->in_grads = mpg_arena_alloc(&graph->arena, (2 * (size_t)inputs + 1) * sizeof *p->in_grads);
+  p->out_grads = mpg_arena_alloc(&graph->arena, ((size_t)inputs + outputs + 1) * sizeof *p->out_grads);
+  p->out_values = mpg_arena_alloc(&graph->arena, ((size_t)outputs + 1) * sizeof *p->out_values);
+  p->depends = mpg_arena_alloc(&graph->arena, p->num_values + 1);
+  p->needed = mpg_arena_alloc(&graph->arena, (size_t)inputs + 1);
+  if (!p->gradients || !p->in_grads || !p->out_grads || !p->out_values || !p->depends || !p->needed)
+    return mpg_out_of_host_memory(p->num_values * sizeof *p->gradients);
+  memset(p->depends, 0, p->num_values);
+  return MPG_OK;
+}
+
 mpg_status mpg_graph_gradient(mpg_graph *graph, const mpg_differentiation *request) {
   uint32_t scope = graph->scope, origin = graph->origin;
   uint8_t phase = graph->phase;
   bool train = graph->train;
   pass p = {.graph = graph, .num_values = graph->num_values};
-  mpg_status status = MPG_OK;
-  p.gradients = mpg_malloc(graph->num_values * sizeof *p.gradients);
-  p.depends = mpg_calloc(graph->num_values, sizeof *p.depends);
-  if (!p.gradients || !p.depends)
-    status = mpg_out_of_host_memory(graph->num_values * sizeof *p.gradients);
-  else {
+  mpg_status status = make_work_space(&p);
+  if (status == MPG_OK) {
     graph->phase = MPG_PHASE_BACKWARD;
     graph->train = request->train;
     status = run(&p, request, graph->num_nodes);
   }
-  mpg_free(p.gradients);
-  mpg_free(p.depends);
-  mpg_free(p.in_grads);
-  mpg_free(p.needed);
-  mpg_free(p.out_grads);
-  mpg_free(p.out_values);
   graph->phase = phase;
   graph->train = train;
   graph->scope = scope;

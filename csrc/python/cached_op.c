@@ -11,6 +11,7 @@ typedef struct cached_op {
   PyObject *bound;  /* tuple of arrays that every call gets behind its own; NULL: none */
   PyObject *pointers; /* bytes: the mpg_array pointers of these */
   uint64_t binding; /* number of what is bound now; 0: compare the arrays at each call */
+  uint64_t bindings; /* the latest number */
   uint64_t changes; /* mpg_array_changes when that was last looked at */
   bool bound_wanted;
 } cached_op;
@@ -173,10 +174,9 @@ static PyObject *call_with(cached_op *self, const mpg_inputs *inputs) {
 
 /* Looks at what is bound: a new number for it, or none where one of the arrays is the result of a recorded computation. */
 static void note_binding(cached_op *self) {
-  static uint64_t bindings; /* runtime state, under the GIL */
   Py_ssize_t count = self->bound != NULL ? PyTuple_GET_SIZE(self->bound) : 0;
   self->changes = mpg_array_changes();
-  self->binding = ++bindings;
+  self->binding = ++self->bindings;
   self->bound_wanted = false;
   for (Py_ssize_t i = 0; i < count; i++) {
     mpg_array *array = mpg_py_array_of(PyTuple_GET_ITEM(self->bound, i));

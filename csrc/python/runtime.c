@@ -108,6 +108,11 @@ static PyObject *memory_fail_after(PyObject *module, PyObject *number) {
   return PyBool_FromLong(mpg_memory_fail_after(n));
 }
 
+static PyObject *memory_until_failure(PyObject *module, PyObject *unused) {
+  (void)module, (void)unused;
+  return PyLong_FromLongLong(mpg_memory_until_failure());
+}
+
 PyMethodDef mpg_py_runtime_methods[] = {
     {"waitall", waitall, METH_NOARGS, "waitall()\n--\n\nWaits for everything queued on all devices; raises the first failure not raised before."},
     {"random_seed", random_seed, METH_O, "random_seed(seed)\n--\n\nSets the seed of all random ops and starts their count anew."},
@@ -119,5 +124,6 @@ PyMethodDef mpg_py_runtime_methods[] = {
     {"build_info", build_info, METH_NOARGS, "build_info()\n--\n\nWhat was built in: a dict."},
     {"set_library_folders", set_library_folders, METH_O, "set_library_folders(folders)\n--\n\nWhere oneDNN and OpenBLAS are looked for; before the first op that uses them."},
     {"libraries", libraries, METH_NOARGS, "libraries()\n--\n\nThe optional libraries: a dict each with name, found, version, path, reason."},
+    {"_memory_until_failure", memory_until_failure, METH_NOARGS, "How many allocations are left until the one that `_memory_fail_after` makes fail."},
     {"_memory_fail_after", memory_fail_after, METH_O, "Makes the n-th allocation of bookkeeping from now fail, once; for tests. 0 disarms. Returns whether one has failed."},
     {0}};

@@ -1,0 +1,197 @@
+"""What a compiled call costs: bound parameters are not looked at again, and nothing is allocated in the steady state."""
+
+import gc
+import time
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import _core, autograd, gluon, nd
+
+
+MANY = 1 << 40
+
+
+class Chain(gluon.HybridBlock):
+    """`ops` elementwise ops on a row of `params` parameters."""
+
+    def __init__(self, ops, params, devices=1):
+        super().__init__()
+        self._ops, self._names, self._devices = ops, [f"w{i}" for i in range(params)], devices
+        with self.name_scope():
+            for name in self._names:
+                self._reg_params[name] = self.params.get(name, shape=(8, 8))
+
+    def hybrid_forward(self, F, x, **weights):
+        for i in range(self._ops):
+            k = i // 2
+            x = F.tanh(x) if i % 2 else F.broadcast_mul(x, weights[self._names[k]]) if k < len(self._names) else x * 1.01
+            if self._devices > 1 and i == self._ops // 2:
+                x = (x.as_in_context(mx.cpu(1)) * 2).as_in_context(mx.cpu(0))
+        return x
+
+
+def chain(ops, params, devices=1):
+    net = Chain(ops, params, devices)
+    net.initialize(mx.init.Uniform(1), ctx=mx.cpu(0))
+    net.hybridize()
+    return net
+
+
+def allocations(call, times):
+    """How many allocations for bookkeeping `times` calls make."""
+    gc.collect()
+    _core._memory_fail_after(MANY)
+    for _ in range(times):
+        call()
+    nd.waitall()
+    made = MANY - _core._memory_until_failure()
+    _core._memory_fail_after(0)
+    return made
+
+
+def steady(call):
+    """Whether a time comes from which calls allocate nothing: how many overlap, and so need memory each, depends on the workers."""
+    return any(allocations(call, 50) == 0 for _ in range(20))
+
+
+@pytest.mark.parametrize("ops, params, devices", [(10, 3, 1), (300, 40, 1), (300, 40, 2)])
+def test_steady_calls_allocate_nothing(ops, params, devices):
+    net, x = chain(ops, params, devices), nd.ones((8, 8))
+
+    def call():
+        for _ in range(5):
+            y = net(x)
+        y.wait_to_read()
+
+    assert steady(call)
+
+
+def test_steady_recorded_calls_allocate_nothing():
+    net, x = chain(100, 40), nd.ones((8, 8))
+
+    def call():
+        with autograd.record():
+            y = net(x)
+        y.backward()
+        nd.waitall()
+
+    assert steady(call)
+
+
+def test_allocations_are_counted():
+    assert allocations(lambda: chain(4, 2)(nd.ones((8, 8))).wait_to_read(), 1) > 10
+
+
+def queue_time(net, x):
+    """Microseconds for queueing a call, best of many."""
+    best = 1e9
+    for _ in range(60):
+        begin = time.perf_counter()
+        y = net(x)
+        best = min(best, time.perf_counter() - begin)
+        y.wait_to_read()
+    return best * 1e6
+
+
+@pytest.mark.slow
+def test_cost_does_not_grow_with_the_graph():
+    x = nd.ones((8, 8))
+    small, large = (queue_time(chain(ops, ops // 2), x) for ops in (100, 2000))
+    assert large < 4 * small + 10, (small, large)
+
+
+# What is bound must be noticed when it changes.
+
+
+def test_rebinding_after_each_kind_of_change(tmp_path):
+    net, x = chain(4, 2), nd.ones((8, 8))
+    weights = list(net._reg_params.values())
+
+    def expected():
+        y = x.asnumpy().astype("float64")
+        for i in range(4):
+            y = np.tanh(y) if i % 2 else y * weights[i // 2].data(weights[i // 2].list_ctx()[0]).asnumpy()
+        return y
+
+    def check():
+        np.testing.assert_allclose(net(x).asnumpy(), expected(), rtol=1e-5)
+
+    check()
+    weights[0].set_data(nd.full((8, 8), 0.5))
+    check()
+    weights[0].data()[:] = 0.25
+    check()
+    weights[1].data()[2:3] = 7
+    check()
+    net.save_parameters(str(tmp_path / "a.params"))
+    weights[1].set_data(nd.zeros((8, 8)))
+    check()
+    net.load_parameters(str(tmp_path / "a.params"))
+    check()
+    net.initialize(mx.init.Uniform(2), force_reinit=True)
+    check()
+    net.collect_params().reset_ctx(mx.cpu(1))
+    with pytest.raises(mx.base.MXNetError):
+        net(x).wait_to_read()
+    x = x.as_in_context(mx.cpu(1))
+    check()
+    net.collect_params().setattr("grad_req", "null")
+    check()
+    net.cast("float64")
+    x = x.astype("float64")
+    check()
+
+
+def test_gradients_after_grad_req_changes():
+    net, x = chain(4, 2), nd.ones((8, 8))
+    w0, w1 = net._reg_params.values()
+
+    def gradients():
+        with autograd.record():
+            y = net(x)
+        y.backward()
+        return [None if w.grad_req == "null" else w.grad().asnumpy() for w in (w0, w1)]
+
+    both = gradients()
+    w0.grad_req = "null"
+    first, second = gradients()
+    assert first is None and (second == both[1]).all()
+    w0.grad_req = "add"
+    gradients()
+    assert (gradients()[0] == 2 * both[0]).all()
+    with autograd.record():
+        assert net(x) is not None
+    with autograd.pause():
+        net(x)
+    w0.data().attach_grad("write")
+    with autograd.record():
+        y = net(x)
+    y.backward()
+    assert (w0.data().grad.asnumpy() == both[0]).all()
+
+
+def test_old_arrays_are_given_up():
+    net, x = chain(4, 2), nd.ones((8, 8))
+    net(x).wait_to_read()
+    nd.waitall()
+    gc.collect()
+    before = mx.context.memory_stats(mx.cpu(0))["in_use"]
+    net.collect_params().reset_ctx(mx.cpu(1))
+    nd.waitall()
+    gc.collect()
+    weights = 2 * 2 * 8 * 8 * 4  # values and gradients
+    assert mx.context.memory_stats(mx.cpu(0))["in_use"] <= before - weights
+
+
+def test_bind_takes_arrays_only():
+    op = _core.CachedOp(lambda a, b: [a + b])
+    with pytest.raises(TypeError, match="bind"):
+        op.bind([1])
+    op.bind([nd.ones((2,))])
+    assert (op(nd.ones((2,)))[0].asnumpy() == 2).all()
+    op.bind([])
+    with pytest.raises(TypeError):
+        op(nd.ones((2,)))
+    assert (op(nd.ones((2,)), nd.zeros((2,)))[0].asnumpy() == 1).all()
