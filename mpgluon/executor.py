@@ -10,6 +10,7 @@ import numpy as np
 
 from . import _core, autograd
 from . import ndarray as nd
+from ._watched import WatchedRun, deliver
 from .base import MXNetError
 from .context import Context
 from .symbol._graph import placement, states, topological
@@ -47,9 +48,9 @@ class Program:
         """`run`, as compiled functions are called."""
         return self.run(arrays)
 
-    def run(self, arrays, monitor=None, monitor_all=False, ctx=None):
+    def run(self, arrays, monitor=None, monitor_all=False, ctx=None, watched=None):
         """The outputs for arrays of the arguments, then of the auxiliary states. `monitor` is called with names and arrays; `ctx` is where
-        arrays are made that come from nothing, if the nodes don't say it."""
+        arrays are made that come from nothing, if the nodes don't say it; `watched`: a `WatchedRun` that calls the nodes."""
         values = [None] * len(self.order)
         for place, array in zip(self._inputs, arrays):
             values[place] = [array]
@@ -69,14 +70,17 @@ class Program:
                 for name, array in zip(node.call.input_names(len(inputs)), inputs):
                     monitor(f"{node.name}_{name}", array)
             try:
-                values[place] = closed.get(node, node.call).run(inputs, device or ctx)
+                call = closed.get(node, node.call)
+                if watched is None:
+                    values[place] = call.run(inputs, device or ctx)
+                else:
+                    values[place] = watched.apply(node, call, place, sources, inputs, device or ctx, values)
             except MXNetError as error:
                 raise type(error)(f"Error in operator {node.name}: {error}") from None
             if monitor is not None:
                 for i, array in enumerate(values[place]):
                     monitor(node.output_name(i), array)
         return [values[at][index] for at, index in self.heads]
-
 
     def _closed(self, arrays):
         """The calls of nodes with open shapes, with the shapes they have for these arrays."""
@@ -125,6 +129,7 @@ class Executor:
         self._monitor_all = False
         self._outputs = None
         self._heads = None  # of the recorded forward
+        self._watched = None  # it, while a monitor is installed
         self._trained = False
         self._check_devices()
         # The executor's own handles on the arrays: they are variables of the tape, the user's arrays stay what they are.
@@ -186,9 +191,11 @@ class Executor:
 
     def _run(self, train, record):
         self._heads = None  # what an earlier forward kept for its backward is free now
+        self._watched = None
         with autograd.record(train_mode=train) if record else autograd.pause(train_mode=train):
             if self._monitor is not None:
-                results = self._program.run(self._inputs, self._watch, self._monitor_all)
+                self._watched = WatchedRun(self._watch, record)
+                results = self._program.run(self._inputs, self._watch, self._monitor_all, watched=self._watched)
             else:
                 results = self._call(*self._inputs)
         if record:
@@ -201,6 +208,10 @@ class Executor:
 
     def _watch(self, name, array):
         self._monitor(name, array.detach())
+
+    def _release(self):
+        """Gives back what the last forward keeps: its outputs, and what its backward would read. Arrays that users hold stay."""
+        self._heads = self._outputs = self._watched = None
 
     @property
     def outputs(self):
@@ -237,6 +248,9 @@ class Executor:
         self._check_heads(grads)
         if self._heads is None:
             self._run(self._trained, True)
+        if self._watched is not None:
+            self._backward_watched(grads, is_train)
+            return
         pairs = [(head, grad) for head, grad, flows in zip(self._heads, grads, self._flows) if flows and _core.on_tape(head)]
         for i in self._wanted:
             self._inputs[i]._fresh_grad = False
@@ -248,6 +262,15 @@ class Executor:
                 self.grad_arrays[i][:] = 0
             elif i in self._casts:
                 self.grad_arrays[i][:] = self._casts[i].astype(self.grad_arrays[i].dtype)
+
+    def _backward_watched(self, grads, is_train):
+        """The backward behind a forward that a monitor watched."""
+        heads = [self._gradient_for(head, grad) for head, grad in zip(self._heads, grads)]
+        found = self._watched.backward(self._program, heads, is_train)
+        for i in self._wanted:
+            place = self._program.place[self._program.arguments[i]]
+            deliver(found.get((place, 0)), self.grad_arrays[i], self._requests[i])
+        self._heads = self._watched = None  # its tapes are used up
 
     def _gradient_for(self, head, grad):
         """A head's gradient on its device and of its dtype."""
@@ -540,7 +563,8 @@ def simple_bind(symbol, ctx, grad_req, type_dict, stype_dict, group2ctx, shared_
     taken = {name: array for name, array in shared_exec.arg_dict.items() if name in keep} if shared_exec and shared_arg_names is not None else {}
     taken_grads = {name: array for name, array in shared_exec.grad_dict.items() if name in keep} if taken else {}
     taken_aux = shared_exec.aux_dict if shared_exec else {}
-    args = [new(node, taken, shared_buffer if node.name not in taken else None) for node in arguments]
+    own = keep if shared_arg_names is not None else ()  # parameters never lie in a buffer, whose arrays others overwrite
+    args = [new(node, taken, None if node.name in own else shared_buffer) for node in arguments]
     gradients = [None if request == "null" else new(node, taken_grads, None) for node, request in zip(arguments, requests)]
     states_ = [new(node, {name: array for name, array in taken_aux.items() if array.shape == found[node][0]}, None) for node in auxiliary]
     return Executor(symbol, ctx, args, gradients, requests, states_, group2ctx)

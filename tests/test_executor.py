@@ -201,7 +201,8 @@ def test_monitor():
     executor.set_monitor_callback(lambda name, array: seen.append((name, array.asnumpy().tolist())), monitor_all=True)
     executor.forward(is_train=True)
     executor.backward(mx.nd.ones(2))
-    assert [name for name, _ in seen][-2:] == ["r_data", "r_output"] and seen[-1][1] == [2, 2]
+    assert [name for name, _ in seen][-4:-2] == ["r_data", "r_output"] and seen[-3][1] == [2, 2]
+    assert seen[-2:] == [("r_backward_output", [1, 1]), (f"{net.get_children().name}_backward_output", [1, 1])]
     assert executor.grad_dict["x"].asnumpy().tolist() == [1, 1]
 
 

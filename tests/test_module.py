@@ -243,5 +243,91 @@ def test_monitor():
         module.forward(mx.io.DataBatch([mx.nd.ones((4, 6))], [mx.nd.zeros(4)]), is_train=True)
         module.backward()
         seen.append(monitor.toc())
-    assert [len(results) for results in seen] == [3, 0, 3]
-    assert seen[0] == [(1, "fc1_bias", "0.0\t"), (1, "fc1_output", "6.0\t"), (1, "fc1_weight", "1.0\t")]
+    assert [len(results) for results in seen] == [6, 0, 6]
+    assert [name for _, name, _ in seen[0]] == ["fc1_backward_output0", "fc1_backward_output1", "fc1_backward_output2", "fc1_bias", "fc1_output", "fc1_weight"]
+    assert seen[0][3:] == [(1, "fc1_bias", "0.0\t"), (1, "fc1_output", "6.0\t"), (1, "fc1_weight", "1.0\t")]
+
+
+def test_monitored_gradients_are_the_compiled_ones():
+    with mx.AttrScope(ctx_group="a"):
+        data = mx.sym.Variable("data")
+        hidden = mx.sym.BatchNorm(mx.sym.FullyConnected(data, num_hidden=4, name="fc1"), fix_gamma=False, name="bn")
+    with mx.AttrScope(ctx_group="b"):
+        parts = mx.sym.SliceChannel(hidden, num_outputs=2, name="parts")
+        net = mx.sym.Group([parts[0] * parts[1] + parts[0], mx.sym.make_loss(mx.sym.sum(hidden), name="loss")])
+    rng, results = np.random.RandomState(0), []
+    values = {name: rng.normal(size=shape) for name, shape in zip(net.list_arguments(), net.infer_shape(data=(3, 5))[0])}
+    for watched in (False, True):
+        executor = net.simple_bind(
+            mx.cpu(), data=(3, 5), group2ctx={"a": mx.cpu(0), "b": mx.cpu(1)}, grad_req={"data": "add", **dict.fromkeys(net.list_arguments()[1:], "write")}
+        )
+        seen = []
+        if watched:
+            executor.set_monitor_callback(lambda name, array: seen.append((name, array.context)), True)
+        for name, value in values.items():
+            executor.arg_dict[name][:] = value
+        executor.grad_dict["data"][:] = 2
+        for _ in range(2):
+            executor.forward(is_train=True)
+            executor.backward([mx.nd.full((3, 2), 3, ctx=mx.cpu(1)), mx.nd.ones(1)])
+        results.append([*executor.outputs, *executor.grad_arrays, *executor.aux_arrays])
+    assert ("parts_backward_output", mx.cpu(1)) in seen and ("bn_backward_output1", mx.cpu(0)) in seen
+    for one, other in zip(*results):
+        np.testing.assert_allclose(other.asnumpy(), one.asnumpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_sequential_module():
+    data, label = task()
+    train = mx.io.NDArrayIter(data, label, batch_size=32)
+    first = mx.sym.Activation(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=16, name="fc1"), act_type="relu", name="act")
+    second = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("hidden"), num_hidden=2, name="fc2"), name="softmax")
+    chain = mx.mod.SequentialModule()
+    chain.add(mx.mod.Module(first, label_names=None)).add(
+        mx.mod.Module(second, data_names=["hidden"], context=mx.cpu(1)), take_labels=True, auto_wiring=True
+    )
+    mx.random.seed(1)
+    chain.fit(train, num_epoch=8, initializer=mx.init.Xavier(), optimizer_params={"learning_rate": 0.5, "momentum": 0.9})
+    assert dict(chain.score(train, "acc"))["accuracy"] > 0.9
+    assert chain.data_names == ["data"] and chain.output_names == ["softmax_output"] and chain.output_shapes == [("softmax_output", (32, 2))]
+    assert sorted(chain.get_params()[0]) == ["fc1_bias", "fc1_weight", "fc2_bias", "fc2_weight"]
+    with pytest.raises(AssertionError, match="inputs_need_grad"):
+        chain.get_input_grads()
+    with pytest.raises(AssertionError, match="take_label"):
+        chain.add(mx.mod.Module(second, data_names=["hidden"]), take_label=True)
+    twice = mx.mod.SequentialModule().add(mx.mod.Module(first, label_names=None)).add(mx.mod.Module(first, label_names=None), auto_wiring=True)
+    twice.bind([("data", (4, 16))])
+    with pytest.raises(AssertionError, match="'fc1_weight' is one of module 1 and of module 0"):
+        twice.init_params()
+    with pytest.raises(AssertionError, match="empty"):
+        mx.mod.SequentialModule().bind([("data", (4, 16))])
+
+
+def test_python_loss_module():
+    def gradient(scores, labels):
+        picked = mx.nd.softmax(scores).asnumpy()
+        picked[np.arange(len(picked)), labels.asnumpy().astype(int)] -= 1
+        return picked
+
+    data, label = task()
+    net = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, name="fc")
+    ways = []
+    for with_loss in (True, False):
+        if with_loss:
+            module = mx.mod.SequentialModule().add(mx.mod.Module(net, label_names=None))
+            module.add(mx.mod.PythonLossModule(grad_func=gradient), take_labels=True, auto_wiring=True)
+        else:
+            module = mx.mod.Module(mx.sym.SoftmaxOutput(net, name="softmax"))
+        mx.random.seed(2)
+        module.fit(mx.io.NDArrayIter(data, label, batch_size=32), num_epoch=2, initializer=mx.init.Xavier(), optimizer_params={"learning_rate": 0.5})
+        ways.append(module.get_params()[0])
+    for name, array in ways[0].items():
+        np.testing.assert_allclose(array.asnumpy(), ways[1][name].asnumpy(), rtol=1e-4, atol=1e-6)
+    loss = mx.mod.PythonLossModule()
+    with pytest.raises(AssertionError, match="data_shapes are of"):
+        loss.bind([("x", (2, 2))], [("softmax_label", (2,))])
+    loss.bind([("data", (2, 2))], [("softmax_label", (2,))])
+    loss.forward(mx.io.DataBatch([mx.nd.ones((2, 2))], [mx.nd.ones(2)]), is_train=True)
+    with pytest.raises(NotImplementedError, match="grad_func"):
+        loss.backward()
+    with pytest.raises(NotImplementedError, match="_compute_output_shapes"):
+        mx.mod.PythonModule(["data"], None, ["out"]).bind([("data", (2, 2))])

@@ -2,7 +2,13 @@
 
 import logging
 
+import numpy as np
+
+from .. import ndarray as nd
+from .. import symbol as symbols
 from ..initializer import Uniform
+from ..model import load_params
+from ..name import NameManager
 from .base_module import BaseModule
 from .module import Module
 
@@ -32,25 +38,33 @@ class BucketingModule(BaseModule):
         self._default_bucket_key = default_bucket_key
         self._options = {
             "logger": logger, "context": context, "work_load_list": work_load_list, "fixed_param_names": fixed_param_names, "state_names": state_names,
-            "group2ctxs": group2ctxs,
+            "group2ctxs": group2ctxs, "compression_params": compression_params,
         }  # fmt: skip
         self._buckets = {}
-        self._current = None
-        self._current_key = None
+        self._loaded = {}  # bucket -> symbol of a checkpoint
+        self._params = None  # of a checkpoint, until bind
+        self._curr_module = None
+        self._curr_bucket_key = None
         self._monitor = None
         self._grad_req = "write"
 
+    def _generated(self, key):
+        """What sym_gen gives; names that it leaves to the NameManager are the same for every bucket."""
+        with NameManager():
+            return self._sym_gen(key)
+
     def _module(self, key):
-        symbol, data_names, label_names = self._sym_gen(key)
+        symbol, data_names, label_names = self._generated(key)
+        symbol = self._loaded.get(key, symbol)
         return Module(symbol, data_names, label_names, **self._options)
 
     @property
     def data_names(self):
-        return self._current.data_names if self._current is not None else list(self._sym_gen(self._default_bucket_key)[1])
+        return self._curr_module.data_names if self._curr_module is not None else list(self._generated(self._default_bucket_key)[1])
 
     @property
     def label_names(self):
-        return self._current.label_names if self._current is not None else list(self._sym_gen(self._default_bucket_key)[2] or ())
+        return self._curr_module.label_names if self._curr_module is not None else list(self._generated(self._default_bucket_key)[2] or ())
 
     data_shapes = property(lambda self: self._bound().data_shapes)
     label_shapes = property(lambda self: self._bound().label_shapes)
@@ -59,17 +73,17 @@ class BucketingModule(BaseModule):
 
     @property
     def output_names(self):
-        return self._current.output_names if self._current is not None else self._sym_gen(self._default_bucket_key)[0].list_outputs()
+        return self._curr_module.output_names if self._curr_module is not None else self._generated(self._default_bucket_key)[0].list_outputs()
 
     def _bound(self):
         self._require()
-        return self._current
+        return self._curr_module
 
     def bind(self, data_shapes, label_shapes=None, for_training=True, inputs_need_grad=False, force_rebind=False, shared_module=None, grad_req="write"):
         """Binds the default bucket; see `Module.bind`."""
         if shared_module is not None:
             raise AssertionError("shared_module for BucketingModule is not supported")
-        former = self.get_params() if self.params_initialized and self.binded else None
+        former = self.get_params() if self.params_initialized and self.binded else self._params
         if force_rebind:
             self.binded, self._buckets = False, {}
         if self.binded:
@@ -78,15 +92,22 @@ class BucketingModule(BaseModule):
         self.for_training, self.inputs_need_grad, self._grad_req = for_training, inputs_need_grad, grad_req
         module = self._module(self._default_bucket_key)
         module.bind(data_shapes, label_shapes, for_training, inputs_need_grad, grad_req=grad_req)
-        self._current, self._current_key = module, self._default_bucket_key
+        self._curr_module, self._curr_bucket_key = module, self._default_bucket_key
         self._buckets = {self._default_bucket_key: module}
         self.binded = True
         if former is not None:
             self.set_params(*former)
+            self._params = None
 
     def switch_bucket(self, bucket_key, data_shapes, label_shapes=None):
-        """Makes a bucket the current one, binding it if it is new."""
+        """Makes a bucket the current one, binding it if it is new. What the former one kept for its backward is given back."""
         self._require()
+        module = self._bind_bucket(bucket_key, data_shapes, label_shapes)
+        if self._curr_module is not module:
+            self._curr_module._release()  # at any time one bucket holds outputs and activations
+        self._curr_module, self._curr_bucket_key = module, bucket_key
+
+    def _bind_bucket(self, bucket_key, data_shapes, label_shapes):
         module = self._buckets.get(bucket_key)
         default = self._buckets[self._default_bucket_key]
         if module is None:
@@ -99,7 +120,7 @@ class BucketingModule(BaseModule):
             module.borrow_optimizer(default)
         if self.params_initialized and not module.params_initialized:
             module._arg_params, module._aux_params, module.params_initialized = default._arg_params, default._aux_params, True
-        self._current, self._current_key = module, bucket_key
+        return module
 
     def init_params(self, initializer=Uniform(0.01), arg_params=None, aux_params=None, allow_missing=False, force_init=False, allow_extra=False):
         """See `Module.init_params`."""
@@ -134,24 +155,22 @@ class BucketingModule(BaseModule):
         self.optimizer_initialized = True
 
     def prepare(self, data_batch, sparse_row_id_fn=None):
-        """Binds the batch's bucket ahead of its forward."""
+        """Binds the batch's bucket ahead of its forward; the current one stays."""
         self._require(params=True)
-        current = self._current_key, self._current
-        self.switch_bucket(data_batch.bucket_key, data_batch.provide_data, data_batch.provide_label)
-        self._current_key, self._current = current
+        self._bind_bucket(data_batch.bucket_key, data_batch.provide_data, data_batch.provide_label)
 
     def forward(self, data_batch, is_train=None):
         """Computes the outputs with the module of ``data_batch.bucket_key``."""
         self._require(params=True)
         self.switch_bucket(data_batch.bucket_key, data_batch.provide_data, data_batch.provide_label)
-        self._current.forward(data_batch, is_train)
+        self._curr_module.forward(data_batch, is_train)
 
     def backward(self, out_grads=None):
         self._bound().backward(out_grads)
 
     def update(self):
         self._require(params=True, optimizer=True)
-        self._current.update()
+        self._curr_module.update()
 
     def get_outputs(self, merge_multi_context=True):
         return self._bound().get_outputs(merge_multi_context)
@@ -174,9 +193,33 @@ class BucketingModule(BaseModule):
         for module in self._buckets.values():
             module.install_monitor(mon)
 
-    def save_checkpoint(self, prefix, epoch, remove_amp_cast=True):
-        """Writes the parameters, and the symbol of the current bucket."""
-        from ..model import save_checkpoint
-
+    def save_checkpoint(self, prefix, epoch, remove_amp_cast=False):
+        """Writes the parameters (``prefix-0001.params``), the keys of the buckets so far (``prefix.buckets``; they are integers) and the
+        symbol of each (``prefix-10-symbol.json``)."""
         self._require(params=True)
-        save_checkpoint(prefix, epoch, self.symbol, *self.get_params(), remove_amp_cast=remove_amp_cast)
+        for key in self._buckets:
+            if not isinstance(key, (int, np.integer)):
+                raise TypeError(f"save_checkpoint: the bucket {key!r} has a key that is no integer; save its symbol and the parameters by yourself")
+        nd.save(f"{prefix}.buckets", [nd.array(list(self._buckets), dtype="int32")])
+        for key, module in self._buckets.items():
+            module.symbol.save(f"{prefix}-{key}-symbol.json", remove_amp_cast=remove_amp_cast)
+        self.save_params(f"{prefix}-{epoch:04d}.params")
+
+    @staticmethod
+    def load(prefix, epoch, sym_gen=None, default_bucket_key=None, **kwargs):
+        """A module of what `save_checkpoint` wrote; `kwargs` go to `BucketingModule`. `sym_gen` makes the symbols of further buckets."""
+        keys = [int(key) for key in nd.load(f"{prefix}.buckets")[0].asnumpy()]
+        loaded = {key: symbols.load(f"{prefix}-{key}-symbol.json") for key in keys}
+        return BucketingModule.load_dict(loaded, sym_gen, default_bucket_key, *load_params(prefix, epoch), **kwargs)
+
+    @staticmethod
+    def load_dict(sym_dict=None, sym_gen=None, default_bucket_key=None, arg_params=None, aux_params=None, **kwargs):
+        """A module of symbols by bucket, and parameters by name; `kwargs` go to `BucketingModule`."""
+        for value, what in ((sym_dict, "sym_dict"), (sym_gen, "sym_gen"), (arg_params, "arg_params"), (aux_params, "aux_params")):
+            if value is None:
+                raise AssertionError(f"{what} is needed to load a BucketingModule")
+        module = BucketingModule(sym_gen, default_bucket_key, **kwargs)
+        module._loaded = dict(sym_dict)
+        module._params = arg_params, aux_params
+        module.params_initialized = True
+        return module

@@ -2,7 +2,11 @@
 
 import logging
 import warnings
+from collections import namedtuple
 
+import numpy as np
+
+from .. import kvstore as kvstores
 from .. import ndarray as nd
 from .. import optimizer as optimizers
 from ..base import MXNetError
@@ -13,6 +17,9 @@ from ..model import load_checkpoint, save_checkpoint
 from .base_module import BaseModule, copied
 
 __all__ = ["Module"]
+
+
+ExecutorGroup = namedtuple("ExecutorGroup", ["execs", "contexts", "param_names", "aux_names"])  # what Module._exec_group shows
 
 
 def _descs(shapes):
@@ -81,7 +88,8 @@ class Module(BaseModule):
         self._output_axes = [DataDesc.get_batch_axis(out.attr("__layout__")) for out in symbol]
         self._arg_params = self._aux_params = None
         self._params_dirty = False
-        self._optimizer = self._updater = None
+        self._optimizer = self._updater = self._kvstore = None
+        self._compression_params = compression_params
         self._preload_opt_states = None
         self._reset_bind()
 
@@ -99,6 +107,8 @@ class Module(BaseModule):
     def _reset_bind(self):
         self.binded = False
         self._execs = []
+        self._grad_req = None
+        self._buffers = [{} for _ in self._context]  # name -> the largest array so far of a data or label, which all buckets use
         self._data_shapes = self._label_shapes = None
 
     @staticmethod
@@ -118,7 +128,22 @@ class Module(BaseModule):
         if save_optimizer_states:
             self.save_optimizer_states(f"{prefix}-{epoch:04d}.states")
 
+    def _release(self):
+        """Gives back what the last forward keeps."""
+        for executor in self._execs:
+            executor._release()
+
     # What it is
+
+    @property
+    def _exec_group(self):
+        return ExecutorGroup(self._execs, self._context, self._param_names, self._aux_names)
+
+    @property
+    def _total_exec_bytes(self):
+        """Bytes of the arrays bound, those shared with other modules included."""
+        arrays = [array for one in self._execs for array in (*one.arg_arrays, *one.grad_arrays, *one.aux_arrays) if array is not None]
+        return sum(array.size * np.dtype(array.dtype).itemsize for array in arrays)
 
     data_names = property(lambda self: self._data_names)
     label_names = property(lambda self: self._label_names)
@@ -168,7 +193,9 @@ class Module(BaseModule):
             return
         if inputs_need_grad and not for_training:
             raise AssertionError("inputs_need_grad needs for_training")
-        self.for_training, self.inputs_need_grad = for_training, inputs_need_grad
+        if shared_module is not None:
+            self._buffers = shared_module._buffers
+        self.for_training, self.inputs_need_grad, self._grad_req = for_training, inputs_need_grad, grad_req
         self._set_shapes(data_shapes, label_shapes)
         arguments = self._symbol.list_arguments()
         if isinstance(grad_req, str):
@@ -193,7 +220,7 @@ class Module(BaseModule):
         for i, ctx in enumerate(self._context):
             executor = self._symbol.simple_bind(
                 ctx, grad_req=requests, type_dict=types, group2ctx=self._group2ctxs[i],
-                shared_arg_names=self._param_names, shared_exec=shared[i],
+                shared_arg_names=self._param_names, shared_exec=shared[i], shared_buffer=self._buffers[i],
                 **self._part_shapes(i),
             )  # fmt: skip
             self._execs.append(executor)
@@ -309,9 +336,11 @@ class Module(BaseModule):
         if self.optimizer_initialized and not force_init:
             self.logger.warning("optimizer already initialized, ignoring...")
             return
-        kind = kvstore if isinstance(kvstore, str) else getattr(kvstore, "type", None)
-        if kind is not None and "dist" in kind:
-            raise MXNetError(f"Module: kvstore {kind!r} spans machines, which modules do not")
+        store = kvstores.create(kvstore) if isinstance(kvstore, str) else kvstore
+        if isinstance(store, kvstores.KVStore):
+            store.set_gradient_compression(self._compression_params)
+        elif store is not None and not isinstance(store, kvstores.KVStoreBase):
+            raise TypeError(f"init_optimizer: kvstore is the name of a store, a store or None, not {type(kvstore).__name__}")
         names = dict(enumerate(self._param_names))
         if isinstance(optimizer, str):
             params = {"rescale_grad": 1.0 / self._batch_size, **dict(optimizer_params)}
@@ -322,6 +351,10 @@ class Module(BaseModule):
             optimizer.idx2name = names
         self._optimizer = optimizer
         self._updater = optimizers.get_updater(optimizer)
+        # `update` does what pushing and pulling would, in one call for all parameters of a device; the store is there to be asked.
+        self._kvstore = store if len(self._context) > 1 or not isinstance(kvstore, str) else None
+        if isinstance(self._kvstore, kvstores.KVStore):
+            self._kvstore._set_updater(self._updater)
         self.optimizer_initialized = True
         if self._preload_opt_states is not None:
             self.load_optimizer_states(self._preload_opt_states)
@@ -330,7 +363,7 @@ class Module(BaseModule):
     def borrow_optimizer(self, shared_module):
         """Uses the optimizer of another module."""
         shared_module._require(params=True, optimizer=True)
-        self._optimizer, self._updater = shared_module._optimizer, shared_module._updater
+        self._optimizer, self._updater, self._kvstore = shared_module._optimizer, shared_module._updater, shared_module._kvstore
         self.optimizer_initialized = True
 
     def save_optimizer_states(self, fname):

@@ -1,0 +1,240 @@
+"""`KVStore`: values by key, into which devices push and from which they pull.
+
+Everything happens in one process: what several devices push under a key is summed on the device where the value lies, in the order in
+which it is given, and replaces the value, or goes through an updater with it. `Trainer` and `Module` sum and update by themselves, in
+the same order; a store is for programs that call it.
+"""
+
+from . import optimizer as optimizers
+from .base import MXNetError
+from .ndarray import NDArray
+
+__all__ = ["KVStore", "KVStoreBase", "TestStore", "create"]
+
+_KINDS = ("local", "local_update_cpu", "local_allreduce_cpu", "local_allreduce_device", "device", "nccl")
+_SPANNING = ("dist", "p3", "horovod", "byteps")
+
+
+class KVStoreBase:
+    """The base of stores; a subclass that is decorated with `KVStoreBase.register` can be made by `create` with its name."""
+
+    OPTIMIZER = "optimizer"
+    kv_registry = {}
+
+    @staticmethod
+    def register(klass):
+        """Makes a class known under its name in lower case."""
+        KVStoreBase.kv_registry[klass.__name__.lower()] = klass
+        return klass
+
+    def broadcast(self, key, value, out, priority=0):
+        """Sets the value of a key, and copies it to `out`."""
+        raise NotImplementedError(f"{type(self).__name__} does not define broadcast")
+
+    def pushpull(self, key, value, out=None, priority=0):
+        """Pushes, then pulls."""
+        raise NotImplementedError(f"{type(self).__name__} does not define pushpull")
+
+    def set_optimizer(self, optimizer):
+        """What updates values by what is pushed."""
+        raise NotImplementedError(f"{type(self).__name__} does not define set_optimizer")
+
+    @staticmethod
+    def is_capable(capability):
+        """Whether the store can do that, such as ``KVStoreBase.OPTIMIZER``."""
+        raise NotImplementedError("the class does not define is_capable")
+
+    def save_optimizer_states(self, fname, dump_optimizer=False):
+        """Writes the optimizer's states into a file."""
+        raise NotImplementedError(f"{type(self).__name__} does not define save_optimizer_states")
+
+    def load_optimizer_states(self, fname):
+        """Reads what `save_optimizer_states` wrote."""
+        raise NotImplementedError(f"{type(self).__name__} does not define load_optimizer_states")
+
+    @property
+    def type(self):
+        """The name of the kind of store."""
+        raise NotImplementedError(f"{type(self).__name__} does not define type")
+
+    @property
+    def rank(self):
+        """The number of this process."""
+        return 0
+
+    @property
+    def num_workers(self):
+        """How many processes there are."""
+        return 1
+
+
+def _sum(arrays, context):
+    """The sum of the arrays on a device, in their order; a new array."""
+    total = arrays[0].copyto(context)
+    for array in arrays[1:]:
+        total = total + array.as_in_context(context)
+    return total
+
+
+def _arrays(value, what):
+    """One array or several, as a list."""
+    arrays = [value] if isinstance(value, NDArray) else list(value)
+    for array in arrays:
+        if not isinstance(array, NDArray):
+            raise TypeError(f"{what}: takes NDArrays, or lists of them for several devices, not {type(array).__name__}")
+    return arrays
+
+
+def _pairs(key, value, what):
+    """(key, arrays) for a key or for a list of them."""
+    if not isinstance(key, (list, tuple)):
+        return [(key, _arrays(value, what))]
+    if len(key) != len(value):
+        raise ValueError(f"{what}: {len(key)} keys, but {len(value)} values")
+    return [(one, _arrays(arrays, what)) for one, arrays in zip(key, value)]
+
+
+class KVStore(KVStoreBase):
+    """Values by key, in this process. Keys are all int or all str."""
+
+    def __init__(self, kind="local"):
+        self._kind = kind
+        self._values = {}
+        self._updater = None
+        self._key_type = None
+
+    @property
+    def type(self):
+        return self._kind
+
+    @staticmethod
+    def is_capable(capability):
+        if capability.lower() == KVStoreBase.OPTIMIZER:
+            return True
+        raise ValueError(f"is_capable: unknown capability {capability!r}")
+
+    def _check_key(self, key, new):
+        kind = str if isinstance(key, str) else int
+        if not isinstance(key, (int, str)):
+            raise MXNetError(f"KVStore: a key is an int or a str, not {type(key).__name__}")
+        if self._key_type not in (None, kind):
+            raise MXNetError(f"KVStore: the keys of this store are {self._key_type.__name__}, {key!r} is none")
+        if new and key in self._values:
+            raise MXNetError(f"KVStore: the key {key!r} has a value already")
+        if not new and key not in self._values:
+            raise MXNetError(f"KVStore: the key {key!r} has no value; call init first")
+        self._key_type = kind
+
+    def init(self, key, value):
+        """Gives keys their first values, by copies that lie where the arrays do; each key once."""
+        for one, arrays in _pairs(key, value, "init"):
+            self._check_key(one, True)
+            self._values[one] = arrays[0].copy()
+
+    def push(self, key, value, priority=0):
+        """Sums what devices give for a key and puts it in place of the value, or lets the updater work with it.
+
+        Parameters
+        ----------
+        key : int or str, or list of them
+        value : NDArray, or list of NDArray for several devices; for a list of keys a list of these
+        priority : int
+            Accepted as in MXNet.
+        """
+        for one, arrays in _pairs(key, value, "push"):
+            self._check_key(one, False)
+            stored = self._values[one]
+            if any(array.shape != stored.shape for array in arrays):
+                raise MXNetError(f"push: the value of {one!r} has the shape {stored.shape}, pushed is {[array.shape for array in arrays]}")
+            total = _sum(arrays, stored.context)
+            if self._updater is None:
+                self._values[one] = total
+            else:
+                self._updater(one, total, stored)
+
+    def pull(self, key, out=None, priority=0, ignore_sparse=True):
+        """Copies values into `out`: an NDArray, or a list of them on several devices; for a list of keys a list of these."""
+        if out is None:
+            raise AssertionError("pull: name the arrays to copy into (out=)")
+        for one, arrays in _pairs(key, out, "pull"):
+            self._check_key(one, False)
+            for array in arrays:
+                self._values[one].copyto(array)
+
+    def pushpull(self, key, value, out=None, priority=0):
+        self.push(key, value, priority)
+        self.pull(key, value if out is None else out, priority)
+
+    def broadcast(self, key, value, out, priority=0):
+        self.init(key, value)
+        self.pull(key, out, priority)
+
+    def row_sparse_pull(self, key, out=None, priority=0, row_ids=None):
+        """Only for sparse arrays, which there are none of: an error."""
+        raise MXNetError("row_sparse_pull: arrays are dense; use pull")
+
+    def set_gradient_compression(self, compression_params):
+        """Nothing is sent between machines, so there is nothing to compress: an error for any type but 'none'."""
+        if (compression_params or {}).get("type", "none") != "none":
+            raise MXNetError(f"set_gradient_compression: the store {self._kind!r} works in one process and does not compress")
+
+    def set_optimizer(self, optimizer):
+        """From now on pushed gradients update the values."""
+        self._set_updater(optimizers.get_updater(optimizer))
+
+    def _set_updater(self, updater):
+        """Calls ``updater(key, pushed, value)`` on every push."""
+        self._updater = updater
+
+    def save_optimizer_states(self, fname, dump_optimizer=False):
+        if not isinstance(self._updater, optimizers.Updater):
+            raise AssertionError("save_optimizer_states: the store has no optimizer")
+        with open(fname, "wb") as file:
+            file.write(self._updater.get_states(dump_optimizer))
+
+    def load_optimizer_states(self, fname):
+        if not isinstance(self._updater, optimizers.Updater):
+            raise AssertionError("load_optimizer_states: the store has no optimizer")
+        with open(fname, "rb") as file:
+            self._updater.set_states(file.read())
+
+
+@KVStoreBase.register
+class TestStore(KVStoreBase):
+    """A store without values: `pushpull` sums over devices, `broadcast` copies."""
+
+    __test__ = False  # no test case, whatever its name suggests
+
+    def broadcast(self, key, value, out, priority=0):
+        for array in _arrays(out, "broadcast"):
+            _arrays(value, "broadcast")[0].copyto(array)
+
+    def pushpull(self, key, value, out=None, priority=0):
+        arrays = _arrays(value, "pushpull")
+        total = _sum(arrays, arrays[0].context)
+        for array in arrays if out is None else _arrays(out, "pushpull"):
+            total.copyto(array)
+
+    @staticmethod
+    def is_capable(capability):
+        if capability.lower() == KVStoreBase.OPTIMIZER:
+            return False
+        raise ValueError(f"is_capable: unknown capability {capability!r}")
+
+    @property
+    def type(self):
+        return "teststore"
+
+
+def create(name="local"):
+    """A store: 'local', 'device' and their relatives, or one that was registered. MXNetError for those that span machines."""
+    if not isinstance(name, str):
+        raise TypeError(f"create: the name of a store is a str, not {type(name).__name__}")
+    kind = name.lower()
+    if kind in KVStoreBase.kv_registry:
+        return KVStoreBase.kv_registry[kind]()
+    if kind in _KINDS:
+        return KVStore(name)
+    if kind.startswith(_SPANNING):
+        raise MXNetError(f"create: the store {name!r} spans machines, which this package does not; there are {', '.join(_KINDS)}")
+    raise MXNetError(f"create: unknown store {name!r}; there are {', '.join((*_KINDS, *KVStoreBase.kv_registry))}")

@@ -1,0 +1,136 @@
+"""Modules written in Python, without a symbol."""
+
+import logging
+
+from .. import ndarray as nd
+from ..initializer import Uniform
+from ..io import DataDesc
+from .base_module import BaseModule
+
+__all__ = ["PythonModule", "PythonLossModule"]
+
+
+class PythonModule(BaseModule):
+    """The base of modules without parameters. A subclass defines `_compute_output_shapes`, `forward`, `backward`, `get_outputs` and
+    `get_input_grads`.
+
+    Parameters
+    ----------
+    data_names, label_names, output_names : list of str
+        `label_names` may be None.
+    """
+
+    def __init__(self, data_names, label_names, output_names, logger=logging):
+        super().__init__(logger)
+        self._data_names = list(data_names)
+        self._label_names = None if label_names is None else list(label_names)
+        self._output_names = list(output_names)
+        self._data_shapes = self._label_shapes = self._output_shapes = None
+
+    data_names = property(lambda self: self._data_names)
+    label_names = property(lambda self: self._label_names)
+    output_names = property(lambda self: self._output_names)
+    data_shapes = property(lambda self: self._data_shapes)
+    label_shapes = property(lambda self: self._label_shapes)
+    output_shapes = property(lambda self: self._output_shapes)
+
+    def bind(self, data_shapes, label_shapes=None, for_training=True, inputs_need_grad=False, force_rebind=False, shared_module=None, grad_req="write"):
+        """Takes note of the shapes; see `Module.bind`."""
+        if self.binded and not force_rebind:
+            self.logger.warning("Already bound, ignoring bind()")
+            return
+        if grad_req != "write":
+            raise AssertionError(f"{type(self).__name__} writes gradients; grad_req={grad_req!r} is not possible")
+        for shapes, names, what in ((data_shapes, self._data_names, "data"), (label_shapes, self._label_names, "label")):
+            given = [desc[0] for desc in shapes or ()]
+            if shapes is not None and given != names:
+                raise AssertionError(f"bind: {what}_shapes are of {given}, the module's {what}_names are {names}")
+        self.for_training, self.inputs_need_grad = for_training, inputs_need_grad
+        self._data_shapes = [desc if isinstance(desc, DataDesc) else DataDesc(*desc) for desc in data_shapes]
+        self._label_shapes = label_shapes
+        self._output_shapes = self._compute_output_shapes()
+        self.binded = True
+
+    def _compute_output_shapes(self):
+        """(name, shape) of the outputs, from `self._data_shapes` and `self._label_shapes`."""
+        raise NotImplementedError(f"{type(self).__name__} does not define _compute_output_shapes")
+
+    def get_params(self):
+        """Two empty dicts."""
+        return {}, {}
+
+    def init_params(self, initializer=Uniform(0.01), arg_params=None, aux_params=None, allow_missing=False, force_init=False, allow_extra=False):
+        """There is nothing to initialize."""
+        self.params_initialized = True
+
+    def init_optimizer(self, kvstore="local", optimizer="sgd", optimizer_params=(("learning_rate", 0.01),), force_init=False):
+        """There is nothing to update."""
+        self.optimizer_initialized = True
+
+    def update(self):
+        """There is nothing to update."""
+
+    def update_metric(self, eval_metric, labels, pre_sliced=False):
+        """Takes the outputs into a metric, where the module has labels."""
+        if self._label_shapes is None:
+            return
+        if pre_sliced:
+            raise RuntimeError(f"{type(self).__name__} takes whole batches of labels")
+        eval_metric.update(labels, self.get_outputs())
+
+
+class PythonLossModule(PythonModule):
+    """A loss at the end of a `SequentialModule`, whose gradient a Python function computes.
+
+    Parameters
+    ----------
+    name : str, default 'pyloss'
+    data_names, label_names : one name each
+    grad_func : function, optional
+        ``grad_func(scores, labels)`` gives the gradient with respect to the scores, an NDArray or a NumPy array. Without it a subclass
+        defines `_backward_impl`.
+    """
+
+    def __init__(self, name="pyloss", data_names=("data",), label_names=("softmax_label",), logger=logging, grad_func=None):
+        super().__init__(data_names, label_names, [f"{name}_output"], logger)
+        if len(self._data_names) != 1 or len(self._label_names) != 1:
+            raise AssertionError("PythonLossModule takes one data and one label")
+        if grad_func is not None and not callable(grad_func):
+            raise AssertionError("grad_func has to be a function of scores and labels")
+        self._name = name
+        self._grad_func = grad_func
+        self._scores = self._labels = self._scores_grad = None
+
+    def _compute_output_shapes(self):
+        return [(f"{self._name}_output", self._data_shapes[0].shape)]
+
+    def forward(self, data_batch, is_train=None):
+        """Keeps the scores, and in training the labels."""
+        self._scores = data_batch.data[0]
+        if self.for_training if is_train is None else is_train:
+            self._labels = data_batch.label[0]
+
+    def get_outputs(self, merge_multi_context=True):
+        """The scores."""
+        return [self._scores]
+
+    def backward(self, out_grads=None):
+        """Computes the gradient of the scores."""
+        if out_grads is not None:
+            raise AssertionError("a loss takes no gradients from behind it")
+        self._require(training=True)
+        self._backward_impl()
+
+    def _backward_impl(self):
+        if self._grad_func is None:
+            raise NotImplementedError(f"{type(self).__name__}: give grad_func, or define _backward_impl in a subclass")
+        grad = self._grad_func(self._scores, self._labels)
+        self._scores_grad = grad if isinstance(grad, nd.NDArray) else nd.array(grad, ctx=self._scores.context)
+
+    def get_input_grads(self, merge_multi_context=True):
+        """The gradient of the scores."""
+        return [self._scores_grad]
+
+    def install_monitor(self, mon):
+        """No executor runs here that a Monitor could watch."""
+        raise NotImplementedError("a PythonLossModule has no executor to watch; install the monitor on the modules before it")

@@ -1,0 +1,172 @@
+"""`SequentialModule`: modules one behind the other, the outputs of each the data of the next."""
+
+import copy
+import logging
+
+from ..initializer import Uniform
+from ..io import DataDesc
+from .base_module import BaseModule
+
+__all__ = ["SequentialModule"]
+
+
+class SequentialModule(BaseModule):
+    """A chain of modules; see `add`."""
+
+    META_TAKE_LABELS = "take_labels"
+    META_AUTO_WIRING = "auto_wiring"
+
+    def __init__(self, logger=logging):
+        super().__init__(logger)
+        self._modules = []
+        self._metas = []
+        self._label_shapes = None
+
+    def add(self, module, **kwargs):
+        """Puts a module behind the others.
+
+        Parameters
+        ----------
+        module : BaseModule
+        take_labels : bool, default False
+            Whether it gets the labels.
+        auto_wiring : bool, default False
+            Whether the outputs before it take on the names of its data.
+
+        Returns
+        -------
+        SequentialModule
+            Itself.
+        """
+        known = (self.META_TAKE_LABELS, self.META_AUTO_WIRING)
+        for key in kwargs:
+            if key not in known:
+                raise AssertionError(f"add: unknown option {key!r}; there are {', '.join(known)}")
+        self._modules.append(module)
+        self._metas.append(kwargs)
+        self.binded = self.params_initialized = self.optimizer_initialized = False
+        return self
+
+    data_names = property(lambda self: self._modules[0].data_names if self._modules else [])
+    output_names = property(lambda self: self._modules[-1].output_names if self._modules else [])
+
+    @property
+    def data_shapes(self):
+        self._require()
+        return self._modules[0].data_shapes
+
+    @property
+    def label_shapes(self):
+        self._require()
+        return self._label_shapes
+
+    @property
+    def output_shapes(self):
+        self._require()
+        return self._modules[-1].output_shapes
+
+    def bind(self, data_shapes, label_shapes=None, for_training=True, inputs_need_grad=False, force_rebind=False, shared_module=None, grad_req="write"):
+        """Binds all modules, each for what the one before it gives; see `Module.bind`."""
+        if self.binded and not force_rebind:
+            self.logger.warning("Already bound, ignoring bind()")
+            return
+        if inputs_need_grad and not for_training:
+            raise AssertionError("inputs_need_grad needs for_training")
+        if shared_module is not None:
+            raise AssertionError("shared_module for SequentialModule is not supported")
+        if not self._modules:
+            raise AssertionError("the SequentialModule is empty: add modules before bind")
+        shapes = data_shapes
+        for i, (module, meta) in enumerate(zip(self._modules, self._metas)):
+            if meta.get(self.META_AUTO_WIRING):
+                if len(module.data_names) != len(shapes):
+                    raise AssertionError(f"module {i} has {len(module.data_names)} data names for {len(shapes)} arrays")
+                shapes = [DataDesc(name, desc[1]) for name, desc in zip(module.data_names, shapes)]
+            module.bind(
+                shapes, label_shapes if meta.get(self.META_TAKE_LABELS) else None, for_training, bool(inputs_need_grad or (for_training and i > 0)),
+                force_rebind, None, grad_req,
+            )  # fmt: skip
+            shapes = module.output_shapes
+        self.for_training, self.inputs_need_grad = for_training, inputs_need_grad
+        self._label_shapes = label_shapes if any(meta.get(self.META_TAKE_LABELS) for meta in self._metas) else None
+        self.binded = True
+
+    def get_params(self):
+        """The parameters and auxiliary states of all modules."""
+        self._require(params=True)
+        arguments, states = {}, {}
+        for module in self._modules:
+            more, more_states = module.get_params()
+            arguments.update(more)
+            states.update(more_states)
+        return arguments, states
+
+    def init_params(self, initializer=Uniform(0.01), arg_params=None, aux_params=None, allow_missing=False, force_init=False, allow_extra=False):
+        """Initializes all modules; see `Module.init_params`. AssertionError when two have a parameter of the same name."""
+        if self.params_initialized and not force_init:
+            return
+        self._require()
+        for module in self._modules:
+            module.init_params(initializer, arg_params, aux_params, allow_missing, force_init, allow_extra or arg_params is not None)
+        owners = {}
+        for i, module in enumerate(self._modules):
+            for name in [name for arrays in module.get_params() for name in arrays]:
+                if name in owners:
+                    raise AssertionError(f"Duplicated parameter names: {name!r} is one of module {i} and of module {owners[name]}")
+                owners[name] = i
+        extra = [name for name in arg_params or () if name not in owners]
+        if extra and not allow_extra:
+            raise ValueError(f"init_params: {', '.join(extra)} are no parameters of these modules; set allow_extra=True to pass over them")
+        self.params_initialized = True
+
+    def init_optimizer(self, kvstore="local", optimizer="sgd", optimizer_params=(("learning_rate", 0.01),), force_init=False):
+        """Installs an optimizer in every module; see `Module.init_optimizer`."""
+        self._require(params=True)
+        if self.optimizer_initialized and not force_init:
+            self.logger.warning("optimizer already initialized, ignoring.")
+            return
+        for module in self._modules:
+            module.init_optimizer(kvstore, optimizer, optimizer_params, force_init)
+        self.optimizer_initialized = True
+
+    def forward(self, data_batch, is_train=None):
+        self._require(params=True)
+        batch = copy.copy(data_batch)
+        for module in self._modules:
+            module.forward(batch, is_train)
+            if module is not self._modules[-1]:
+                batch.data = module.get_outputs()
+                batch.provide_data = [DataDesc(name, array.shape) for (name, _), array in zip(module.output_shapes, batch.data)]
+
+    def backward(self, out_grads=None):
+        self._require(params=True, training=True)
+        for module in reversed(self._modules):
+            module.backward(out_grads)
+            if module is not self._modules[0]:
+                out_grads = module.get_input_grads()
+
+    def update(self):
+        self._require(params=True, optimizer=True)
+        for module in self._modules:
+            module.update()
+
+    def get_outputs(self, merge_multi_context=True):
+        self._require(params=True)
+        return self._modules[-1].get_outputs(merge_multi_context)
+
+    def get_input_grads(self, merge_multi_context=True):
+        self._require(params=True)
+        if not self.inputs_need_grad:
+            raise AssertionError("bind the module with inputs_need_grad=True for the gradients of its inputs")
+        return self._modules[0].get_input_grads(merge_multi_context)
+
+    def update_metric(self, eval_metric, labels, pre_sliced=False):
+        self._require(params=True)
+        for module, meta in zip(self._modules, self._metas):
+            if meta.get(self.META_TAKE_LABELS):
+                module.update_metric(eval_metric, labels, pre_sliced)
+
+    def install_monitor(self, mon):
+        self._require()
+        for module in self._modules:
+            module.install_monitor(mon)

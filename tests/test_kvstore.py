@@ -1,0 +1,115 @@
+"""Stores of values by key."""
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+
+SHAPE = (2, 3)
+
+
+def full(value, device=0):
+    return mx.nd.full(SHAPE, value, ctx=mx.cpu(device))
+
+
+@pytest.mark.parametrize("kind", ["local", "device", "local_allreduce_cpu"])
+def test_push_sums_over_devices(kind):
+    store = mx.kv.create(kind)
+    assert store.type == kind and store.rank == 0 and store.num_workers == 1
+    store.init(["a", "b"], [full(1), full(2, 1)])
+    out = [full(0, device) for device in range(3)]
+    store.pull("b", out)
+    assert [array.asnumpy().max() for array in out] == [2, 2, 2]
+    store.push("a", [full(device + 1, device) for device in range(3)])
+    store.pull(["a", "b"], [out, full(0)])
+    assert [array.asnumpy().min() for array in out] == [6, 6, 6] and [array.context for array in out] == [mx.cpu(i) for i in range(3)]
+    pair = [full(1), full(3, 1)]
+    store.pushpull("a", pair)
+    assert [array.asnumpy().max() for array in pair] == [4, 4]
+    store.broadcast("c", full(9), out)
+    assert out[2].asnumpy().max() == 9
+
+
+def test_optimizer(tmp_path):
+    store = mx.kv.create()
+    store.init(3, full(1))
+    store.set_optimizer(mx.optimizer.SGD(learning_rate=0.5, momentum=0.9))
+    store.push(3, [full(1), full(1, 1)])
+    out = full(0)
+    store.pull(3, out)
+    np.testing.assert_allclose(out.asnumpy(), 0.0)
+    store.save_optimizer_states(str(tmp_path / "states"))
+    other = mx.kv.create()
+    with pytest.raises(AssertionError, match="no optimizer"):
+        other.load_optimizer_states(str(tmp_path / "states"))
+    other.init(3, out)
+    other.set_optimizer(mx.optimizer.SGD(learning_rate=0.5, momentum=0.9))
+    other.load_optimizer_states(str(tmp_path / "states"))
+    for one in (store, other):
+        one.push(3, full(0))
+        one.pull(3, out)
+        np.testing.assert_allclose(out.asnumpy(), -0.9, rtol=1e-6)
+
+
+def test_updaters_see_keys():
+    seen = []
+    store = mx.kv.create()
+    store._set_updater(lambda key, pushed, value: seen.append((key, pushed.asnumpy().max(), value.asnumpy().max())))
+    store.init([5, 7], [full(1), full(2)])
+    store.push([5, 7], [full(3), [full(4), full(5, 1)]])
+    assert seen == [(5, 3, 1), (7, 9, 2)]
+
+
+def test_registered_stores():
+    store = mx.kv.create("teststore")
+    pair = [full(1), full(3, 1)]
+    store.pushpull("a", pair)
+    assert [array.asnumpy().max() for array in pair] == [4, 4]
+    store.broadcast("a", full(2), pair)
+    assert [array.asnumpy().max() for array in pair] == [2, 2]
+    assert store.is_capable("optimizer") is False and mx.kv.KVStore.is_capable("optimizer") is True
+
+    @mx.kv.KVStoreBase.register
+    class Mine(mx.kv.KVStoreBase):
+        pass
+
+    try:
+        with pytest.raises(NotImplementedError, match="Mine does not define pushpull"):
+            mx.kv.create("mine").pushpull("a", pair)
+    finally:
+        del mx.kv.KVStoreBase.kv_registry["mine"]
+
+
+def test_errors():
+    store = mx.kv.create()
+    store.init("a", full(1))
+    for call, message in [
+        (lambda: store.init("a", full(1)), "has a value already"),
+        (lambda: store.push("b", full(1)), "call init first"),
+        (lambda: store.push(3, full(1)), "keys of this store are str"),
+        (lambda: store.push("a", mx.nd.ones(4)), r"shape \(2, 3\)"),
+        (lambda: store.row_sparse_pull("a", full(1), row_ids=full(1)), "dense"),
+        (lambda: store.set_gradient_compression({"type": "2bit"}), "does not compress"),
+        (lambda: mx.kv.create("dist_sync"), "spans machines"),
+        (lambda: mx.kv.create("loca"), "unknown store"),
+    ]:
+        with pytest.raises(mx.MXNetError, match=message):
+            call()
+    with pytest.raises(ValueError, match="2 keys"):
+        store.push(["a", "b"], [full(1)])
+    with pytest.raises(TypeError, match="NDArrays"):
+        store.push("a", [1.0])
+    with pytest.raises(AssertionError, match="out="):
+        store.pull("a")
+
+
+def test_modules_name_stores():
+    module = mx.mod.Module(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2), label_names=None, context=[mx.cpu(0), mx.cpu(1)])
+    module.bind([("data", (4, 3))])
+    module.init_params()
+    with pytest.raises(mx.MXNetError, match="spans machines"):
+        module.init_optimizer(kvstore="dist_sync")
+    with pytest.raises(TypeError, match="a store or None"):
+        module.init_optimizer(kvstore=3)
+    module.init_optimizer(kvstore="device")
+    assert module._kvstore.type == "device"
