@@ -208,11 +208,12 @@ graphs = st.fixed_dictionaries({
     "homes": st.lists(st.integers(0, 3), min_size=len(PARAMETERS), max_size=len(PARAMETERS)),
     "added": st.integers(0, 2**len(PARAMETERS) - 1),  # whose gradients are added up
     "num_devices": st.integers(2, 4),
+    "again": st.integers(0, 255),  # steps that backward computes again, where it is asked to
 })
 
 
-def run(graph, num_devices, flags=None, dtype="float32", rounds=2):
-    """What two rounds of training, and a prediction after them, give. flags: None runs eagerly."""
+def run(graph, num_devices, flags=None, dtype="float32", rounds=2, again=False):
+    """What two rounds of training, and a prediction after them, give. flags: None runs eagerly. again: backward recomputes."""
     devices = [mx.cpu(70 + i % num_devices) for i in range(4)]
     mx.random.seed(7)
     draw = np.random.RandomState(3)
@@ -234,8 +235,11 @@ def run(graph, num_devices, flags=None, dtype="float32", rounds=2):
 
     def function(*given):
         walk = Walk(dict(zip(names, given)), devices)
-        for kind, places, numbers in graph["steps"]:
+        for i, (kind, places, numbers) in enumerate(graph["steps"]):
+            begun = again and graph["again"] >> i & 1 and _core.begin_region()
             walk.step(kind, places, numbers)
+            if begun:
+                _core.end_region()
         return [walk.values[-1 - number % len(walk.values)] for number in graph["outputs"]]
 
     op = function if flags is None else _core.CachedOp(function, flags)
@@ -271,6 +275,7 @@ def check(graph, modes):
     many = graph["num_devices"]
     eager, default = run(graph, 1), run(graph, 1, {})
     same(run(graph, 1, {"exact": True}), eager, "exact on one device")
+    same(run(graph, 1, {}, again=True), default, "recomputing on one device")
     close(default, eager, run(graph, 1, dtype="float64"))
     for mode, seed in modes:
         mx.engine.set_mode(mode, seed)
@@ -278,6 +283,7 @@ def check(graph, modes):
             same(run(graph, many), eager, f"eager on {many} devices, {mode} {seed}")
             same(run(graph, many, {"exact": True}), eager, f"exact on {many} devices, {mode} {seed}")
             same(run(graph, many, {}), default, f"default on {many} devices, {mode} {seed}")
+            same(run(graph, many, {"exact": True}, again=True), eager, f"recomputing on {many} devices, {mode} {seed}")
         finally:
             mx.engine.set_mode("async")
 
@@ -303,7 +309,7 @@ def test_every_pattern(kind):
     """Each pattern in all its variants, with and without moves in its middle."""
     for choice in range(12):
         graph = {"steps": [("dense", [0], (0, 0, 1)), (kind, [0], (0, 1, choice)), (kind, [0, 1, 2], (1, 2, choice))], "outputs": [0, 1],
-                 "homes": [0, 1] * 5 + [2], "added": choice, "num_devices": 3}
+                 "homes": [0, 1] * 5 + [2], "added": choice, "num_devices": 3, "again": choice}
         check(graph, [("async", 0)])
 
 
@@ -312,7 +318,7 @@ def test_an_array_that_arrives_and_is_not_read():
     steps = [("move", [0], (0, 0, 0)), ("convolution", [2], (4, 78, 93)), ("cell", [2], (67, 77, 70)), ("feed_forward", [3], (67, 80, 81)),
              ("batch_norm", [0, 0, 2], (16, 95, 46)), ("softmax", [3, 0], (68, 63, 95)), ("feed_forward", [3], (67, 80, 81)),
              ("redundant", [2, 2], (4, 78, 93))]
-    graph = {"steps": steps, "outputs": [62, 29, 27], "homes": [1, 2, 0, 0, 3, 3, 3, 3, 3, 3, 0], "added": 51, "num_devices": 4}
+    graph = {"steps": steps, "outputs": [62, 29, 27], "homes": [1, 2, 0, 0, 3, 3, 3, 3, 3, 3, 0], "added": 51, "num_devices": 4, "again": 0}
     expected = run(graph, 1)
     for _ in range(10):
         same(run(graph, 4, {"exact": True}), expected, "exact on 4 devices")

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "autograd/compiled.h"
+#include "graph/recompute.h"
 #include "graph/rewrite.h"
 
 static void free_backward(mpg_compiled_backward *backward) {
@@ -170,6 +171,10 @@ static mpg_status find_saved(mpg_compiled *c) {
   MPG_GOTO(differentiate(c, arrives, false, c->wanted, NULL, true, &joint, out_grads, NULL, in_grads));
   MPG_GOTO(mpg_graph_set_outputs(&joint, in_grads, 0));
   MPG_GOTO(mpg_graph_simplify(&joint));
+  if (mpg_recompute_wanted(&joint, c->graph.num_nodes)) {
+    MPG_GOTO(mpg_recompute_find(&joint, c->graph.num_nodes, in_grads, c->num_inputs, c->saved));
+    goto fail;
+  }
   MPG_GOTO(mpg_graph_order(&joint, MPG_PHASE_BACKWARD, in_grads, c->num_inputs, &order));
   for (size_t k = 0; k < order.count; k++) {
     const mpg_node *node = &joint.nodes[order.nodes[k]];
@@ -186,8 +191,7 @@ fail:
   return status;
 }
 
-static mpg_status make_forward(mpg_compiled *c) {
-  mpg_order order = {0};
+static mpg_status plan_forward(mpg_compiled *c, mpg_order *order) {
   mpg_status status = MPG_OK;
   size_t num_roots = 0;
   mpg_value *roots = mpg_malloc((c->num_outputs + c->graph.num_values + 1) * sizeof *roots);
@@ -196,10 +200,19 @@ static mpg_status make_forward(mpg_compiled *c) {
   for (size_t n = 0; c->saved && n < c->graph.num_nodes; n++)
     for (uint32_t i = 0; i < c->graph.nodes[n].num_outputs; i++)
       if (c->saved[c->graph.nodes[n].values + i]) roots[num_roots++] = (mpg_value){(uint32_t)n, i};
-  MPG_GOTO(mpg_graph_order(&c->graph, MPG_PHASE_FORWARD, roots, num_roots, &order));
-  mpg_plan_request request = {.graph = &c->graph, .order = &order, .num_externals = mpg_compiled_forward_externals(c),
+  MPG_GOTO(mpg_graph_order(&c->graph, MPG_PHASE_FORWARD, roots, num_roots, order));
+  mpg_plan_request request = {.graph = &c->graph, .order = order, .num_externals = mpg_compiled_forward_externals(c),
                               .external = c->external, .saved = c->saved};
   MPG_GOTO(mpg_plan_make(&request, &c->plan));
+fail:
+  mpg_free(roots);
+  return status;
+}
+
+static mpg_status make_forward(mpg_compiled *c) {
+  mpg_order order = {0};
+  mpg_status status = MPG_OK;
+  MPG_GOTO(plan_forward(c, &order));
   MPG_GOTO(mpg_lower(&c->graph, &order, &c->plan, "compiled forward", &c->programs));
   mpg_program_set_fix(c->programs, c->num_given - c->num_bound, c->num_bound + c->num_constants);
   if (!c->recording) goto fail;
@@ -209,7 +222,6 @@ static mpg_status make_forward(mpg_compiled *c) {
     if (c->saved[v] && c->plan.locations[v].base < mpg_compiled_forward_externals(c)) c->saved_external[c->plan.locations[v].base] = true;
 fail:
   mpg_order_free(&order);
-  mpg_free(roots);
   return status;
 }
 
@@ -234,6 +246,12 @@ static mpg_status rewrite(mpg_compiled *c, const mpg_trace *trace, const mpg_com
 fail:
   mpg_free(outputs);
   return status;
+}
+
+static mpg_status make_all(mpg_compiled *c, const mpg_memory_budget *budget) {
+  if (c->recording && budget && budget->count) MPG_TRY(mpg_compiled_fit(c, budget));
+  if (c->recording) MPG_TRY(find_saved(c));
+  return make_forward(c);
 }
 
 mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_inputs, mpg_array *const *outputs, uint32_t num_outputs,
@@ -267,8 +285,7 @@ mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_i
   MPG_GOTO(mpg_graph_simplify(&c->graph));
   for (uint32_t i = 0; i < num_inputs; i++) c->wanted[i] = options->recording && options->wanted[i];
   MPG_GOTO(take_outputs(c, c->graph.outputs));
-  if (c->recording) MPG_GOTO(find_saved(c));
-  MPG_GOTO(make_forward(c));
+  MPG_GOTO(make_all(c, options->budget));
   *compiled = c;
   c = NULL;
 fail:
@@ -363,8 +380,24 @@ fail:
   return status;
 }
 
+/* The joint graph with what is computed again. */
+static mpg_status repeat(const mpg_compiled *c, mpg_graph *joint, mpg_value *out_grads, mpg_value *sums, mpg_value *in_grads) {
+  if (!mpg_recompute_wanted(joint, c->graph.num_nodes)) return MPG_OK;
+  mpg_graph result;
+  mpg_graph_init(&result);
+  mpg_value_list lists[] = {{in_grads, c->num_inputs}, {out_grads, c->num_outputs}, {sums, c->num_inputs}};
+  mpg_status status = mpg_recompute_apply(joint, c->graph.num_nodes, c->saved, lists, 3, &result);
+  if (status == MPG_OK) {
+    mpg_graph former = *joint;
+    *joint = result;
+    result = former;
+  }
+  mpg_graph_free(&result);
+  return status;
+}
+
 /* fill: outputs without a gradient get zeros, so that the gradient is the one for which values were saved. */
-static mpg_status make_backward(mpg_compiled *c, mpg_compiled_backward *b, const bool *arrives, bool fill) {
+static mpg_status make_backward(mpg_compiled *c, mpg_compiled_backward *b, const bool *arrives, bool fill, bool lower) {
   mpg_graph joint;
   mpg_order order = {0};
   mpg_status status = MPG_OK;
@@ -376,10 +409,14 @@ static mpg_status make_backward(mpg_compiled *c, mpg_compiled_backward *b, const
   mpg_value *in_grads = out_grads + c->num_outputs, *stored = in_grads + c->num_inputs, *sums = stored + c->num_inputs;
   for (uint32_t i = 0; i < c->num_inputs; i++) wanted[i] = b->places[i] != MPG_PLACE_NONE;
   MPG_GOTO(differentiate(c, arrives, fill, wanted, b->summed, b->train, &joint, out_grads, sums, in_grads));
-  joint.phase = MPG_PHASE_BACKWARD;
-  joint.scope = joint.origin = 0;
-  joint.train = b->train;
+  for (uint32_t i = 0; i < c->num_inputs; i++)
+    if (!b->summed[i]) sums[i] = MPG_NO_VALUE;
   MPG_GOTO(mpg_graph_set_outputs(&joint, in_grads, 0));
+  MPG_GOTO(mpg_graph_simplify(&joint));
+  MPG_GOTO(repeat(c, &joint, out_grads, sums, in_grads));
+  joint.phase = MPG_PHASE_BACKWARD;
+  joint.scope = joint.origin = joint.region = 0;
+  joint.train = b->train;
   size_t known = joint.num_values;
   external = mpg_malloc((known + 1) * sizeof *external);
   if (!external) MPG_GOTO(mpg_out_of_host_memory(known * sizeof *external));
@@ -388,7 +425,6 @@ static mpg_status make_backward(mpg_compiled *c, mpg_compiled_backward *b, const
     if (mpg_has_value(out_grads[i])) external[mpg_value_index(&joint, out_grads[i])] = mpg_compiled_out_grad(c, i);
   for (uint32_t i = 0; i < c->num_inputs; i++)
     if (b->summed[i]) external[mpg_value_index(&joint, sums[i])] = mpg_compiled_sum(c, i);
-  MPG_GOTO(mpg_graph_simplify(&joint));
   for (uint32_t i = 0; i < c->num_inputs; i++) {
     stored[i] = MPG_NO_VALUE;
     b->gives[i] = wanted[i] && (mpg_has_value(in_grads[i]) || b->places[i] == MPG_PLACE_WRITE);
@@ -405,7 +441,7 @@ static mpg_status make_backward(mpg_compiled *c, mpg_compiled_backward *b, const
                               .saved = saved, .forward = &c->plan, .retain = b->retain};
   MPG_GOTO(mpg_plan_make(&request, &b->plan));
   MPG_GOTO(hurry(&request, &order, &b->plan));
-  MPG_GOTO(mpg_lower(&joint, &order, &b->plan, "compiled backward", &b->programs));
+  if (lower) MPG_GOTO(mpg_lower(&joint, &order, &b->plan, "compiled backward", &b->programs));
 fail:
   mpg_order_free(&order);
   mpg_graph_free(&joint);
@@ -413,7 +449,36 @@ fail:
   mpg_free(external);
   mpg_free(saved);
   mpg_free(wanted);
-  return again ? make_backward(c, b, arrives, true) : status;
+  return again ? make_backward(c, b, arrives, true, lower) : status;
+}
+
+mpg_status mpg_compiled_measure(mpg_compiled *c, mpg_plan *plan) {
+  mpg_order order = {0};
+  mpg_compiled_backward b = {.train = true};
+  mpg_status status = MPG_OK;
+  b.arrives = mpg_calloc(c->num_outputs + 1, sizeof *b.arrives);
+  b.places = mpg_calloc(c->num_inputs + 1, sizeof *b.places);
+  b.gives = mpg_calloc(c->num_inputs + 1, sizeof *b.gives);
+  b.summed = mpg_calloc(c->num_inputs + 1, sizeof *b.summed);
+  if (!b.arrives || !b.places || !b.gives || !b.summed) MPG_GOTO(mpg_out_of_host_memory(c->num_inputs));
+  for (uint32_t i = 0; i < c->num_outputs; i++) b.arrives[i] = differentiable(&c->outputs[i].desc);
+  for (uint32_t i = 0; i < c->num_inputs; i++) b.places[i] = c->wanted[i] ? MPG_PLACE_WRITE : MPG_PLACE_NONE;
+  MPG_GOTO(find_saved(c));
+  MPG_GOTO(plan_forward(c, &order));
+  MPG_GOTO(make_backward(c, &b, b.arrives, false, false));
+  *plan = b.plan;
+  b.plan = (mpg_plan){0};
+fail:
+  mpg_order_free(&order);
+  mpg_plan_free(&c->plan);
+  mpg_free(c->saved);
+  c->saved = NULL;
+  mpg_free(b.arrives);
+  mpg_free(b.places);
+  mpg_free(b.gives);
+  mpg_free(b.summed);
+  mpg_plan_free(&b.plan);
+  return status;
 }
 
 mpg_status mpg_compiled_get_backward(mpg_compiled *c, const bool *arrives, const bool *summed, const uint8_t *places, bool retain,
@@ -438,7 +503,7 @@ mpg_status mpg_compiled_get_backward(mpg_compiled *c, const bool *arrives, const
   memcpy(b->arrives, arrives, c->num_outputs * sizeof *arrives);
   memcpy(b->places, places, c->num_inputs);
   memcpy(b->summed, summed, c->num_inputs * sizeof *summed);
-  MPG_GOTO(make_backward(c, b, arrives, false));
+  MPG_GOTO(make_backward(c, b, arrives, false, true));
   b->next = c->backwards;
   c->backwards = b;
   *result = b;

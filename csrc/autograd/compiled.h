@@ -92,18 +92,35 @@ typedef struct mpg_compiled {
   uint32_t frames;
 } mpg_compiled;
 
+/* How many bytes may be planned on devices, forward and backward together (budget.c). */
+typedef struct mpg_memory_limit {
+  mpg_device_id device; /* type 0: every device that has no limit of its own */
+  size_t bytes;
+} mpg_memory_limit;
+typedef struct mpg_memory_budget {
+  mpg_memory_limit *limits;
+  uint32_t count;
+} mpg_memory_budget;
+
 typedef struct mpg_compile_options {
   bool recording;
   bool exact;         /* no rewrite that changes bits */
   const bool *wanted; /* per given input: it is on the tape */
   uint32_t num_parameters; /* of the given inputs, the last: the same arrays in call after call */
   uint32_t num_bound;      /* likewise: those that come with a binding */
+  const mpg_memory_budget *budget; /* when recording: compute again what it takes to stay within; NULL: no limit */
 } mpg_compile_options;
 
 /* Compiles an ended trace whose first inputs are `inputs`. Takes over what the trace holds. */
 mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_inputs, mpg_array *const *outputs, uint32_t num_outputs,
                        const mpg_compile_options *options, mpg_compiled **compiled); /* new */
 void mpg_compiled_release(mpg_compiled *compiled);
+
+/* budget.c: gives regions to nodes until the plan fits the budget, computing as little again as it can. Fails, naming the bytes
+ * needed on each device, when it can't. */
+mpg_status mpg_compiled_fit(mpg_compiled *compiled, const mpg_memory_budget *budget);
+/* The plan of both phases, for regions as they are now (compile.c). plan: zeroed. */
+mpg_status mpg_compiled_measure(mpg_compiled *compiled, mpg_plan *plan);
 
 void mpg_compiled_unbind(mpg_compiled *compiled); /* forgets the binding */
 void mpg_compiled_free_spare(mpg_compiled *compiled);

@@ -93,3 +93,13 @@ fail:
   if (status != MPG_OK && scope) mpg_fail_prefix(status, "in block %s", mpg_scope_text(scope));
   return status;
 }
+
+bool mpg_trace_begin_region(void) {
+  if (!active || active->graph.region) return false;
+  active->graph.region = ++active->graph.num_regions;
+  return true;
+}
+
+void mpg_trace_end_region(void) {
+  if (active) active->graph.region = 0;
+}

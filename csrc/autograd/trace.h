@@ -39,4 +39,9 @@ mpg_status mpg_trace_value(mpg_trace *trace, const mpg_array *array, const char 
 mpg_status mpg_trace_call(mpg_trace *trace, const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs,
                           mpg_array *outputs, int num_visible, bool train, uint32_t scope);
 
+/* What is traced from here to the end is one region, computed again in the backward phase (graph/recompute.h). False, and
+ * nothing begins, where no trace is active or a region has begun already. */
+bool mpg_trace_begin_region(void);
+void mpg_trace_end_region(void);
+
 #endif

@@ -50,6 +50,7 @@ static mpg_status node_gradient(pass *p, uint32_t number) {
   for (uint32_t i = 0; i < node.num_inputs; i++) p->in_grads[i] = MPG_NO_VALUE;
   graph->scope = node.scope;
   graph->origin = node.origin;
+  graph->region = node.region;
   if (node.opaque) {
     /* What has been summed up for an input goes in, the sum comes out: so a call adds up its contributions as its ops would. */
     uint32_t call;
@@ -133,7 +134,7 @@ static mpg_status make_work_space(pass *p) {
 }
 
 mpg_status mpg_graph_gradient(mpg_graph *graph, const mpg_differentiation *request) {
-  uint32_t scope = graph->scope, origin = graph->origin;
+  uint32_t scope = graph->scope, origin = graph->origin, region = graph->region;
   uint8_t phase = graph->phase;
   bool train = graph->train;
   pass p = {.graph = graph, .num_values = graph->num_values};
@@ -147,5 +148,6 @@ mpg_status mpg_graph_gradient(mpg_graph *graph, const mpg_differentiation *reque
   graph->train = train;
   graph->scope = scope;
   graph->origin = origin;
+  graph->region = region;
   return status;
 }

@@ -64,7 +64,7 @@ void mpg_graph_clear(mpg_graph *graph) {
     free_value_blocks(graph->value_block->older);
     graph->value_block->older = NULL;
   }
-  graph->num_random = graph->scope = graph->origin = 0;
+  graph->num_random = graph->scope = graph->origin = graph->region = graph->num_regions = 0;
   graph->phase = MPG_PHASE_FORWARD;
   graph->train = false;
   if (graph->arena.blocks) mpg_arena_reset(&graph->arena);
@@ -87,6 +87,7 @@ mpg_status mpg_graph_copy(mpg_graph *target, const mpg_graph *source) {
   target->num_inputs = source->num_inputs;
   target->num_values = source->num_values;
   target->num_random = source->num_random;
+  target->num_regions = source->num_regions;
   return mpg_graph_set_outputs(target, source->outputs, source->num_outputs);
 }
 
@@ -105,6 +106,7 @@ static mpg_status append(mpg_graph *graph, const mpg_node *fields, const mpg_val
   node->train = graph->train;
   node->scope = graph->scope;
   node->origin = graph->origin;
+  node->region = graph->region;
   if (fields->num_inputs) memcpy(graph->inputs + graph->num_inputs, inputs, fields->num_inputs * sizeof *inputs);
   graph->num_inputs += fields->num_inputs;
   graph->num_values += fields->num_outputs;
@@ -153,6 +155,23 @@ mpg_status mpg_graph_emit(mpg_graph *graph, const mpg_op *op, const void *params
     values[i] = (mpg_graph_value){out[i], device};
     outputs[i] = (mpg_value){number, (uint32_t)i};
   }
+  return MPG_OK;
+}
+
+mpg_status mpg_graph_append(mpg_graph *graph, const mpg_graph *from, uint32_t number, const mpg_value *inputs, uint32_t *result) {
+  mpg_node fields = from->nodes[number];
+  if (fields.op && fields.params && fields.op->params->size) {
+    fields.params = mpg_arena_copy(&graph->arena, fields.params, fields.op->params->size);
+    if (!fields.params) return mpg_out_of_host_memory(fields.op->params->size);
+  }
+  MPG_TRY(append(graph, &fields, inputs, result));
+  mpg_node *node = &graph->nodes[*result];
+  fields.inputs = node->inputs;
+  uint32_t old = fields.values;
+  fields.values = node->values;
+  *node = fields;
+  for (uint32_t i = 0; i < node->num_outputs; i++) graph->values[node->values + i] = from->values[old + i];
+  if (node->random != MPG_NO_RANDOM && node->random >= graph->num_random) graph->num_random = node->random + 1;
   return MPG_OK;
 }
 

@@ -31,9 +31,11 @@ typedef struct mpg_node {
   uint32_t num_inputs, num_outputs;
   uint32_t scope;      /* block path */
   uint32_t origin;     /* host line */
+  uint32_t region;     /* what is computed again in the backward phase as a piece (recompute.h); 0: nothing */
   uint32_t random;     /* which random call of the graph this is, in program order; MPG_NO_RANDOM */
   uint8_t phase;       /* mpg_phase */
   bool train;
+  bool repeats;        /* computes again, in the backward phase, what a forward node computed */
 } mpg_node;
 
 typedef struct mpg_graph_value {
@@ -58,9 +60,10 @@ typedef struct mpg_graph {
   mpg_arena arena; /* params */
   uint32_t num_random;
   /* What newly emitted nodes are given. */
-  uint32_t scope, origin;
+  uint32_t scope, origin, region;
   uint8_t phase;
   bool train;
+  uint32_t num_regions; /* 1..num_regions were given out */
   bool borrow_params; /* params outlive the graph: do not copy them */
 } mpg_graph;
 
@@ -77,6 +80,8 @@ mpg_status mpg_graph_known(mpg_graph *graph, const mpg_op *op, void *opaque, con
 /* Infers, places and appends; `like` may be MPG_NO_VALUE. outputs: num_outputs of the op. */
 mpg_status mpg_graph_emit(mpg_graph *graph, const mpg_op *op, const void *params, const mpg_value *inputs, int num_inputs,
                           mpg_value like, mpg_value *outputs);
+/* Appends node `number` of another graph, on inputs of this one: everything else is as there, random numbers too. */
+mpg_status mpg_graph_append(mpg_graph *graph, const mpg_graph *from, uint32_t number, const mpg_value *inputs, uint32_t *node);
 mpg_status mpg_graph_set_outputs(mpg_graph *graph, const mpg_value *values, size_t count);
 
 static inline uint32_t mpg_value_index(const mpg_graph *graph, mpg_value value) {

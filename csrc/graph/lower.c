@@ -97,7 +97,7 @@ static mpg_status lower_node(lowering *l, const mpg_node *node, const mpg_segmen
   MPG_TRY(enter_segment(l, runs_on, segment));
   bool contents = !mpg_node_flag(node, MPG_OP_SHAPE_ONLY);
   for (uint32_t i = 0; i < node->num_inputs && contents; i++) MPG_TRY(wait_for(l, runs_on, inputs[i]));
-  mpg_instruction instruction = {.kind = crosses ? MPG_COPY : MPG_RUN, .train = node->train, .backward = node->phase == MPG_PHASE_BACKWARD,
+  mpg_instruction instruction = {.kind = crosses ? MPG_COPY : MPG_RUN, .train = node->train, .backward = node->phase == MPG_PHASE_BACKWARD, .repeats = node->repeats,
                                  .peer = slot, .op = node->op, .kernel = mpg_kernel_get(program->device, node->op),
                                  .operands = program->num_operands, .num_inputs = node->num_inputs, .num_outputs = node->num_outputs,
                                  .random = node->random, .scope = node->scope, .origin = node->origin,

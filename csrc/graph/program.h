@@ -29,6 +29,7 @@ typedef enum mpg_instruction_kind { MPG_RUN, MPG_COPY, MPG_SIGNAL, MPG_WAIT } mp
 typedef struct mpg_instruction {
   uint8_t kind; /* mpg_instruction_kind */
   bool train, backward;
+  bool repeats; /* computes again what the forward phase computed */
   uint32_t peer; /* slot of the other device: of a copy's target, of a wait's source */
   uint32_t segment; /* of a wait: the segment that signals */
   uint32_t tick; /* number of the signal in its segment */

@@ -6,6 +6,7 @@ typedef struct cached_op {
   PyObject_HEAD
   PyObject *trace; /* the function; NULL only while the object dies */
   bool exact;
+  mpg_memory_budget budget; /* owned limits */
   unsigned parameters; /* how many of the last arguments are parameters */
   mpg_cache *cache;
   PyObject *bound;  /* tuple of arrays that every call gets behind its own; NULL: none */
@@ -75,7 +76,7 @@ static mpg_compiled *compile_outputs(cached_op *self, mpg_trace *trace, PyObject
     for (Py_ssize_t i = 0; i < num_outputs; i++) outputs[i] = mpg_py_array_of(PySequence_Fast_GET_ITEM(results, i));
     mpg_compile_options options = {.recording = recording, .exact = self->exact, .wanted = wanted,
                                    .num_parameters = self->parameters < num_inputs ? self->parameters : (uint32_t)num_inputs,
-                                   .num_bound = call->num_bound};
+                                   .num_bound = call->num_bound, .budget = &self->budget};
     mpg_status status = mpg_compile(trace, inputs, (uint32_t)num_inputs, outputs, (uint32_t)num_outputs, &options, &compiled);
     if (status != MPG_OK) {
       mpg_py_raise(status);
@@ -289,6 +290,7 @@ static PyObject *describe_instruction(const mpg_program_set *set, const mpg_prog
   if (put(dict, "op", PyUnicode_FromString(instruction->op->name)) < 0 ||
       put(dict, "scope", PyUnicode_FromString(mpg_scope_text(instruction->scope))) < 0)
     goto fail;
+  if (instruction->repeats && put(dict, "again", PyBool_FromLong(1)) < 0) goto fail;
   PyObject *shapes = PyList_New(0);
   for (uint32_t i = 0; shapes != NULL && i < instruction->num_outputs; i++) {
     PyObject *shape = mpg_py_shape_tuple(&program->views[instruction->operands + instruction->num_inputs + i].desc.shape);
@@ -468,6 +470,30 @@ static PyObject *cached_op_clear(PyObject *object, PyObject *unused) {
 
 /* --- The type ----------------------------------------------------------------------------------------------------- */
 
+/* From a list of (Context or None, bytes). */
+static int set_budget(cached_op *self, PyObject *list) {
+  if (!PyList_Check(list)) {
+    PyErr_SetString(PyExc_TypeError, "CachedOp: 'budget' is a list of (Context or None, bytes)");
+    return -1;
+  }
+  Py_ssize_t count = PyList_GET_SIZE(list);
+  self->budget.limits = PyMem_Calloc((size_t)count + 1, sizeof *self->budget.limits);
+  if (self->budget.limits == NULL) {
+    PyErr_NoMemory();
+    return -1;
+  }
+  for (Py_ssize_t i = 0; i < count; i++) {
+    PyObject *device;
+    Py_ssize_t bytes;
+    mpg_memory_limit *limit = &self->budget.limits[i];
+    if (!PyArg_ParseTuple(PyList_GET_ITEM(list, i), "On;CachedOp: 'budget' is a list of (Context or None, bytes)", &device, &bytes)) return -1;
+    if (device != Py_None && mpg_py_device_id(device, &limit->device) < 0) return -1;
+    limit->bytes = bytes < 0 ? 0 : (size_t)bytes;
+    self->budget.count++;
+  }
+  return 0;
+}
+
 static PyObject *cached_op_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
   static char *names[] = {"trace", "flags", NULL};
   PyObject *trace, *flags = NULL;
@@ -492,6 +518,11 @@ static PyObject *cached_op_new(PyTypeObject *type, PyObject *args, PyObject *kwa
     Py_DECREF(self);
     return PyErr_NoMemory();
   }
+  flag = flags != NULL ? PyDict_GetItemString(flags, "budget") : NULL;
+  if (flag != NULL && set_budget(self, flag) < 0) {
+    Py_DECREF(self);
+    return NULL;
+  }
   return (PyObject *)self;
 }
 
@@ -514,6 +545,7 @@ static void cached_op_dealloc(PyObject *object) {
   Py_CLEAR(self->trace);
   if (self->cache != NULL) mpg_cache_clear(self->cache);
   PyMem_Free(self->cache);
+  PyMem_Free(self->budget.limits);
   Py_CLEAR(self->bound);
   Py_CLEAR(self->pointers);
   type->tp_free(object);
@@ -523,7 +555,7 @@ static void cached_op_dealloc(PyObject *object) {
 static PyMethodDef cached_op_methods[] = {
     {"compiled", cached_op_compiled, METH_NOARGS,
      "compiled()\n--\n\nWhat is compiled: a list with one dict for each signature. 'devices' maps a device's name to its 'forward' and\n"
-     "'backward' programs (lists of instructions: kind 'run' with op, scope and shapes; 'copy' with to and bytes; 'signal'; 'wait'\n"
+     "'backward' programs (lists of instructions: kind 'run' with op, scope, shapes, and again where it recomputes; 'copy' with to and bytes; 'signal'; 'wait'\n"
      "with from) and to 'planned', the bytes planned there: forward, saved (of these), backward (beyond forward's), lanes (arrays\n"
      "that other devices push), total. 'copies' lists what moves between devices. 'calls', 'frames' and 'bytes_held' say how often\n"
      "it ran, and what waits for its backward now. 'inputs': (shape, dtype, device, needs a gradient)."},

@@ -1,5 +1,6 @@
 /* What mpgluon.gluon needs of the core: inference on partly known shapes, the scope under which work is queued, names
  * of dtypes. See core.h. */
+#include "autograd/trace.h"
 #include "python/core.h"
 
 /* --- Inference ---------------------------------------------------------------------------------------------------- */
@@ -148,6 +149,17 @@ static PyObject *get_scope(PyObject *module, PyObject *unused) {
   return PyLong_FromUnsignedLong(mpg_autograd_scope());
 }
 
+static PyObject *begin_region(PyObject *module, PyObject *unused) {
+  (void)module, (void)unused;
+  return PyBool_FromLong(mpg_trace_begin_region());
+}
+
+static PyObject *end_region(PyObject *module, PyObject *unused) {
+  (void)module, (void)unused;
+  mpg_trace_end_region();
+  Py_RETURN_NONE;
+}
+
 static PyObject *dtype_name(PyObject *module, PyObject *dtype) {
   (void)module;
   mpg_dtype number = mpg_py_dtype(dtype);
@@ -161,6 +173,10 @@ static PyMethodDef methods[] = {
     {"intern_scope", intern_scope, METH_O, "intern_scope(path)\n--\n\nThe number of a block path."},
     {"set_scope", set_scope, METH_O, "set_scope(number)\n--\n\nFrom now on this thread queues work under that block path. Returns the former number."},
     {"get_scope", get_scope, METH_NOARGS, "get_scope()\n--\n\nThe number of the block path under which this thread queues work."},
+    {"begin_region", begin_region, METH_NOARGS,
+     "begin_region()\n--\n\nWhat the active trace gets from now on is computed again in the backward phase, until end_region. False, and nothing\n"
+     "begins, where nothing is traced or a region has begun."},
+    {"end_region", end_region, METH_NOARGS, "end_region()\n--\n\nEnds what begin_region began."},
     {"dtype_name", dtype_name, METH_O, "dtype_name(dtype)\n--\n\nThe name of a dtype, however it is given: 'float32'."},
     {0}};
 

@@ -2,7 +2,7 @@
 
 from .. import _core, autograd
 from .. import ndarray as nd
-from . import _tracing
+from . import _recompute, _tracing
 from .utils import shape_is_known
 
 
@@ -107,6 +107,8 @@ class _Signature:
         inputs = len(arrays) - len(self.used)
         outputs = []
         with _tracing.Binding(self.used, arrays[inputs:], self.path):
+            if self.block._flags.get("recompute") is True:
+                _core.begin_region()
             value = self.block.forward(*regroup(self.structure, iter(arrays[:inputs])))
             self.outputs = flatten(value, outputs, "The outputs")
         return outputs
@@ -117,10 +119,14 @@ class CompiledCall:
 
     def __init__(self, block, flags):
         self._block = block
-        self._flags = {name: value for name, value in flags.items() if name not in ("backend", "pipeline")}
+        self._flags = {name: value for name, value in flags.items() if name not in ("backend", "pipeline", "recompute")}
+        self._flags["budget"] = _recompute.limits(flags.get("recompute"))
         self._signatures = {}
+        self._changes, self._repeats = _recompute.changes, None
 
     def __call__(self, args):
+        if self._changes != _recompute.changes:
+            self._look_again()
         if set(map(type, args)) == _ONLY_ARRAYS:  # the usual case
             flat = list(args)
             structure = (tuple, *[_ARRAY] * len(flat))
@@ -142,6 +148,15 @@ class CompiledCall:
         outputs = signature.op(*flat)
         return outputs[0] if signature.outputs is _ARRAY else regroup(signature.outputs, iter(outputs))
 
+    def _look_again(self):
+        """Forgets what was traced while other blocks were to be computed again."""
+        self._changes, former, self._repeats = _recompute.changes, self._repeats, _recompute.of_descendants(self._block)
+        if former != self._repeats:
+            for signature in self._signatures.values():
+                if signature.bound:
+                    signature.unbind()
+            self._signatures.clear()
+
     def discover(self, args):
         """Finds the unknown shapes of the block's parameters."""
         flat = []
@@ -158,6 +173,8 @@ class CompiledCall:
         return signature
 
     def _add(self, key, flat):
+        if self._repeats is None:
+            self._repeats = _recompute.of_descendants(self._block)
         signature = self._make(key[0], flat, key[2])
         signature.op = _core.CachedOp(signature.trace, {**self._flags, "parameters": len(signature.used)})
         self._signatures[key] = signature
@@ -223,9 +240,10 @@ def _entry_text(entry):
         f"{entry['block']} for {mode}{', exact' if entry['exact'] else ''}: {entry['nodes']} operators, called {entry['calls']} {'time' if entry['calls'] == 1 else 'times'}",
         f"  inputs: {'; '.join(arrays)}",
     ]
-    rows = [("device", "forward ops", "backward ops", "copies out", "bytes out", "planned: forward", "saved", "backward", "arriving", "total")]
+    rows = [("device", "forward ops", "backward ops", "again", "copies out", "bytes out", "planned: forward", "saved", "backward", "arriving", "total")]
     for name, device in entry["devices"].items():
         ops = [sum(step["kind"] == "run" for step in device[phase]) for phase in ("forward", "backward")]
+        ops.append(sum(step.get("again", False) for step in device["backward"]))
         sent = [step["bytes"] for phase in ("forward", "backward") for step in device[phase] if step["kind"] == "copy"]
         planned = [device["planned"][part] for part in ("forward", "saved", "backward", "lanes", "total")]
         rows.append((name, *[f"{number:,}" for number in (*ops, len(sent), sum(sent), *planned)]))

@@ -13,7 +13,7 @@ from .. import _core
 from .. import ndarray as nd
 from ..base import MXNetError
 from ..name import NameManager, Prefix
-from . import _tracing
+from . import _recompute, _tracing
 from ._compiled import CompiledCall, CompiledPrograms, first_context
 from .parameter import DeferredInitializationError, Parameter, ParameterDict, check_names, load_values
 from .utils import HookHandle, brief, indent, shape_is_known
@@ -462,6 +462,11 @@ class HybridBlock(Block):
         active : bool, default True
         exact : bool, default False
             Leave out the rewrites that change bits: results are bitwise those of eager execution.
+        recompute : bool, str, int or dict, default False
+            What backward computes again instead of keeping it from the forward pass; results are the same, bit for bit.
+            True: of this block only what comes in is kept, also where it is part of a hybridized block. A number of bytes
+            (or text, as '64MB'), or a dict from contexts to these: the compiler computes again what it takes to stay
+            within that much planned memory on each device (`compiled` shows it), or fails and names the bytes needed.
         static_alloc, static_shape, inline_limit, forward_bulk_size, backward_bulk_size
             Accepted as in MXNet. Memory is always planned ahead and reused.
         """
@@ -470,6 +475,9 @@ class HybridBlock(Block):
             raise MXNetError(f"hybridize: unknown option {brief(sorted(unknown))}; there are {brief(sorted(_FLAGS), 20)}")
         if flags.get("pipeline") is not None:
             raise MXNetError("hybridize: pipeline= needs mx.parallel, which this version does not have")
+        _recompute.limits(flags.get("recompute"))
+        if "recompute" in flags or "recompute" in self._flags:
+            _recompute.changes += 1
         self._active = bool(active)
         self._flags = dict(flags)
         self._clear_compiled()
@@ -498,6 +506,11 @@ class HybridBlock(Block):
     def _run(self, *args):
         if self._active and _tracing.current() is None and not _symbolic(args):
             return self._call_compiled(args)
+        if self._active and self._flags.get("recompute") is True and _core.begin_region():
+            try:
+                return self.forward(*args)
+            finally:
+                _core.end_region()
         return self.forward(*args)
 
     def _call_compiled(self, args):
@@ -633,7 +646,7 @@ def _holds(value, kind):
 
 
 _FLAGS = frozenset(
-    ["exact", "pipeline", "static_alloc", "static_shape", "inline_limit", "forward_bulk_size", "backward_bulk_size", "backend"]
+    ["exact", "pipeline", "recompute", "static_alloc", "static_shape", "inline_limit", "forward_bulk_size", "backward_bulk_size", "backend"]
 )
 
 

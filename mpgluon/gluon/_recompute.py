@@ -1,0 +1,40 @@
+"""The option ``recompute`` of `HybridBlock.hybridize`."""
+
+import re
+
+from .. import _core
+from ..base import MXNetError
+
+# Counts changes of the option on any block: compiled calls look at their blocks again when it has grown.
+changes = 0
+
+
+def _bytes(value):
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)I?B?\s*", value.upper()) if isinstance(value, str) else None
+    if match is None:
+        raise MXNetError(
+            f"hybridize: recompute must be True, False, a number of bytes, a text as '64MB', or a dict from contexts to bytes, not {value!r}"
+        )
+    return int(float(match[1]) * 1024 ** " KMGT".index(match[2] or " "))
+
+
+def limits(value):
+    """A memory budget as a list of (context or None, bytes); empty for True, False and None."""
+    if value is None or value is True or value is False:
+        return []
+    if isinstance(value, dict):
+        for ctx in value:
+            if not isinstance(ctx, _core.Context):
+                raise MXNetError(f"hybridize: the keys of recompute must be contexts, as mx.cpu(0), not {ctx!r}")
+        return [(ctx, _bytes(allowed)) for ctx, allowed in value.items()]
+    return [(None, _bytes(value))]
+
+
+def of_descendants(block):
+    """Which blocks under `block` (and it) are computed again: what compiled calls were traced with."""
+    found = [block._flags.get("recompute") is True and block._active]
+    for child in block._children.values():
+        found += of_descendants(child)
+    return found
