@@ -34,6 +34,7 @@ void mpg_compiled_release(mpg_compiled *c) {
   mpg_free(c->results);
   mpg_free(c->external);
   mpg_free(c->wanted);
+  mpg_free(c->carried);
   mpg_free(c->saved);
   mpg_free(c->saved_external);
   if (c->programs) mpg_program_set_release(c->programs);
@@ -201,6 +202,7 @@ static mpg_status plan_forward(mpg_compiled *c, mpg_order *order) {
     for (uint32_t i = 0; i < c->graph.nodes[n].num_outputs; i++)
       if (c->saved[c->graph.nodes[n].values + i]) roots[num_roots++] = (mpg_value){(uint32_t)n, i};
   MPG_GOTO(mpg_graph_order(&c->graph, MPG_PHASE_FORWARD, roots, num_roots, order));
+  if (c->stages != MPG_STAGES_NONE) MPG_GOTO(mpg_graph_stages(&c->graph, order, NULL, 0, false));
   mpg_plan_request request = {.graph = &c->graph, .order = order, .num_externals = mpg_compiled_forward_externals(c),
                               .external = c->external, .saved = c->saved};
   MPG_GOTO(mpg_plan_make(&request, &c->plan));
@@ -214,7 +216,7 @@ static mpg_status make_forward(mpg_compiled *c) {
   mpg_status status = MPG_OK;
   MPG_GOTO(plan_forward(c, &order));
   MPG_GOTO(mpg_lower(&c->graph, &order, &c->plan, "compiled forward", &c->programs));
-  mpg_program_set_fix(c->programs, c->num_given - c->num_bound, c->num_bound + c->num_constants);
+  if (c->stages == MPG_STAGES_NONE) mpg_program_set_fix(c->programs, c->num_given - c->num_bound, c->num_bound + c->num_constants);
   if (!c->recording) goto fail;
   c->saved_external = mpg_calloc(mpg_compiled_forward_externals(c) + 1, sizeof *c->saved_external);
   if (!c->saved_external) MPG_GOTO(mpg_out_of_host_memory(mpg_compiled_forward_externals(c)));
@@ -270,6 +272,12 @@ mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_i
   c->num_outputs = num_outputs;
   c->recording = options->recording;
   c->exact = options->exact;
+  c->stages = options->stages;
+  if (options->carried && num_inputs) {
+    c->carried = mpg_malloc(num_inputs * sizeof *c->carried);
+    if (!c->carried) MPG_GOTO(mpg_out_of_host_memory(num_inputs));
+    memcpy(c->carried, options->carried, num_inputs * sizeof *c->carried);
+  }
   mpg_graph_init(&c->graph);
   mpg_graph_init(&c->original);
   for (uint32_t i = 0; i < num_outputs; i++) MPG_GOTO(mpg_trace_value(trace, outputs[i], "the block's result", &values[i]));
@@ -396,6 +404,18 @@ static mpg_status repeat(const mpg_compiled *c, mpg_graph *joint, mpg_value *out
   return status;
 }
 
+/* The gradients of carried inputs are what other pieces wait for. */
+static mpg_status stage_backward(const mpg_compiled *c, const mpg_graph *joint, const mpg_value *stored, mpg_order *order) {
+  size_t count = 0;
+  mpg_value *urgent = mpg_malloc((c->num_given + 1) * sizeof *urgent);
+  if (!urgent) return mpg_out_of_host_memory(c->num_given * sizeof *urgent);
+  for (uint32_t i = 0; c->carried && i < c->num_given; i++)
+    if (c->carried[i]) urgent[count++] = stored[i];
+  mpg_status status = mpg_graph_stages(joint, order, urgent, count, c->stages == MPG_STAGES_DEFERRED);
+  mpg_free(urgent);
+  return status;
+}
+
 /* fill: outputs without a gradient get zeros, so that the gradient is the one for which values were saved. */
 static mpg_status make_backward(mpg_compiled *c, mpg_compiled_backward *b, const bool *arrives, bool fill, bool lower) {
   mpg_graph joint;
@@ -435,12 +455,13 @@ static mpg_status make_backward(mpg_compiled *c, mpg_compiled_backward *b, const
   if (!saved) MPG_GOTO(mpg_out_of_host_memory(joint.num_values));
   memcpy(saved, c->saved, c->graph.num_values * sizeof *saved);
   MPG_GOTO(mpg_graph_order(&joint, MPG_PHASE_BACKWARD, stored, c->num_inputs, &order));
+  if (c->stages != MPG_STAGES_NONE) MPG_GOTO(stage_backward(c, &joint, stored, &order));
   again = !fill && !reads_saved_only(c, &joint, &order);
   if (again) goto fail;
   mpg_plan_request request = {.graph = &joint, .order = &order, .num_externals = mpg_compiled_all_externals(c), .external = external,
                               .saved = saved, .forward = &c->plan, .retain = b->retain};
   MPG_GOTO(mpg_plan_make(&request, &b->plan));
-  MPG_GOTO(hurry(&request, &order, &b->plan));
+  if (c->stages == MPG_STAGES_NONE) MPG_GOTO(hurry(&request, &order, &b->plan));
   if (lower) MPG_GOTO(mpg_lower(&joint, &order, &b->plan, "compiled backward", &b->programs));
 fail:
   mpg_order_free(&order);

@@ -270,6 +270,7 @@ mpg_status mpg_compiled_call(mpg_compiled *c, const mpg_inputs *inputs, mpg_arra
   uint32_t num_own = c->num_given - c->num_bound, num_blocks = c->plan.num_blocks;
   mpg_status status = MPG_OK;
   call_space space = {.c = c};
+  if (c->stages != MPG_STAGES_NONE) return mpg_fail(MPG_ERROR, "internal: a call compiled in stages is called in pieces");
   MPG_TRY(bind(c, inputs, &space.binding));
   space.externals = take_space(&c->space, (num_own + c->num_results) * sizeof(mpg_tensor) + num_blocks * sizeof(mpg_storage *));
   if (!space.externals) {

@@ -62,6 +62,12 @@ typedef struct mpg_compiled_backward {
   void *space;     /* for the next call's bookkeeping; owned */
 } mpg_compiled_backward;
 
+typedef enum mpg_compile_stages {
+  MPG_STAGES_NONE,     /* one segment a device */
+  MPG_STAGES_WHOLE,    /* segments by stage */
+  MPG_STAGES_DEFERRED, /* and in the backward, what nobody waits for in segments of its own */
+} mpg_compile_stages;
+
 typedef struct mpg_compiled {
   int32_t references;
   mpg_graph graph;        /* rewritten and simplified */
@@ -78,6 +84,8 @@ typedef struct mpg_compiled {
   uint32_t num_results;
   uint32_t *external;     /* per value of the graph: external array, or MPG_NO_BASE */
   bool recording, exact;
+  mpg_compile_stages stages;
+  bool *carried;          /* per given input: its gradient is what other pieces wait for; NULL: none */
   bool *wanted;           /* per input: needs a gradient */
   bool *saved;            /* per value: lives until backward; NULL for prediction */
   bool *saved_external;   /* per external array of the forward: holds a saved value; NULL for prediction */
@@ -106,6 +114,8 @@ typedef struct mpg_compile_options {
   bool recording;
   bool exact;         /* no rewrite that changes bits */
   const bool *wanted; /* per given input: it is on the tape */
+  mpg_compile_stages stages; /* for calls in pieces (pieces.h); such a call cannot be called by mpg_compiled_call */
+  const bool *carried;       /* per given input; NULL: none */
   uint32_t num_parameters; /* of the given inputs, the last: the same arrays in call after call */
   uint32_t num_bound;      /* likewise: those that come with a binding */
   const mpg_memory_budget *budget; /* when recording: compute again what it takes to stay within; NULL: no limit */

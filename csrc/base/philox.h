@@ -12,7 +12,15 @@ typedef struct mpg_random_key {
   uint64_t seed;
   uint64_t call;
   uint64_t position; /* added to the element index: where this piece starts in the whole batch */
+  /* A piece along an inner axis is not one run of the whole: `run` elements of it lie together, and runs begin `stride` apart.
+   * run 0: it is one run. */
+  uint64_t run, stride;
 } mpg_random_key;
+
+/* The position of element `index` of the piece in the whole. */
+static inline uint64_t mpg_random_position(const mpg_random_key *key, uint64_t index) {
+  return key->position + (key->run ? index / key->run * key->stride + index % key->run : index);
+}
 
 typedef struct mpg_philox_block {
   uint32_t value[4];

@@ -96,6 +96,7 @@ static mpg_status take_frame(mpg_program_set *set, mpg_call_frame **result) {
     frame = mpg_malloc(size);
     if (!frame) return mpg_out_of_host_memory(size);
     frame->binding = 0;
+    frame->times = NULL;
     frame->first_ticks = (mpg_tick *)(frame->bases + num_bases);
   }
   *result = frame;
@@ -110,6 +111,7 @@ static mpg_status new_frame(mpg_program_set *set, const mpg_launching *call, int
   frame->references = references;
   frame->set = set;
   frame->random = call->random;
+  frame->rows = (mpg_rows){0};
   void **bases = frame->bases;
   uint32_t behind = set->first_fixed + set->num_fixed;
   for (uint32_t i = 0; i < set->first_fixed; i++) bases[i] = address_of(&call->externals[i]);
@@ -124,23 +126,29 @@ static mpg_status new_frame(mpg_program_set *set, const mpg_launching *call, int
   return MPG_OK;
 }
 
-/* Tells the storages what was queued. */
-static mpg_status note_uses(const mpg_program_set *set, const mpg_launching *call, const mpg_tick *ticks, int count) {
-  mpg_status status = MPG_OK, first = MPG_OK;
-  for (int k = 0; k < count; k++) {
-    const mpg_program_segment *segment = &set->segments[k];
-    const mpg_program *program = &set->programs[segment->slot];
-    for (uint32_t i = 0; i < segment->num_accesses; i++) {
-      const mpg_access *access = &segment->accesses[i];
-      mpg_storage *storage = base_storage(set, call, access->base);
-      if (storage->device != program->device) {
-        status = mpg_storage_add_read(storage, program->device, ticks[k]); /* a push is kept track of like a read */
-        if (first == MPG_OK) first = status;
-        continue;
-      }
-      if (access->reads) storage->block.uses.read = ticks[k];
-      if (access->writes) mpg_storage_add_write(storage, ticks[k]);
+/* Tells the storages that a segment was queued. */
+static mpg_status note_segment(const mpg_program_set *set, const mpg_program_segment *segment, const mpg_launching *call, mpg_tick tick) {
+  mpg_status first = MPG_OK;
+  mpg_device *device = set->programs[segment->slot].device;
+  for (uint32_t i = 0; i < segment->num_accesses; i++) {
+    const mpg_access *access = &segment->accesses[i];
+    mpg_storage *storage = base_storage(set, call, access->base);
+    if (storage->device != device) {
+      mpg_status status = mpg_storage_add_read(storage, device, tick); /* a push is kept track of like a read */
+      if (first == MPG_OK) first = status;
+      continue;
     }
+    if (access->reads) storage->block.uses.read = tick;
+    if (access->writes) mpg_storage_add_write(storage, tick);
+  }
+  return first;
+}
+
+static mpg_status note_uses(const mpg_program_set *set, const mpg_launching *call, const mpg_tick *ticks, int count) {
+  mpg_status first = MPG_OK;
+  for (int k = 0; k < count; k++) {
+    mpg_status status = note_segment(set, &set->segments[k], call, ticks[k]);
+    if (first == MPG_OK) first = status;
   }
   return first;
 }
@@ -163,7 +171,7 @@ mpg_status mpg_launch(mpg_program_set *set, const mpg_launching *call) {
   mpg_program_payload payloads[MPG_MAX_GRAPH_DEVICES];
   mpg_tick ticks[MPG_MAX_GRAPH_DEVICES];
   point_list lists[MPG_MAX_GRAPH_DEVICES];
-  int count = (int)set->num_segments; /* one per device: a set of stages is queued by flight.c */
+  int count = (int)set->num_segments; /* one per device: sets of stages fly (mpg_flight) */
   size_t num_points = 0;
   mpg_call_frame *frame = NULL;
   for (int k = 0; k < count; k++) MPG_TRY(mpg_device_make_room(set->programs[set->segments[k].slot].device));
@@ -187,4 +195,75 @@ mpg_status mpg_launch(mpg_program_set *set, const mpg_launching *call) {
   }
   MPG_TRY(mpg_device_submit_together(devices, submissions, count, ticks));
   return note_uses(set, call, ticks, count);
+}
+
+/* --- Flights -------------------------------------------------------------------------------------------------------- */
+
+mpg_status mpg_flight_begin(mpg_program_set *set, const mpg_launching *call, mpg_rows rows, bool timed, mpg_flight *flight) {
+  mpg_call_frame *frame;
+  MPG_ASSERT(!call->binding && !set->num_fixed);
+  *flight = (mpg_flight){.call = *call};
+  MPG_TRY(new_frame(set, call, 1, &frame));
+  flight->frame = frame;
+  frame->rows = rows;
+  for (uint32_t i = 0; i < set->num_segments; i++) frame->first_ticks[i] = 0; /* not queued */
+  if (!timed) return MPG_OK;
+  frame->times = mpg_calloc(set->num_segments + 1, sizeof *frame->times);
+  return frame->times ? MPG_OK : mpg_out_of_host_memory(set->num_segments * sizeof *frame->times);
+}
+
+void mpg_flight_end(mpg_flight *flight) {
+  if (flight->frame) mpg_program_discard(&(mpg_program_payload){.frame = flight->frame});
+  flight->frame = NULL;
+}
+
+/* The bases that the segment touches get their addresses. Queued segments never look at one that is still missing. */
+static mpg_status resolve_bases(mpg_flight *flight, const mpg_program_segment *segment) {
+  mpg_program_set *set = flight->frame->set;
+  for (uint32_t i = 0; i < segment->num_accesses; i++) {
+    uint32_t base = segment->accesses[i].base;
+    if (flight->frame->bases[base]) continue;
+    if (base < set->num_externals) {
+      flight->frame->bases[base] = mpg_tensor_data(&flight->call.externals[base]);
+      continue;
+    }
+    uint32_t block = base - set->num_externals;
+    if (!flight->call.blocks[block])
+      MPG_TRY(mpg_storage_create(set->programs[set->block_devices[block]].device, set->block_sizes[block], false, &flight->call.blocks[block]));
+    flight->frame->bases[base] = flight->call.blocks[block]->block.memory;
+  }
+  return MPG_OK;
+}
+
+/* What the segment waits for must be queued already. */
+static mpg_status check_waits(const mpg_flight *flight, const mpg_program_segment *segment) {
+  const mpg_program_set *set = flight->frame->set;
+  for (uint32_t i = segment->begin; i < segment->end; i++) {
+    const mpg_instruction *instruction = &set->programs[segment->slot].instructions[i];
+    if (instruction->kind == MPG_WAIT && !flight->frame->first_ticks[instruction->segment])
+      return mpg_fail(MPG_VALUE_ERROR, "segment %u was queued before segment %u, which it waits for", (uint32_t)(segment - set->segments),
+                      instruction->segment);
+  }
+  return MPG_OK;
+}
+
+mpg_status mpg_flight_submit(mpg_flight *flight, uint32_t number) {
+  mpg_program_set *set = flight->frame->set;
+  const mpg_launching *call = &flight->call;
+  const mpg_program_segment *segment = &set->segments[number];
+  mpg_device *device = set->programs[segment->slot].device;
+  mpg_tick tick;
+  MPG_TRY(check_waits(flight, segment));
+  MPG_TRY(mpg_device_make_room(device));
+  MPG_TRY(resolve_bases(flight, segment));
+  point_list list = {set, 0, 0}; /* from here until the work is queued the host lock is not given up: the set's work space is ours */
+  MPG_TRY(collect_points(segment, call, &list));
+  mpg_program_payload payload = {flight->frame, number, segment->begin};
+  mpg_submission submission = {.name = set->name, .work = mpg_program_work, .payload = &payload, .payload_size = sizeof payload,
+                               .points = set->points, .num_points = list.count, .ticks = segment->num_signals + 1, .origin = call->origin,
+                               .scope = call->scope, .discard = mpg_program_discard};
+  flight->frame->first_ticks[number] = mpg_device_next_tick(device);
+  atomic_fetch_add_explicit(&flight->frame->references, 1, memory_order_relaxed);
+  MPG_TRY(mpg_device_submit(device, &submission, &tick));
+  return note_segment(set, segment, call, tick);
 }

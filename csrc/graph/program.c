@@ -37,6 +37,8 @@ void mpg_program_discard(void *payload) {
   mpg_call_frame *frame = ((mpg_program_payload *)payload)->frame;
   if (atomic_fetch_sub_explicit(&frame->references, 1, memory_order_acq_rel) != 1) return;
   mpg_program_set *set = frame->set;
+  mpg_free(frame->times);
+  frame->times = NULL;
   mpg_call_frame *top = atomic_load_explicit(&set->returned, memory_order_relaxed);
   do frame->next = top; /* only whole lists are taken, so what is on top stays what it was */
   while (!atomic_compare_exchange_weak_explicit(&set->returned, &top, frame, memory_order_release, memory_order_relaxed));
@@ -58,6 +60,25 @@ void mpg_program_set_fix(mpg_program_set *set, uint32_t first, uint32_t count) {
   }
 }
 
+/* Where in the stream of a random op the elements of these rows lie, as if the whole batch were drawn. */
+static void shift_random(mpg_random_key *key, const mpg_rows *rows, const mpg_op *op, const mpg_shape *shape) {
+  int64_t inner = 1, outer = 1;
+  bool batch = shape->ndim > rows->axis && shape->dims[rows->axis] == rows->count;
+  int axis = batch ? rows->axis : 0;
+  for (int d = 0; d < axis; d++) outer *= shape->dims[d];
+  for (int d = axis + 1; d < shape->ndim; d++) inner *= shape->dims[d];
+  int64_t own = shape->ndim ? shape->dims[axis] : 1;
+  if (!batch) { /* rows that were reshaped: so many of the first axis belong to each */
+    inner = rows->count ? own * inner / rows->count : 0;
+    own = rows->count;
+  }
+  bool runs = op->id == MPG_OP_Dropout || op->id == MPG_OP_LeakyReLU;
+  key->position += (uint64_t)(rows->begin * inner * (runs ? 1 : outer)); /* others draw what no other piece draws */
+  if (outer == 1 || !runs) return;
+  key->run = (uint64_t)(own * inner);
+  key->stride = (uint64_t)(rows->total * inner);
+}
+
 static mpg_status run_kernel(mpg_run *run, const mpg_call_frame *frame, const mpg_program *program, const mpg_instruction *instruction) {
   uint32_t count = instruction->num_inputs + instruction->num_outputs;
   mpg_view *views = program->views + instruction->operands;
@@ -71,6 +92,8 @@ static mpg_status run_kernel(mpg_run *run, const mpg_call_frame *frame, const mp
   if (instruction->random != MPG_NO_RANDOM) {
     call.random = frame->random;
     call.random.call += instruction->random;
+    /* The last output is what is drawn: of Dropout the mask. */
+    if (frame->rows.total && instruction->num_outputs) shift_random(&call.random, &frame->rows, instruction->op, &views[count - 1].desc.shape);
   }
   mpg_status status = instruction->kernel(&call);
   if (status == MPG_OK) return status;
@@ -106,10 +129,11 @@ mpg_status mpg_program_work(mpg_run *run, void *payload) {
       if (!mpg_run_wait(run, point)) return MPG_OK;
       MPG_TRY(mpg_device_failure(source, point.tick));
       continue; /* the worker records waits, when there was something to wait for */
-    } else {
-      MPG_TRY(run_kernel(run, frame, program, instruction));
     }
+    if (frame->times && !frame->times[state->segment].begin) frame->times[state->segment].begin = mpg_clock_ns();
+    MPG_TRY(run_kernel(run, frame, program, instruction));
     if (profiling) note_event(run, frame->set, instruction, begin);
   }
+  if (frame->times) frame->times[state->segment].end = mpg_clock_ns();
   return MPG_OK;
 }

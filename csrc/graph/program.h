@@ -113,13 +113,38 @@ typedef struct mpg_launching {
 } mpg_launching;
 mpg_status mpg_launch(mpg_program_set *set, const mpg_launching *call);
 
+/* Which rows of a batch a call works on: what it draws at random is what these rows of the whole batch would. An axis of an array that
+ * has `count` rows there is taken for the batch's. */
+typedef struct mpg_rows {
+  int32_t axis;
+  int64_t begin, count, total; /* total 0: all of them */
+} mpg_rows;
+
+typedef struct mpg_segment_time { /* monotonic clock, ns; 0: not run yet */
+  int64_t begin, end; /* begin: after the first waits */
+} mpg_segment_time;
+
+/* A call whose segments are queued one by one; many may be under way. The order is the caller's: a segment comes after
+ * those it waits for, and the segments of one device in their order. Blocks that are missing are made when a segment that touches
+ * them is queued, and the caller may release one behind the last such segment. External arrays must be there when a segment
+ * that touches them is queued. Nothing is fixed. Host lock. */
+typedef struct mpg_flight {
+  mpg_launching call;    /* what it points to is borrowed */
+  mpg_call_frame *frame; /* owned reference */
+} mpg_flight;
+mpg_status mpg_flight_begin(mpg_program_set *set, const mpg_launching *call, mpg_rows rows, bool timed, mpg_flight *flight);
+mpg_status mpg_flight_submit(mpg_flight *flight, uint32_t segment);
+void mpg_flight_end(mpg_flight *flight); /* also of one that did not begin, zeroed; the queued work goes on */
+
 /* program.c: the work of one device; for launch.c. */
 struct mpg_call_frame {
-  _Atomic int32_t references; /* one per queued segment */
+  _Atomic int32_t references; /* one per queued segment, one of a flight */
   mpg_program_set *set;       /* owned reference while queued */
   mpg_call_frame *next;       /* in the set's lists */
   uint64_t binding;           /* whose addresses are among the bases */
   mpg_random_key random;
+  mpg_rows rows;
+  mpg_segment_time *times; /* per segment, filled in as they run; to be read when they have run; NULL: nobody asks. Owned while in use */
   mpg_tick *first_ticks; /* per segment */
   void *bases[];         /* addresses: externals, then blocks */
 };

@@ -61,8 +61,8 @@ static PyObject *traced_inputs(mpg_trace *trace, const mpg_inputs *inputs) {
   return args;
 }
 
-static mpg_compiled *compile_outputs(cached_op *self, mpg_trace *trace, PyObject *args, PyObject *results, const mpg_inputs *call,
-                                     bool recording) {
+/* options->wanted NULL: what autograd says of the inputs. */
+static mpg_compiled *compile_outputs(mpg_trace *trace, PyObject *args, PyObject *results, const mpg_inputs *call, const mpg_compile_options *given) {
   Py_ssize_t num_inputs = PyTuple_GET_SIZE(args), num_outputs = PySequence_Fast_GET_SIZE(results);
   mpg_compiled *compiled = NULL;
   mpg_array *inputs = PyMem_Calloc((size_t)num_inputs + 1, sizeof *inputs);
@@ -71,12 +71,11 @@ static mpg_compiled *compile_outputs(cached_op *self, mpg_trace *trace, PyObject
   if (inputs == NULL || outputs == NULL || wanted == NULL) {
     PyErr_NoMemory();
   } else {
-    for (uint32_t i = 0; i < num_inputs; i++) wanted[i] = recording && mpg_cache_wants(mpg_inputs_at(call, i));
+    for (uint32_t i = 0; i < num_inputs; i++) wanted[i] = given->recording && mpg_cache_wants(mpg_inputs_at(call, i));
     for (Py_ssize_t i = 0; i < num_inputs; i++) inputs[i] = *mpg_py_array_of(PyTuple_GET_ITEM(args, i)); /* borrowed */
     for (Py_ssize_t i = 0; i < num_outputs; i++) outputs[i] = mpg_py_array_of(PySequence_Fast_GET_ITEM(results, i));
-    mpg_compile_options options = {.recording = recording, .exact = self->exact, .wanted = wanted,
-                                   .num_parameters = self->parameters < num_inputs ? self->parameters : (uint32_t)num_inputs,
-                                   .num_bound = call->num_bound, .budget = &self->budget};
+    mpg_compile_options options = *given;
+    if (options.wanted == NULL) options.wanted = wanted;
     mpg_status status = mpg_compile(trace, inputs, (uint32_t)num_inputs, outputs, (uint32_t)num_outputs, &options, &compiled);
     if (status != MPG_OK) {
       mpg_py_raise(status);
@@ -89,8 +88,7 @@ static mpg_compiled *compile_outputs(cached_op *self, mpg_trace *trace, PyObject
   return compiled;
 }
 
-/* Runs the function on traced arrays and compiles what it did. New reference, or NULL with an exception. */
-static mpg_compiled *trace_and_compile(cached_op *self, const mpg_inputs *inputs, bool recording) {
+mpg_compiled *mpg_py_trace_and_compile(PyObject *traced, const mpg_inputs *inputs, const mpg_compile_options *options) {
   mpg_trace *trace;
   mpg_compiled *compiled = NULL;
   mpg_status status = mpg_trace_begin(&trace);
@@ -100,16 +98,23 @@ static mpg_compiled *trace_and_compile(cached_op *self, const mpg_inputs *inputs
   }
   PyObject *args = traced_inputs(trace, inputs), *results = NULL;
   if (args != NULL) {
-    PyObject *function = Py_NewRef(self->trace); /* the call may do anything, to this object too */
+    PyObject *function = Py_NewRef(traced); /* the call may do anything, also to who holds the function */
     results = expect_arrays(PyObject_CallObject(function, args));
     Py_DECREF(function);
   }
   mpg_trace_end(trace);
-  if (results != NULL) compiled = compile_outputs(self, trace, args, results, inputs, recording);
+  if (results != NULL) compiled = compile_outputs(trace, args, results, inputs, options);
   Py_XDECREF(results);
   Py_XDECREF(args);
   mpg_trace_release(trace);
   return compiled;
+}
+
+static mpg_compiled *trace_and_compile(cached_op *self, const mpg_inputs *inputs, bool recording) {
+  uint32_t count = mpg_inputs_count(inputs);
+  mpg_compile_options options = {.recording = recording, .exact = self->exact, .num_parameters = self->parameters < count ? self->parameters : count,
+                                 .num_bound = inputs->num_bound, .budget = &self->budget};
+  return mpg_py_trace_and_compile(self->trace, inputs, &options);
 }
 
 /* --- Calling ------------------------------------------------------------------------------------------------------ */

@@ -16,6 +16,7 @@
 #include <structmember.h>
 
 #include "autograd/autograd.h"
+#include "autograd/compiled.h"
 #include "op/invoke.h"
 
 /* --- NDArray ------------------------------------------------------------------------------------------------------ */
@@ -169,6 +170,10 @@ extern PyMethodDef mpg_py_profiler_methods[]; /* profiler.c */
 
 /* --- Others' files: CachedOp (cached_op.c), files (io.c), gluon.c; each adds its types and functions to the module -- */
 int mpg_py_cached_op_init(PyObject *module);
+/* Runs a Python function on traced arrays and compiles what it did. options->wanted may be NULL: autograd's. New reference, or NULL with
+ * an exception. */
+mpg_compiled *mpg_py_trace_and_compile(PyObject *function, const mpg_inputs *inputs, const mpg_compile_options *options);
+int mpg_py_pieces_init(PyObject *module); /* pieces.c */
 int mpg_py_io_init(PyObject *module);
 int mpg_py_gluon_init(PyObject *module);
 int mpg_py_symbol_init(PyObject *module); /* symbol.c */

@@ -297,7 +297,7 @@ static void run_prelu(void *context, int64_t begin, int64_t end) {
         const void *g = mpg_cpu_load(MPG_COMPUTE_F64, p->dtype, p->gamma, p->channels == 1 ? 0 : (i + j) / p->inner % p->channels, 1, &slope_in);
         slopes[j] = *(const double *)g;
       } else if (p->random) {
-        uint64_t position = (uint64_t)(i + j) + p->key.position;
+        uint64_t position = mpg_random_position(&p->key, (uint64_t)(i + j));
         uint32_t word = mpg_philox(p->key.seed, p->key.call, position >> 2).value[position & 3];
         slopes[j] = p->lower + (p->upper - p->lower) * (double)mpg_philox_uniform(word);
       } else {

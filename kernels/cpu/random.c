@@ -446,9 +446,15 @@ typedef struct dropout_plan {
 
 static void draw_mask(const dropout_plan *p, int64_t begin, int64_t n) {
   uint32_t buffer[WORD_BUFFER];
-  const uint32_t *w = words_of(p->key, (uint64_t)begin + p->key.position, n, buffer);
-  uint8_t *mask = p->mask + begin;
-  for (int64_t i = 0; i < n; i++) mask[i] = (w[i] >> 8) < p->threshold;
+  while (n > 0) {
+    int64_t together = n, left = p->key.run ? (int64_t)(p->key.run - (uint64_t)begin % p->key.run) : n;
+    if (together > left) together = left;
+    const uint32_t *w = words_of(p->key, mpg_random_position(&p->key, (uint64_t)begin), together, buffer);
+    uint8_t *mask = p->mask + begin;
+    for (int64_t i = 0; i < together; i++) mask[i] = (w[i] >> 8) < p->threshold;
+    begin += together;
+    n -= together;
+  }
 }
 
 static void run_mask(void *context, int64_t begin, int64_t end) {
