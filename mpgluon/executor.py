@@ -8,11 +8,12 @@ from functools import cached_property
 
 import numpy as np
 
-from . import _core, autograd
+from . import _core, _split, autograd
 from . import ndarray as nd
 from ._watched import WatchedRun, deliver
 from .base import MXNetError
 from .context import Context
+from .symbol._control import Control
 from .symbol._graph import placement, states, topological
 from .symbol._infer import Inference, known, parse_shape
 
@@ -39,6 +40,8 @@ class Program:
                 device = devices.get(node, ctx)
                 self.steps.append((self.place[node], node, sources, device if moves and not node.call.copies else None, device))
         self.heads = [(self.place[node], index) for node, index in entries]
+        # Whether it has to look at values on the way, and is compiled in parts.
+        self.splits = any(isinstance(node.call, Control) for node in order)
         self._entries = entries
         # Nodes that make arrays of a shape with open sizes, as states to begin with have: the sizes follow from what is done with them.
         self._open = [node for node in order if node.call is not None and node.call.creates and 0 in parse_shape(node.attrs.get("shape", "()"))]
@@ -124,7 +127,8 @@ class Executor:
         self._grad_req = grad_req
         self._program = self._make_program() if base is None else base._program
         # Compiled programs belong to the family of executors that come from each other by reshape.
-        self._call = _core.CachedOp(self._program.trace, {}) if base is None else base._call
+        kind = _split.Split if self._program.splits else _core.CachedOp
+        self._call = kind(self._program.trace, {}) if base is None else base._call
         self._monitor = None
         self._monitor_all = False
         self._outputs = None

@@ -23,6 +23,7 @@ void mpg_array_clear(mpg_array *array) {
   array->trace = NULL;
   mpg_tensor_release(&former.tensor);
   mpg_tape_release(former.node);
+  if (former.trace) former.trace->live[mpg_value_index(&former.trace->graph, former.value)]--;
   mpg_trace_release(former.trace);
 }
 
@@ -31,7 +32,10 @@ void mpg_array_copy(mpg_array *target, const mpg_array *source) {
   target->bound = false;
   mpg_tensor_retain(&target->tensor);
   mpg_tape_retain(target->node);
-  if (target->trace) target->trace->references++;
+  if (target->trace) {
+    target->trace->references++;
+    target->trace->live[mpg_value_index(&target->trace->graph, target->value)]++;
+  }
 }
 
 mpg_status mpg_array_detach(mpg_array *target, const mpg_array *source) {

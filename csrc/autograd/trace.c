@@ -1,5 +1,7 @@
 #include "autograd/trace.h"
 
+#include <string.h>
+
 #include "base/host.h"
 
 static _Thread_local mpg_trace *active;
@@ -34,31 +36,58 @@ void mpg_trace_release(mpg_trace *trace) {
   mpg_graph_free(&trace->graph);
   for (size_t i = 0; i < trace->num_constants; i++) mpg_array_clear(&trace->constants[i].array);
   mpg_free(trace->constants);
+  mpg_free(trace->live);
   mpg_free(trace);
+}
+
+/* Room for the counts of all values that the graph has; new ones are 0. */
+static mpg_status count_values(mpg_trace *trace) {
+  size_t known = trace->live_capacity;
+  MPG_TRY(mpg_grow((void **)&trace->live, &trace->live_capacity, trace->graph.num_values, sizeof *trace->live));
+  if (trace->live_capacity > known) memset(trace->live + known, 0, (trace->live_capacity - known) * sizeof *trace->live);
+  return MPG_OK;
 }
 
 static void fill(mpg_trace *trace, mpg_value value, mpg_array *array) {
   *array = (mpg_array){.tensor = {.desc = mpg_graph_at(&trace->graph, value)->desc}, .trace = trace, .value = value};
   trace->references++;
+  trace->live[mpg_value_index(&trace->graph, value)]++;
+}
+
+static bool is_around(const mpg_trace *outer, const mpg_trace *trace) {
+  while (trace && trace != outer) trace = trace->outer;
+  return trace != NULL;
 }
 
 mpg_status mpg_trace_input(mpg_trace *trace, const mpg_desc *desc, mpg_device_id device, mpg_array *array) {
   mpg_value value;
   MPG_TRY(mpg_graph_input(&trace->graph, desc, device, &value));
+  return mpg_trace_array(trace, value, array);
+}
+
+mpg_status mpg_trace_array(mpg_trace *trace, mpg_value value, mpg_array *array) {
+  MPG_TRY(count_values(trace));
   fill(trace, value, array);
   return MPG_OK;
 }
 
 mpg_status mpg_trace_value(mpg_trace *trace, const mpg_array *array, const char *op, mpg_value *value) {
-  if (array->trace) {
-    if (array->trace != trace)
-      return mpg_fail(MPG_ERROR, "%s: an array was kept from an earlier call of a hybridized block; it had no contents then. Return it "
-                      "from the block's forward instead of storing it", op);
+  if (array->trace == trace) {
     *value = array->value;
     return MPG_OK;
   }
+  if (array->trace && (array->trace->closed || !is_around(array->trace, trace))) {
+    return mpg_fail(MPG_ERROR, "%s: an array was kept from an earlier call of a hybridized block, or from inside the body of a loop or branch; it "
+                    "had no contents then. Return it from there instead of storing it", op);
+  }
   for (size_t i = 0; i < trace->num_constants; i++) {
     const mpg_array *known = &trace->constants[i].array;
+    if (array->trace) {
+      if (known->trace != array->trace || known->value.node != array->value.node || known->value.output != array->value.output) continue;
+      *value = trace->constants[i].value;
+      return MPG_OK;
+    }
+    if (known->trace) continue;
     if (known->tensor.storage == array->tensor.storage && known->tensor.offset == array->tensor.offset &&
         known->tensor.desc.dtype == array->tensor.desc.dtype &&
         mpg_shape_equal(&known->tensor.desc.shape, &array->tensor.desc.shape) && known->node == array->node) {
@@ -87,6 +116,7 @@ mpg_status mpg_trace_call(mpg_trace *trace, const mpg_op *op, const void *params
   trace->graph.train = train;
   for (int i = 0; i < num_inputs; i++) MPG_GOTO(mpg_trace_value(trace, inputs[i], op->name, &values[i]));
   MPG_GOTO(mpg_graph_emit(&trace->graph, op, params, values, num_inputs, MPG_NO_VALUE, values + num_inputs));
+  MPG_GOTO(count_values(trace));
   for (int i = 0; i < num_visible; i++) fill(trace, values[num_inputs + i], &outputs[i]);
 fail:
   if (values != stack) mpg_free(values);

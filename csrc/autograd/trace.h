@@ -1,7 +1,10 @@
 /* Traces: graphs under construction by running a function on arrays that have shape, dtype and device but no contents.
  *
  * While a trace is active, ops that have a traced input, no array inputs, random numbers or effects become nodes of its graph;
- * arrays with contents that such an op meets become constants. Ops on arrays with contents alone run at once, as always.
+ * arrays with contents that such an op meets become constants, and so do traced arrays of the traces around it, which the body
+ * of a loop captures. Ops on arrays with contents alone run at once, as always.
+ * A trace knows which of its values an array still stands for ("live"): what code that is yet to be traced can use. Where a
+ * program is cut in two, those are what passes over the cut (function.h).
  * Ownership: traced arrays share the trace (reference count); who began it ends it. Threads: host lock; the active
  * trace is per thread.
  */
@@ -22,6 +25,8 @@ struct mpg_trace {
   mpg_graph graph;
   mpg_trace_constant *constants; /* owned */
   size_t num_constants, constants_capacity;
+  uint32_t *live; /* per value: arrays that stand for it */
+  size_t live_capacity;
   mpg_trace *outer; /* the one that was active before */
 };
 
@@ -33,6 +38,8 @@ mpg_trace *mpg_trace_swap(mpg_trace *trace); /* makes it (or NULL) the active on
 
 /* A new input of the graph; *array (empty) becomes it. */
 mpg_status mpg_trace_input(mpg_trace *trace, const mpg_desc *desc, mpg_device_id device, mpg_array *array);
+/* Another array (empty so far) for a value of the graph. */
+mpg_status mpg_trace_array(mpg_trace *trace, mpg_value value, mpg_array *array);
 /* The value of any array in the trace: a constant where it has contents. */
 mpg_status mpg_trace_value(mpg_trace *trace, const mpg_array *array, const char *op, mpg_value *value);
 /* Emits an op; outputs: num_visible empty structs. */

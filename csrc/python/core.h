@@ -42,6 +42,7 @@ enum { MPG_PY_MAX_PARAMS = 4096, MPG_PY_SMALL = 16 }; /* bytes of the largest pa
 
 typedef struct mpg_py_state {
   PyTypeObject *array_type, *context_type, *op_type, *scope_type;
+  PyTypeObject *trace_type, *function_type; /* trace.c */
   PyObject *errors[MPG_STATUS_COUNT];       /* exception classes by status */
   PyObject *dtypes[MPG_DTYPE_LIMIT];        /* what NDArray.dtype gives: numpy.float32, ... */
   PyObject *ops[MPG_OP_COUNT];              /* the _core.Op of each op */
@@ -177,6 +178,7 @@ int mpg_py_pieces_init(PyObject *module); /* pieces.c */
 int mpg_py_io_init(PyObject *module);
 int mpg_py_gluon_init(PyObject *module);
 int mpg_py_symbol_init(PyObject *module); /* symbol.c */
+int mpg_py_trace_init(PyObject *module);  /* trace.c */
 /* From and to (shape, dtype) pairs, 0 and -1 in a shape standing for sizes and None for shapes and dtypes that are not known (gluon.c). */
 int mpg_py_desc_from(PyObject *pair, mpg_desc *desc);
 PyObject *mpg_py_descs_to(const mpg_desc *descs, int count); /* new list */

@@ -1,6 +1,6 @@
 """Calling a hybridized block: from nested arguments and the tree's parameters to the flat inputs of compiled programs and back."""
 
-from .. import _core, autograd
+from .. import _core, _split, autograd
 from .. import ndarray as nd
 from . import _recompute, _tracing
 from .utils import shape_is_known
@@ -57,10 +57,6 @@ def first_context(value):
     return None
 
 
-class _Discovered(Exception):
-    """Ends a trace that was only run to see what it uses."""
-
-
 class _Signature:
     """One way in which a block is called: the structure of its arguments, their devices and the mode."""
 
@@ -73,19 +69,20 @@ class _Signature:
         self.outputs = None  # structure of what the block returns
         self.op = None
         self.bound = False  # the parameters' arrays are bound to `op`
+        self.splits = False  # values decide how it goes on: it is compiled in parts
 
     def discover(self, flat):
-        """Traces the block to see which copies of parameters it uses, and to find shapes that aren't known yet."""
-        discovery = _tracing.Discovery()
-
-        def trace(*arrays):
-            with discovery:
-                flatten(self.block.forward(*regroup(self.structure, iter(arrays))), [], "The outputs")
-            raise _Discovered
-
-        try:
-            _core.CachedOp(trace, {})(*flat)
-        except _Discovered:
+        """Traces the block to see which copies of parameters it uses, whether it has to be cut, and to find shapes that aren't known yet."""
+        cuts = _split.Discovery()
+        discovery = _tracing.Discovery(cuts.trace)
+        with cuts, discovery:
+            arrays = iter([cuts.trace.input(array) for array in flat])
+            try:
+                flatten(self.block.forward(*regroup(self.structure, arrays)), [], "The outputs")
+            except _split.NeedsValues:
+                pass  # what comes behind is found when it runs
+        self.splits = cuts.splits
+        if not self.splits:
             self.used = discovery.used
         for param in self.block.collect_params().values():
             if param._deferred_init and shape_is_known(param.shape):
@@ -110,6 +107,15 @@ class _Signature:
             if self.block._flags.get("recompute") is True:
                 _core.begin_region()
             value = self.block.forward(*regroup(self.structure, iter(arrays[:inputs])))
+            self.outputs = flatten(value, outputs, "The outputs")
+        return outputs
+
+    def trace_parts(self, *arrays):
+        outputs = []
+        with _tracing.LateBinding():
+            if self.block._flags.get("recompute") is True:
+                _core.begin_region()
+            value = self.block.forward(*regroup(self.structure, iter(arrays)))
             self.outputs = flatten(value, outputs, "The outputs")
         return outputs
 
@@ -176,7 +182,10 @@ class CompiledCall:
         if self._repeats is None:
             self._repeats = _recompute.of_descendants(self._block)
         signature = self._make(key[0], flat, key[2])
-        signature.op = _core.CachedOp(signature.trace, {**self._flags, "parameters": len(signature.used)})
+        if signature.splits:
+            signature.op = _split.Split(signature.trace_parts, self._flags)
+        else:
+            signature.op = _core.CachedOp(signature.trace, {**self._flags, "parameters": len(signature.used)})
         self._signatures[key] = signature
         return signature
 
@@ -236,8 +245,9 @@ def _entry_text(entry):
     if len(arrays) > 4:
         arrays = [*arrays[:3], f"... {len(arrays)} arrays in all"]
     mode = "training" if entry["train"] else "prediction"
+    where = _part_text(entry["part"]) if "part" in entry else ""
     lines = [
-        f"{entry['block']} for {mode}{', exact' if entry['exact'] else ''}: {entry['nodes']} operators, called {entry['calls']} {'time' if entry['calls'] == 1 else 'times'}",
+        f"{entry['block']}{where} for {mode}{', exact' if entry['exact'] else ''}: {entry['nodes']} operators, called {entry['calls']} {'time' if entry['calls'] == 1 else 'times'}",
         f"  inputs: {'; '.join(arrays)}",
     ]
     rows = [("device", "forward ops", "backward ops", "again", "copies out", "bytes out", "planned: forward", "saved", "backward", "arriving", "total")]
@@ -248,6 +258,12 @@ def _entry_text(entry):
         planned = [device["planned"][part] for part in ("forward", "saved", "backward", "lanes", "total")]
         rows.append((name, *[f"{number:,}" for number in (*ops, len(sent), sum(sent), *planned)]))
     return "\n".join([*lines, *_table(rows)])
+
+
+def _part_text(part):
+    """Which part of a program in parts it is (see `mpgluon._split.Split.compiled`)."""
+    steps = [name if shapes is None else f"{name} -> {', '.join(map(str, shapes))}" for name, shapes in part["after"]]
+    return (f", {part['body']}" if part["body"] else "") + (f", after {' and '.join(steps)}" if steps else ", first part" if not part["body"] else "")
 
 
 def _step_text(step):

@@ -1,8 +1,9 @@
 """What parameters stand for while a block is being traced, and how their unknown shapes are found.
 
 `current()` is None while blocks run eagerly. While a HybridBlock is traced it is an object with one method,
-``parameter(param, ctx)``, which returns the traced array that stands for that copy of the parameter. There are two:
-`Discovery` makes up stand-ins and notes which copies were asked for; `Binding` hands out the inputs of the compiled call.
+``parameter(param, ctx)``, which returns the traced array that stands for that copy of the parameter. There are three:
+`Discovery` makes up stand-ins and notes which copies were asked for; `Binding` hands out the inputs of the compiled call; `LateBinding`
+adds inputs to a program in parts (`mpgluon._split`) as they are asked for.
 
 A parameter whose shape is not known yet is passed to ``hybrid_forward`` as an `Unknown`, together with an `InferringOps` for
 ``F``: the first operator that takes the `Unknown` as an input completes its shape by the operator's own inference.
@@ -11,7 +12,7 @@ A parameter whose shape is not known yet is passed to ``hybrid_forward`` as an `
 import threading
 import types
 
-from .. import _core
+from .. import _core, _split
 from .. import ndarray as nd
 from ..base import MXNetError
 from .utils import shape_is_known
@@ -37,7 +38,8 @@ class _Tracing:
 class Discovery(_Tracing):
     """Notes the copies of parameters that a block uses, in the order of their first use."""
 
-    def __init__(self):
+    def __init__(self, trace):
+        self._trace = trace
         self.used = []  # of (parameter, device)
         self._stand_ins = {}
 
@@ -45,8 +47,7 @@ class Discovery(_Tracing):
         key = (param, ctx)
         array = self._stand_ins.get(key)
         if array is None:
-            # An operator without array inputs, called within a trace, becomes part of the traced graph: nothing is allocated.
-            array = self._stand_ins[key] = nd.zeros(param.shape, ctx=ctx, dtype=param.dtype)
+            array = self._stand_ins[key] = self._trace.new_input(param.shape, param.dtype, ctx)
             self.used.append(key)
         return array
 
@@ -66,6 +67,23 @@ class Binding(_Tracing):
                 "same signature. The computation of a hybridized block may depend only on its inputs' shapes, dtypes and "
                 "devices, and on the training mode"
             )
+        return array
+
+
+class LateBinding(_Tracing):
+    """Makes inputs of a program in parts of the copies that are asked for while it is traced."""
+
+    def __init__(self):
+        self._tracer = _split.current()
+        self._arrays = {}
+
+    def parameter(self, param, ctx):
+        if self._tracer is None:  # within the trace of somebody who doesn't know of parameters
+            return param.data(ctx)
+        key = (param, ctx)
+        array = self._arrays.get(key)
+        if array is None:
+            array = self._arrays[key] = self._tracer.parameter(param, ctx)
         return array
 
 

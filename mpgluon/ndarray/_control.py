@@ -1,22 +1,27 @@
-"""Loops and branches over arrays (``nd.contrib.foreach``, ...), and rows chosen by a mask.
+"""Loops and branches over arrays (``nd.contrib.foreach``, ...).
 
-They run in Python. While a block is traced, `foreach` becomes its unrolled steps; what depends on values (`while_loop`, `cond`,
-`boolean_mask`) raises there, since a traced array has none.
+Called on arrays with values they run in Python. While a block is traced their bodies are traced once: short loops over slices are unrolled
+into the block's graph; other loops, and branches, cut it (see `mpgluon._split`).
 """
 
 import numpy as np
 
-from .. import _core
+from .. import _core, _split
 from .._core import NDArray
 
+# foreach is unrolled into the graph around it up to this many ops.
+UNROLLED = 1024
+# Pieces that one op makes or joins at most.
+_PIECES = 512
 
-def _flat(items):
+
+def _flat(items, what):
     """The arrays of nested lists in order, and a function that nests others alike."""
     if isinstance(items, NDArray):
         return [items], lambda arrays: arrays[0]
     if not isinstance(items, (list, tuple)):
-        raise TypeError(f"expected an NDArray or nested lists of them, got {type(items).__name__}")
-    parts = [_flat(item) for item in items]
+        raise TypeError(f"{what}: expected an NDArray or nested lists of them, got {type(items).__name__}")
+    parts = [_flat(item, what) for item in items]
 
     def nest(arrays):
         result, begin = [], 0
@@ -28,8 +33,35 @@ def _flat(items):
     return [leaf for leaves, _ in parts for leaf in leaves], nest
 
 
-def _stack(rows):
-    return [_core.get_op("stack")(*items, axis=0) for items in zip(*rows)]
+def _stack(arrays):
+    """The arrays along a new first axis."""
+    if len(arrays) > _PIECES:
+        return _concat([_stack(arrays[i : i + _PIECES]) for i in range(0, len(arrays), _PIECES)])
+    return _core.get_op("stack")(*arrays, axis=0)
+
+
+def _concat(arrays):
+    while len(arrays) > _PIECES:
+        arrays = [_concat(arrays[i : i + _PIECES]) for i in range(0, len(arrays), _PIECES)]
+    return _core.get_op("Concat")(*arrays, dim=0)
+
+
+def _slices(array, count):
+    """The entries along the first axis. Where gradients may be taken, as the results of one op: its gradient is one op, too."""
+    if not (array._traced or (_core.is_recording() and _core.on_tape(array))):
+        return [array[i] for i in range(count)]
+    slices = []
+    for begin in range(0, count, _PIECES):
+        size = min(_PIECES, count - begin)
+        piece = array if size == count else _core.get_op("slice_axis")(array, axis=0, begin=begin, end=begin + size)
+        found = _core.get_op("SliceChannel")(piece, num_outputs=size, axis=0, squeeze_axis=True)
+        slices += found if isinstance(found, (list, tuple)) else [found]
+    return slices
+
+
+def _tracer(arrays):
+    """What cuts the trace that the arrays belong to; None when they have values."""
+    return _split.current() if any(array._traced for array in arrays) else None
 
 
 def foreach(body, data, init_states):
@@ -38,51 +70,244 @@ def foreach(body, data, init_states):
     data, init_states, outputs: an NDArray or nested lists. Returns the outputs of all steps stacked along a new first axis, and the
     last states. ValueError when there are no slices.
     """
-    arrays, nest = _flat(data)
-    steps = {array.shape[0] for array in arrays}
+    arrays, nest = _flat(data, "foreach: data")
+    states, nest_states = _flat(init_states, "foreach: init_states")
+    steps = {array.shape[0] if array.shape else 0 for array in arrays}
     if len(steps) != 1 or 0 in steps:
         raise ValueError(f"foreach: the data need first axes of one length of at least 1, got {sorted(steps)}")
+    count = steps.pop()
+    tracer = _tracer([*arrays, *states])
+    if tracer is not None:
+        found = _traced_foreach(tracer, body, arrays, nest, states, nest_states, count)
+        if found is not None:
+            return found
+    slices = [_slices(array, count) for array in arrays]
     states, rows, nest_outputs = init_states, [], None
-    for step in range(steps.pop()):
-        outputs, states = body(nest([array[step] for array in arrays]), states)
-        leaves, nest_outputs = _flat(outputs)
+    for step in range(count):
+        outputs, states = body(nest([array[step] for array in slices]), states)
+        leaves, nest_outputs = _flat(outputs, "foreach: the outputs of the body")
+        if rows and len(leaves) != len(rows[0]):
+            raise ValueError(f"foreach: the body returned {len(rows[0])} outputs first, and {len(leaves)} in step {step}")
         rows.append(leaves)
-    return nest_outputs(_stack(rows)), states
+    return nest_outputs([_stack(items) for items in zip(*rows)]), states
+
+
+def _traced_foreach(tracer, body, data, nest, states, nest_states, count):
+    """None when the body can't be traced by itself: its states change their shapes from step to step, or a shape depends on values."""
+    nests = []
+
+    def step(arrays):
+        outputs, new = body(nest(arrays[: len(data)]), nest_states(arrays[len(data) :]))
+        leaves, nest_outputs = _flat(outputs, "foreach: the outputs of the body")
+        new, nest_new = _flat(new, "foreach: the states that the body returned")
+        nests[:] = nest_outputs, nest_new, len(leaves)
+        return [*leaves, *new]
+
+    try:
+        traced = _split.Body(step, [*[(a.shape[1:], a.dtype, a.context) for a in data], *map(_split.describe, states)], "the body of foreach")
+    except _split.NeedsValues:
+        return None
+    nest_outputs, nest_new, num_outputs = nests
+    if traced.descs[num_outputs:] != [_split.describe(state) for state in states]:
+        return None
+
+    def run(arrays, function=traced.run):
+        slices = [_slices(array, count) for array in arrays[: len(data)]]
+        now, captures = arrays[len(data) : len(data) + len(states)], arrays[len(data) + len(states) :]
+        rows = []
+        for step in range(count):
+            results = function([*[array[step] for array in slices], *now, *captures])
+            rows.append(results[:num_outputs])
+            now = results[num_outputs:]
+        return [*[_stack(items) for items in zip(*rows)], *now]
+
+    arrays = [*data, *states, *traced.captures]
+    if traced.inlines and count * traced.nodes <= UNROLLED:
+        results = run(arrays, traced.inline)
+    else:
+        descs = [((count, *shape), dtype, ctx) for shape, dtype, ctx in traced.descs[:num_outputs]] + traced.descs[num_outputs:]
+        results = tracer.host("foreach", run, arrays, descs, [traced])
+    return nest_outputs(results[:num_outputs]), nest_new(results[num_outputs:])
+
+
+def _truth(value, what):
+    """A condition as bool."""
+    if isinstance(value, NDArray):
+        if value.size != 1:
+            raise ValueError(f"{what} has to be one number, not an array of shape {value.shape}")
+        return bool(value)
+    try:
+        return bool(value)
+    except Exception as error:
+        raise ValueError(f"{what} has to be one number, not {type(value).__name__}: {error}") from error
+
+
+def _step_of(func, variables, what):
+    """``func(*variables)`` as (outputs, list of new variables)."""
+    result = func(*variables)
+    if not isinstance(result, (tuple, list)) or len(result) != 2:
+        raise ValueError(f"{what}: func returns (outputs, loop_vars), not {type(result).__name__}")
+    outputs, new = result
+    new = [new] if isinstance(new, NDArray) else list(new or [])
+    if len(new) != len(variables):
+        raise ValueError(f"{what}: func has to return as many loop_vars as it gets, {len(variables)}, not {len(new)}")
+    return ([] if outputs is None else outputs), new
 
 
 def while_loop(cond, func, loop_vars, max_iterations=None):
     """While ``cond(*loop_vars)`` is true, at most ``max_iterations`` times: ``outputs, loop_vars = func(*loop_vars)``.
 
     Returns the outputs of all steps stacked along a new first axis of length ``max_iterations``, zeros behind the last step, and the
-    last loop_vars. ValueError without max_iterations.
+    last loop_vars. Called on arrays with values, the list of outputs is empty when there was no step; in a hybridized block they
+    are zeros. ValueError without max_iterations or loop_vars.
     """
     if max_iterations is None:
         raise ValueError("while_loop: max_iterations has to be given")
+    try:
+        limit = int(max_iterations.asscalar() if isinstance(max_iterations, NDArray) else max_iterations)
+    except (TypeError, ValueError):
+        raise ValueError(f"while_loop: max_iterations has to be an integer, not {max_iterations!r}") from None
     single = isinstance(loop_vars, NDArray)
     variables = [loop_vars] if single else list(loop_vars)
-    rows, nest = [], None
-    while len(rows) < max_iterations and bool(cond(*variables)):
-        outputs, new = func(*variables)
-        variables = [new] if isinstance(new, NDArray) else list(new or variables)
-        leaves, nest = _flat([] if outputs is None else outputs)
+    if not variables:
+        raise ValueError("while_loop: there has to be at least one of loop_vars")
+    leaves, nest = _flat(variables, "while_loop: loop_vars")
+    tracer = _tracer(leaves)
+    if tracer is not None:
+        outputs, variables = _traced_while(tracer, cond, func, leaves, nest, limit)
+        return outputs, (variables[0] if single else variables)
+    rows, nest_outputs = [], None
+    while len(rows) < limit and _truth(cond(*variables), "while_loop: what cond returns"):
+        outputs, variables = _step_of(func, variables, "while_loop")
+        leaves, nest_outputs = _flat(outputs, "while_loop: the outputs of func")
+        if rows and len(leaves) != len(rows[0]):
+            raise ValueError(f"while_loop: func returned {len(rows[0])} outputs first, and {len(leaves)} in step {len(rows)}")
+        for place, (leaf, first) in enumerate(zip(leaves, rows[0] if rows else ())):
+            if leaf.shape != first.shape:
+                raise ValueError(f"while_loop: output {place} of func had the shape {first.shape} first, and {leaf.shape} in step {len(rows)}")
         rows.append(leaves)
-    stacked = _stack(rows)
-    missing = int(max_iterations) - len(rows)
-    if missing:
-        concat, full = _core.get_op("Concat"), _core.get_op("_full")
-        stacked = [concat(array, full(shape=(missing, *array.shape[1:]), ctx=array.context, dtype=array.dtype), dim=0) for array in stacked]
-    return (nest(stacked) if nest else []), (variables[0] if single else variables)
+    stacked = [_padded(list(items), limit, _split.describe(items[0])) for items in zip(*rows)]
+    return (nest_outputs(stacked) if nest_outputs else []), (variables[0] if single else variables)
+
+
+def _padded(items, count, desc):
+    """The arrays along a new first axis, with zeros behind them up to `count`."""
+    missing = count - len(items)
+    parts = [_stack(items)] if items else []
+    if missing or not items:
+        shape, dtype, ctx = desc
+        parts.append(_core.get_op("_full")(shape=(missing, *shape), ctx=ctx, dtype=dtype, value=0.0))
+    return parts[0] if len(parts) == 1 else _concat(parts)
+
+
+def _traced_while(tracer, cond, func, variables, nest, limit):
+    nests = []
+
+    def step(arrays):
+        outputs, new = _step_of(func, nest(arrays), "while_loop")
+        leaves, nest_outputs = _flat(outputs, "while_loop: the outputs of func")
+        new, nest_new = _flat(new, "while_loop: the loop_vars that func returned")
+        nests[:] = nest_outputs, nest_new, len(leaves)
+        return [*leaves, *new]
+
+    def test(arrays):
+        result = cond(*nest(arrays))
+        if not isinstance(result, NDArray):
+            raise ValueError(f"while_loop: in a hybridized block cond has to return an array, not {type(result).__name__}")
+        if result.size != 1:
+            raise ValueError(f"while_loop: what cond returns has to be one number, not an array of shape {result.shape}")
+        return [result]
+
+    descs = [_split.describe(array) for array in variables]
+    try:
+        tested = _split.Body(test, descs, "the condition of while_loop")
+        stepped = _split.Body(step, descs, "the body of while_loop")
+    except _split.NeedsValues as error:
+        raise _inside(error, "while_loop") from None
+    nest_outputs, nest_new, num_outputs = nests
+    after = stepped.descs[num_outputs:]
+    for place, (before, new) in enumerate(zip(descs, after)):
+        if before != new:
+            raise ValueError(
+                f"while_loop: in a hybridized block the loop_vars keep shapes, dtypes and devices, but number {place} goes in as {_text(before)} and comes "
+                f"out of func as {_text(new)}. Make it {_text(new)} before the loop"
+            )
+
+    def run(arrays):
+        now = arrays[: len(variables)]
+        first = arrays[len(variables) : len(variables) + len(tested.captures)]
+        second = arrays[len(variables) + len(tested.captures) :]
+        rows = []
+        while len(rows) < limit and bool(tested.run([*now, *first])[0]):
+            results = stepped.run([*now, *second])
+            rows.append(results[:num_outputs])
+            now = results[num_outputs:]
+        return [*[_padded([row[i] for row in rows], limit, stepped.descs[i]) for i in range(num_outputs)], *now]
+
+    arrays = [*variables, *tested.captures, *stepped.captures]
+    shapes = [((limit, *shape), dtype, ctx) for shape, dtype, ctx in stepped.descs[:num_outputs]]
+    results = tracer.host("while_loop", run, arrays, [*shapes, *descs], [tested, stepped])
+    return nest_outputs(results[:num_outputs]), nest_new(results[num_outputs:])
 
 
 def cond(pred, then_func, else_func):
-    """``then_func()`` if the one element of ``pred`` is true, else ``else_func()``."""
-    return then_func() if bool(pred) else else_func()
+    """``then_func()`` if the one element of ``pred`` is true, else ``else_func()``.
+
+    In a hybridized block both have to return arrays of the same shapes, dtypes and devices.
+    """
+    tracer = _tracer([pred]) if isinstance(pred, NDArray) else None
+    if tracer is None:
+        return then_func() if _truth(pred, "cond: pred") else else_func()
+    if pred.size != 1:
+        raise ValueError(f"cond: pred has to be one number, not an array of shape {pred.shape}")
+    nests = []
+
+    def flat_of(function, what):
+        def flat(_):
+            leaves, nest = _flat(function(), f"cond: the outputs of {what}")
+            nests.append(nest)
+            return leaves
+
+        return flat
+
+    try:
+        bodies = [_split.Body(flat_of(function, what), [], f"{what} of cond") for function, what in ((then_func, "then_func"), (else_func, "else_func"))]
+    except _split.NeedsValues as error:
+        raise _inside(error, "cond") from None
+    first, second = bodies
+    if len(first.descs) != len(second.descs):
+        raise ValueError(f"cond: then_func returned {len(first.descs)} arrays, else_func {len(second.descs)}; they have to be as many")
+    for place, (left, right) in enumerate(zip(first.descs, second.descs)):
+        if left != right:
+            raise ValueError(f"cond: output {place} is {_text(left)} from then_func and {_text(right)} from else_func; in a hybridized block they have to be alike")
+    split = 1 + len(first.captures)
+
+    def run(arrays):
+        return first.run(arrays[1:split]) if bool(arrays[0]) else second.run(arrays[split:])
+
+    results = tracer.host("cond", run, [pred, *first.captures, *second.captures], first.descs, [first, second])
+    return nests[0](results)
+
+
+def _text(desc):
+    shape, dtype, ctx = desc
+    return f"{np.dtype(dtype).name} {shape} on {ctx}"
+
+
+def _inside(error, what):
+    return _core.NotSupportedError(
+        f"{error.name}: the shape of its result depends on values, so in a hybridized block it can't be inside {what}, whose steps are compiled before there "
+        f"are values. Use a mask (F.where, multiplication) inside, call {error.name} outside of the {what}, or don't hybridize this block"
+    )
 
 
 def boolean_mask(data, index, axis=0):
     """The entries of ``data`` along ``axis`` where the vector ``index`` is not 0. Waits for ``index``."""
     if axis != 0:
         raise _core.NotSupportedError("boolean_mask: only axis 0 is supported")
+    tracer = _tracer([data, index])
+    if tracer is not None:
+        return tracer.dynamic("boolean_mask", lambda arrays: [boolean_mask(*arrays)], [data, index])[0]
     return data[np.flatnonzero(index.asnumpy())]
 
 

@@ -2,10 +2,12 @@
 
 import json
 import re
+import textwrap
 
 from .. import _core
 from ..base import MXNetError
 from ..util import is_np_shape
+from ._control import KINDS, MAX_DEPTH, Control
 from ._graph import _INITS, HIDDEN, Node, topological
 
 VERSION = 10901
@@ -35,6 +37,11 @@ def without_casts(entries):
 
 def dump(entries):
     """The text of the symbol."""
+    numpy = ', "is_np_shape": ["int", 1]' if is_np_shape() else ""
+    return _graph_text(entries, f', \n  "attrs": {{"mxnet_version": ["int", {VERSION}]{numpy}}}')
+
+
+def _graph_text(entries, end):
     order = topological(entries)
     place = {node: i for i, node in enumerate(order)}
     nodes, rows = [], [0]
@@ -46,14 +53,16 @@ def dump(entries):
         states = node.call.states(len(node.inputs)) if node.call else ()
         inputs = ", ".join(f"[{place[source]}, {index}, {int(state)}]" for (source, index), state in zip(node.inputs, states))
         lines.append(f'      "inputs": [{inputs}]')
+        if isinstance(node.call, Control):
+            graphs = ", \n".join(_graph_text(graph.entries, "") for graph in node.call.graphs)
+            lines.append('      "subgraphs": [\n' + textwrap.indent(graphs, "        ") + "\n      ]")
         nodes.append("    {\n" + ", \n".join(lines) + "\n    }")
         rows.append(rows[-1] + node.num_outputs)
     variables = [i for i, node in enumerate(order) if node.call is None]
     heads = ", ".join(f"[{place[node]}, {index}, 0]" for node, index in entries)
-    numpy = ', "is_np_shape": ["int", 1]' if is_np_shape() else ""
     return (
         '{\n  "nodes": [\n' + ", \n".join(nodes) + '\n  ], \n  "arg_nodes": ' + json.dumps(variables) + ', \n  "node_row_ptr": ' + json.dumps(rows)
-        + f', \n  "heads": [{heads}], \n  "attrs": {{"mxnet_version": ["int", {VERSION}]{numpy}}}\n}}'
+        + f', \n  "heads": [{heads}]{end}\n}}'
     )  # fmt: skip
 
 
@@ -107,19 +116,26 @@ def parse(text):
     except ValueError as error:
         raise _wrong(str(error)) from None
     _expect(document, dict, "the document")
-    items = _expect(document.get("nodes"), list, "nodes")
-    if len(items) > _MAX_NODES:
-        raise _wrong(f"it has {len(items)} nodes")
     version = 0
     tag = _expect(document.get("attrs", {}), dict, "attrs").get("mxnet_version")
     if isinstance(tag, list) and len(tag) == 2 and isinstance(tag[1], int):
         version = tag[1]
+    return _graph(document, version, [0], 0)
+
+
+def _graph(document, version, counted, depth):
+    """The entries of a graph. `counted` holds the number of nodes so far, of all graphs."""
+    items = _expect(document.get("nodes"), list, "nodes")
+    counted[0] += len(items)
+    if counted[0] > _MAX_NODES:
+        raise _wrong(f"it has {counted[0]} nodes")
     nodes = []
     for number, item in enumerate(items):
         what = f"node {number}"
         _expect(item, dict, what)
         op, name = _expect(item.get("op"), str, f"{what}: op"), _expect(item.get("name"), str, f"{what}: name")
-        if item.get("subgraphs"):
+        graphs = _expect(item.get("subgraphs") or [], list, f"{what}: subgraphs")
+        if graphs and op not in KINDS:
             raise MXNetError(f"{name}: nodes with graphs inside them ({op}) can't be read")
         attrs = {}
         for key in ("param", "attr", "attrs"):
@@ -137,7 +153,10 @@ def parse(text):
             attrs = {f"__{key}__" if key in HIDDEN else key: value for key, value in attrs.items()}
             nodes.append(Node(name, attrs))
             continue
-        nodes.append(_op_node(op, name, attrs, inputs, version))
+        if op in KINDS:
+            nodes.append(_control_node(op, name, attrs, inputs, graphs, version, counted, depth))
+        else:
+            nodes.append(_op_node(op, name, attrs, inputs, version))
     heads = _expect(document.get("heads"), list, "heads")
     entries = []
     for one in heads:
@@ -148,6 +167,19 @@ def parse(text):
     if not entries:
         raise _wrong("it has no heads")
     return entries
+
+
+def _control_node(op, name, attrs, inputs, graphs, version, counted, depth):
+    kind = KINDS[op]
+    if depth == MAX_DEPTH:
+        raise _wrong(f"{name}: there are graphs within graphs, {MAX_DEPTH} deep")
+    if len(graphs) != kind.num_graphs:
+        raise MXNetError(f"{name}: {op} has {kind.num_graphs} graphs inside it, the file gives {len(graphs)}")
+    entries = [_graph(_expect(graph, dict, f"{name}: a graph inside it"), version, counted, depth + 1) for graph in graphs]
+    try:
+        return Node(name, attrs, kind(attrs, entries, len(inputs)), tuple(inputs))
+    except MXNetError as error:
+        raise MXNetError(f"{name}: {error}") from None
 
 
 def _op_node(op, name, attrs, inputs, version):

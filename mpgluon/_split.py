@@ -1,0 +1,443 @@
+"""Programs that are cut in parts where values decide how they go on.
+
+A loop that runs while a condition holds, a branch, and an op whose shape depends on contents can't be inside one compiled program: somebody has to look at a
+value. So the program is cut there, in program order: a compiled part, a step on the host, a compiled part, ... On the tape every
+part is a call of its own, and what a host step does is recorded as it runs, so gradients need nothing special.
+
+`Split` is such a program. It is traced by running: when the traced function comes to a host step, the part so far is compiled and
+run on the real arrays, the step runs, and tracing goes on with traced arrays that have the shapes of what came out. What was traced is kept as
+a tree, which branches where a step gave other shapes; later calls walk the tree without Python code of the user. Shapes that the tree
+doesn't have yet are traced from the beginning, passing over the parts that ran already. A cut passes on every value that an array still
+stands for then, so whatever the function does next finds what it needs.
+
+Bodies of loops and branches (`Body`) are traced into traces of their own before there are values, so inside them only steps whose
+shapes are known may cut.
+"""
+
+import threading
+from contextlib import contextmanager
+
+from . import _core
+from .base import MXNetError
+
+_local = threading.local()
+# Parts kept for one block; the least recently used leaves of the tree go beyond it.
+LIMIT = 256
+
+
+def current():
+    """What cuts the trace that is active in this thread, or None."""
+    return getattr(_local, "tracer", None)
+
+
+class NeedsValues(Exception):
+    """An op whose shape depends on values was met where there are none."""
+
+    def __init__(self, name):
+        super().__init__(name)
+        self.name = name
+
+
+class Host:
+    """A step between two parts: ``run(arrays) -> arrays``."""
+
+    __slots__ = ("name", "run", "inputs", "outputs", "dynamic", "scope", "bodies")
+
+    def __init__(self, name, run, inputs, dynamic, bodies):
+        self.name = name
+        self.run = run
+        self.inputs = inputs
+        self.outputs = ()
+        self.dynamic = dynamic
+        self.scope = _core.get_scope()
+        self.bodies = bodies  # of loops and branches
+
+    def __call__(self, env):
+        outer = _core.get_scope()
+        _core.set_scope(self.scope)
+        try:
+            return self.run([env[i] for i in self.inputs])
+        finally:
+            _core.set_scope(outer)
+
+
+class Part:
+    """Ops between two cuts, and the host step behind them, or the results."""
+
+    __slots__ = ("op", "inputs", "outputs", "constants", "late", "host", "results", "keep", "nodes", "children", "parent", "used")
+
+    def __init__(self, function, flags, constants, late, nodes):
+        self.op = None if function is None else _core.CachedOp(function, flags)
+        self.inputs = () if function is None else function.inputs
+        self.outputs = () if function is None else function.outputs
+        self.constants = constants  # (id, array)
+        self.late = late  # (id, parameter, device)
+        self.nodes = nodes
+        self.host = None
+        self.results = ()
+        self.keep = None
+        self.children = {}
+        self.parent = None  # (Part, key)
+        self.used = 0
+
+    def get_late(self, env):
+        for i, param, ctx in self.late:
+            env[i] = param._data[ctx]
+
+    def compute(self, env):
+        env.update(self.constants)
+        if self.op is not None:
+            env.update(zip(self.outputs, self.op(*[env[i] for i in self.inputs])))
+
+    def pass_on(self, env, arrays):
+        """What of `env` the parts behind this one may use, with what its host step gave."""
+        kept = {i: env[i] for i in self.keep if i in env}
+        kept.update(zip(self.host.outputs, arrays))
+        return kept
+
+
+class Tracer:
+    """Cuts one trace. Subclasses say what happens at a cut."""
+
+    def __init__(self, flags):
+        self.flags = flags
+        self.trace = _core.Trace()
+        self._begin = 0  # first node of the part being traced
+        self._constants = 0
+        self.passed = set()  # constants so far: parts behind may use them
+        self.late = []
+
+    def __enter__(self):
+        self._outer = current()
+        _local.tracer = self
+        return self
+
+    def __exit__(self, *_):
+        _local.tracer = self._outer
+        self.trace.end()
+
+    def _part(self, results=None):
+        function = self.trace.cut(self._begin, results)
+        constants = self.trace.constants(self._constants)
+        self._constants += len(constants)
+        self.passed.update(i for i, _ in constants)
+        part = Part(function, self.flags, constants, self.late, self.trace.nodes)
+        self.passed.update(i for i, _, _ in self.late)
+        self.late = []
+        return part
+
+    def _cut(self, host):
+        part = self._part()
+        part.host = host
+        part.keep = self.passed.union(self.trace.live())
+        return part
+
+    def host(self, name, run, inputs, outputs, bodies=()):
+        """A step whose results' descriptions ``(shape, dtype, ctx)`` are known. Returns arrays that stand for them."""
+        raise NotImplementedError
+
+    def dynamic(self, name, run, inputs):
+        """A step whose results' shapes depend on values."""
+        raise NotImplementedError
+
+    def _new(self, host, descs):
+        """Traced arrays for what a host step gives."""
+        arrays = [self.trace.new_input(*desc) for desc in descs]
+        host.outputs = tuple([self.trace.value(array) for array in arrays])
+        self._begin = self.trace.nodes
+        return arrays
+
+
+def describe(array):
+    return array.shape, array.dtype, array.context
+
+
+class Discovery(Tracer):
+    """Notes whether a function has to be cut, and stops at an op whose shape depends on values."""
+
+    def __init__(self):
+        super().__init__({})
+        self.splits = False
+
+    def host(self, name, run, inputs, outputs, bodies=()):
+        self.splits = True
+        return [self.trace.new_input(*desc) for desc in outputs]
+
+    def dynamic(self, name, run, inputs):
+        self.splits = True
+        raise NeedsValues(name)
+
+
+class Body(Tracer):
+    """A function of arrays traced without values: the body of a loop or branch.
+
+    `run` takes arrays for the function's own inputs, then for `captures`: the arrays of the code around it that it uses. Its results are
+    described by `descs`.
+    """
+
+    def __init__(self, function, likes, what):
+        outer = current()
+        super().__init__(outer.flags)
+        self.what = what
+        self._parts = []
+        with self:
+            inputs = [self.trace.new_input(*desc) for desc in likes]
+            self._inputs = [self.trace.value(array) for array in inputs]
+            results = function(inputs)
+            del inputs
+            self.descs = [describe(array) for array in results]
+            part = self._part(results)
+            part.results = tuple([self.trace.value(array) for array in results])
+            part.constants += self.trace.constants(self._constants)
+            self._parts.append(part)
+        captured = [pair for part in self._parts for pair in part.constants]
+        self._inputs += [i for i, _ in captured]
+        for part in self._parts:
+            part.constants = ()
+            if part.keep is not None:
+                part.keep = part.keep.union(self._inputs)
+        self.captures = [array for _, array in captured]
+        self.nodes = sum(part.nodes for part in self._parts)
+
+    def host(self, name, run, inputs, outputs, bodies=()):
+        host = Host(name, run, [self.trace.value(array) for array in inputs], False, bodies)
+        self._parts.append(self._cut(host))
+        return self._new(host, outputs)
+
+    def dynamic(self, name, run, inputs):
+        raise NeedsValues(name)
+
+    def run(self, arrays):
+        env = dict(zip(self._inputs, arrays))
+        for part in self._parts:
+            part.compute(env)
+            if part.host is not None:
+                env = part.pass_on(env, part.host(env))
+        return [env[i] for i in part.results]
+
+    @property
+    def inlines(self):
+        """Whether its ops can be emitted into the trace around it."""
+        return len(self._parts) == 1
+
+    def inline(self, arrays):
+        """`run` on traced arrays."""
+        env = dict(zip(self._inputs, arrays))
+        part = self._parts[0]
+        if part.op is not None:
+            env.update(zip(part.outputs, part.op(*[env[i] for i in part.inputs])))
+        return [env[i] for i in part.results]
+
+    def parts(self):
+        """All compiled parts, as (part, what it is)."""
+        for part in self._parts:
+            yield part, self.what
+            yield from _inner(part)
+
+
+def _inner(part):
+    for body in part.host.bodies if part.host is not None else ():
+        yield from body.parts()
+
+
+@contextmanager
+def _running(recording, training):
+    """Real work in the middle of a trace."""
+    trace, tracer = _core.swap_trace(None), current()
+    was_recording, was_training = _core.set_recording(recording), _core.set_training(training)
+    _local.tracer = None
+    try:
+        yield
+    finally:
+        _local.tracer = tracer
+        _core.set_recording(was_recording)
+        _core.set_training(was_training)
+        _core.swap_trace(trace)
+
+
+class _Live(Tracer):
+    """Traces a function while it runs. `path`: the parts that ran already, with what their steps gave."""
+
+    def __init__(self, split, key, path, env):
+        super().__init__(split.flags)
+        self._split = split
+        self._root = key
+        self._passed_over = list(path)
+        self._end = None
+        self.env = env
+        self.mode = (_core.is_recording(), _core.is_training())
+
+    def parameter(self, param, ctx):
+        """A traced array for the copy of a parameter."""
+        if param._data is None:
+            with _running(*self.mode):
+                param._finish_deferred_init()
+        traced = self.trace.input(param._data[ctx])
+        self.late.append((self.trace.value(traced), param, ctx))
+        return traced
+
+    def host(self, name, run, inputs, outputs, bodies=()):
+        return self._step(name, run, inputs, bodies, False)
+
+    def dynamic(self, name, run, inputs):
+        return self._step(name, run, inputs, (), True)
+
+    def _step(self, name, run, inputs, bodies, dynamic):
+        values = [self.trace.value(array) for array in inputs]
+        del inputs
+        if self._passed_over:
+            part, arrays = self._passed_over.pop(0)
+            self._pass_over(part, name)
+        else:
+            part = self._cut(Host(name, run, values, dynamic, bodies))
+            self._split._attach(part, self._end, self._root)
+            with _running(*self.mode):
+                part.get_late(self.env)
+                part.compute(self.env)
+                arrays = part.host(self.env)
+                self.env = part.pass_on(self.env, arrays)
+        self._end = (part, _key(part.host, arrays))
+        first = not part.host.outputs
+        new = [self.trace.new_input(*describe(array)) for array in arrays]
+        ids = tuple([self.trace.value(array) for array in new])
+        self._begin = self.trace.nodes
+        if first:
+            part.host.outputs = ids
+            self.env.update(zip(ids, arrays))
+        return new
+
+    def _pass_over(self, part, name):
+        """The part up to here ran before the function was traced again."""
+        if part.host is None or part.host.name != name or part.nodes != self.trace.nodes:
+            raise MXNetError(
+                f"{name}: the block computed something else when it was traced again for arrays of other shapes. The computation of a hybridized "
+                "block may depend only on its inputs' shapes, dtypes and devices, and on the training mode"
+            )
+        constants = self.trace.constants(self._constants)
+        self._constants += len(constants)
+        self.passed.update(i for i, _ in constants)
+        self.passed.update(i for i, _, _ in self.late)
+        self.late = []
+
+    def finish(self, results):
+        part = self._part(results)
+        part.results = tuple([self.trace.value(array) for array in results])
+        part.constants += self.trace.constants(self._constants)
+        self._split._attach(part, self._end, self._root)
+        with _running(*self.mode):
+            part.get_late(self.env)
+            part.compute(self.env)
+        return [self.env[i] for i in part.results]
+
+
+def _key(host, arrays):
+    return tuple([array.shape for array in arrays]) if host.dynamic else None
+
+
+class Split:
+    """A function on arrays, compiled in parts. Called like a `_core.CachedOp`.
+
+    Parameters
+    ----------
+    trace : function
+        ``trace(*arrays)`` returns a list of arrays.
+    flags : dict
+        See `HybridBlock.hybridize`.
+    """
+
+    def __init__(self, trace, flags):
+        self._trace = trace
+        self.flags = flags
+        self._roots = {}
+        self._clock = 0
+        self._count = 0
+
+    def __call__(self, *arrays):
+        if any(array._traced for array in arrays):
+            return list(self._trace(*arrays))  # inside another trace: its ops become part of that
+        key = (_core.is_training(), *[(array.shape, array.dtype, array.context) for array in arrays])
+        env = dict(enumerate(arrays))
+        path = []
+        part = self._roots.get(key)
+        self._clock += 1
+        while part is not None:
+            part.used = self._clock
+            try:
+                part.get_late(env)
+            except (KeyError, TypeError):  # a parameter was moved or given up since
+                self._drop(part)
+                break
+            part.compute(env)
+            if part.host is None:
+                return [env[i] for i in part.results]
+            results = part.host(env)
+            env = part.pass_on(env, results)
+            path.append((part, results))
+            part = part.children.get(_key(part.host, results))
+        return self._extend(key, arrays, path, env)
+
+    def _extend(self, key, arrays, path, env):
+        """Traces what comes behind `path`, and runs it."""
+        with _Live(self, key, path, env) as tracer:
+            traced = [tracer.trace.input(array) for array in arrays]
+            results = list(self._trace(*traced))
+            return tracer.finish(results)
+
+    def _attach(self, part, end, root):
+        if end is None:
+            self._roots[root] = part
+        else:
+            end[0].children[end[1]] = part
+        part.parent = end
+        part.used = self._clock
+        self._count += 1
+        while self._count > LIMIT:
+            oldest = min((leaf for leaf in self._all() if not leaf.children and leaf is not part), key=lambda leaf: leaf.used, default=None)
+            if oldest is None or oldest.used == self._clock:
+                break
+            self._drop(oldest)
+
+    def _all(self):
+        stack = list(self._roots.values())
+        while stack:
+            part = stack.pop()
+            yield part
+            stack.extend(part.children.values())
+
+    def _drop(self, part):
+        """Forgets a part and those behind it."""
+        table = self._roots if part.parent is None else part.parent[0].children
+        for key, other in list(table.items()):
+            if other is part:
+                del table[key]
+        stack = [part]
+        while stack:
+            self._count -= 1
+            stack.extend(stack.pop().children.values())
+
+    def compiled(self):
+        """Like `_core.CachedOp.compiled`, for every part. ``part`` says which one: 'after' which steps on the host, as (name, shapes that they gave, None where
+        those are always the same), and the 'body' of which loop or branch it is ('': of none)."""
+        entries = []
+        for root in self._roots.values():
+            stack = [(root, ())]
+            while stack:
+                part, after = stack.pop()
+                for one, body in ((part, ""), *_inner(part)):
+                    if one.op is not None:
+                        entries += [{**entry, "part": {"after": after, "body": body}} for entry in one.op.compiled()]
+                if part.host is not None:
+                    stack += [(child, (*after, (part.host.name, key))) for key, child in reversed(part.children.items())]
+        return entries
+
+    def dump(self):
+        """The graphs of all parts as text."""
+        return "\n".join(one.op.dump() for part in self._all() for one, _ in ((part, ""), *_inner(part)) if one.op is not None)
+
+    def bind(self, arrays):
+        """As of a `_core.CachedOp`; parameters are looked up as they are used."""
+
+    def clear(self):
+        """Forgets everything compiled."""
+        self._roots = {}
+        self._count = 0
