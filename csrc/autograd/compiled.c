@@ -22,12 +22,6 @@ void mpg_compiled_free_spare(mpg_compiled *c) {
   }
 }
 
-void mpg_compiled_unbind(mpg_compiled *c) {
-  mpg_binding *binding = c->binding;
-  c->binding = NULL;
-  if (binding && --binding->references == 0) mpg_free(binding);
-}
-
 static void release_blocks(mpg_storage **blocks, uint32_t count) {
   for (uint32_t i = 0; i < count; i++) {
     if (blocks[i]) mpg_storage_release(blocks[i]);
@@ -165,32 +159,6 @@ static mpg_status recorded_expand(mpg_tape_node *node, mpg_array *outputs) {
 static const mpg_tape_call recorded_calls = {
     .name = "a hybridized block", .backward = recorded_backward, .adds_sums = true, .expand = recorded_expand, .release = recorded_release};
 
-/* Input i of the call: given, or a constant. */
-static mpg_array *input_at(mpg_compiled *c, const mpg_inputs *inputs, uint32_t i) {
-  return i < c->num_given ? mpg_inputs_at(inputs, i) : &c->constants[i - c->num_given];
-}
-
-/* Takes a reference to the binding of a call, made where the compiled call does not have it. */
-static mpg_status bind(mpg_compiled *c, const mpg_inputs *inputs, mpg_binding **binding) {
-  if (!c->binding || !inputs->binding || c->binding->number != inputs->binding) {
-    uint32_t count = c->num_bound + c->num_constants;
-    mpg_binding *fresh = mpg_malloc(sizeof *fresh + count * sizeof *fresh->tensors);
-    if (!fresh) return mpg_out_of_host_memory(count * sizeof *fresh->tensors);
-    fresh->references = 1;
-    fresh->number = inputs->binding;
-    for (uint32_t i = 0; i < count; i++) fresh->tensors[i] = input_at(c, inputs, c->num_given - c->num_bound + i)->tensor;
-    mpg_compiled_unbind(c);
-    c->binding = fresh;
-  }
-  *binding = c->binding;
-  c->binding->references++;
-  return MPG_OK;
-}
-
-static void release_binding(mpg_binding *binding) {
-  if (binding && --binding->references == 0) mpg_free(binding);
-}
-
 /* What a call works with. Arrays of its own: those inputs that are not bound, then results. */
 typedef struct call_space {
   mpg_compiled *c;
@@ -201,7 +169,7 @@ typedef struct call_space {
 
 static mpg_tensor *external_at(const call_space *space, uint32_t external) {
   const mpg_compiled *c = space->c;
-  uint32_t first = c->num_given - c->num_bound, fixed = c->num_bound + c->num_constants;
+  uint32_t first = mpg_compiled_first_fixed(c), fixed = mpg_compiled_num_fixed(c);
   if (external < first) return &space->externals[external];
   return external - first < fixed ? &space->binding->tensors[external - first] : &space->externals[external - fixed];
 }
@@ -234,7 +202,7 @@ static mpg_status record(const call_space *space, const mpg_inputs *inputs, mpg_
   }
   c->held += call->held;
   c->frames += call->held != 0;
-  for (uint32_t i = 0; i < c->num_inputs; i++) mpg_array_copy(&call->inputs[i], input_at(c, inputs, i));
+  for (uint32_t i = 0; i < c->num_inputs; i++) mpg_array_copy(&call->inputs[i], mpg_compiled_input(c, inputs, i));
   for (uint32_t i = 0; i < num_externals; i++) {
     call->saved[i].storage = NULL;
     if (!c->saved_external[i]) continue;
@@ -248,7 +216,7 @@ static mpg_status record(const call_space *space, const mpg_inputs *inputs, mpg_
   node->scope = mpg_autograd_scope();
   node->origin = mpg_host_get()->origin();
   for (uint32_t i = 0; i < c->num_inputs; i++) {
-    const mpg_array *input = input_at(c, inputs, i);
+    const mpg_array *input = mpg_compiled_input(c, inputs, i);
     if (c->wanted[i] && input->node && !input->node->consumed)
       node->edges[i] = (mpg_tape_edge){mpg_tape_retain(input->node), input->output};
     node->descs[i] = input->tensor.desc;
@@ -258,7 +226,7 @@ static mpg_status record(const call_space *space, const mpg_inputs *inputs, mpg_
     node->descs[c->num_inputs + i] = c->outputs[i].desc;
     node->devices[c->num_inputs + i] = mpg_tensor_device(&outputs[i].tensor);
     const mpg_compiled_output *output = &c->outputs[i];
-    const mpg_array *input = output->input != MPG_NO_BASE ? input_at(c, inputs, output->input) : NULL;
+    const mpg_array *input = output->input != MPG_NO_BASE ? mpg_compiled_input(c, inputs, output->input) : NULL;
     outputs[i].node = mpg_tape_retain(input ? input->node : node);
     outputs[i].output = input ? input->output : output->same;
   }
@@ -267,14 +235,14 @@ static mpg_status record(const call_space *space, const mpg_inputs *inputs, mpg_
 }
 
 mpg_status mpg_compiled_call(mpg_compiled *c, const mpg_inputs *inputs, mpg_array *outputs) {
-  uint32_t num_own = c->num_given - c->num_bound, num_blocks = c->plan.num_blocks;
+  uint32_t num_own = mpg_compiled_first_fixed(c), num_blocks = c->plan.num_blocks;
   mpg_status status = MPG_OK;
   call_space space = {.c = c};
   if (c->stages != MPG_STAGES_NONE) return mpg_fail(MPG_ERROR, "internal: a call compiled in stages is called in pieces");
   MPG_TRY(bind(c, inputs, &space.binding));
   space.externals = take_space(&c->space, (num_own + c->num_results) * sizeof(mpg_tensor) + num_blocks * sizeof(mpg_storage *));
   if (!space.externals) {
-    release_binding(space.binding);
+    mpg_binding_release(space.binding);
     return MPG_HOST_OUT_OF_MEMORY;
   }
   mpg_tensor *results = space.externals + num_own;
@@ -289,6 +257,7 @@ mpg_status mpg_compiled_call(mpg_compiled *c, const mpg_inputs *inputs, mpg_arra
     MPG_GOTO(mpg_tensor_create(device, &value->desc, &results[i]));
   }
   mpg_random_key random = c->graph.num_random ? mpg_random_next(c->graph.num_random) : (mpg_random_key){0};
+  if (c->prologue) MPG_GOTO(mpg_compiled_refresh(c, space.binding, space.externals));
   MPG_GOTO(mpg_launch(c->programs, &(mpg_launching){.externals = space.externals, .fixed = space.binding->tensors, .binding = inputs->binding,
                                                     .blocks = space.blocks, .random = random, .scope = mpg_autograd_scope(),
                                                     .origin = mpg_host_get()->origin()}));
@@ -305,6 +274,6 @@ fail:
   if (status != MPG_OK)
     for (uint32_t i = 0; i < c->num_outputs; i++) mpg_array_clear(&outputs[i]);
   give_space(&c->space, space.externals);
-  release_binding(space.binding);
+  mpg_binding_release(space.binding);
   return status;
 }

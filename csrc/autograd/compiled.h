@@ -13,6 +13,9 @@
  *
  * Of the user's inputs, the last ones may be *bound*: the same arrays from call to call (a block's parameters). A binding has a
  * number; where a call comes with the number that the compiled call knows, nobody looks at these arrays before the work is queued.
+ * What is made of bound inputs and constants alone is kept with the binding when no gradient is recorded (weights packed or folded):
+ * a prologue makes it at the first call, and again when one of these arrays has been written since (prologue.c). It follows the inputs among
+ * the external arrays.
  *
  * Ownership: a compiled call is counted; tapes of recorded calls hold references. Threads: host lock.
  */
@@ -36,10 +39,15 @@ static inline mpg_array *mpg_inputs_at(const mpg_inputs *inputs, uint32_t i) {
   return i < inputs->num_given ? inputs->given[i] : inputs->bound[i - inputs->num_given];
 }
 
-/* The tensors of bound inputs and constants, borrowed from the arrays. Counted: a call under way keeps its own. */
+/* The tensors of bound inputs and constants, borrowed from the arrays; then what is kept, owned. Counted: a call under way keeps
+ * its own. */
 typedef struct mpg_binding {
   int32_t references;
   uint64_t number;
+  bool made;         /* the prologue has run, for the contents told by `versions` */
+  uint64_t watched;  /* mpg_storage_watched_writes when these were last compared */
+  uint32_t *versions; /* per source of the prologue */
+  uint32_t num_borrowed, num_kept;
   mpg_tensor tensors[];
 } mpg_binding;
 
@@ -91,6 +99,13 @@ typedef struct mpg_compiled {
   bool *saved_external;   /* per external array of the forward: holds a saved value; NULL for prediction */
   mpg_plan plan;
   mpg_program_set *programs;
+  mpg_value *kept;        /* what the prologue makes and the programs read */
+  uint32_t num_kept;
+  uint32_t *sources;      /* what the prologue reads: numbers of fixed arrays */
+  uint32_t num_sources;
+  mpg_program_set *prologue; /* NULL: nothing is kept */
+  mpg_plan prologue_plan;
+  int *prologue_threads;  /* per slot of that plan: of the device when it ran; layouts may depend on it */
   mpg_compiled_backward *backwards;
   mpg_binding *binding;   /* of the latest call; owned reference */
   void *space;            /* for the next call's bookkeeping; owned */
@@ -144,12 +159,27 @@ mpg_status mpg_compiled_get_backward(mpg_compiled *compiled, const bool *arrives
 /* The same function as ops run and recorded one by one (expand.c): outputs are on the tape. `random`: that of the call. */
 mpg_status mpg_compiled_replay(mpg_compiled *compiled, mpg_array *const *inputs, mpg_random_key random, mpg_array *outputs);
 
-static inline uint32_t mpg_compiled_result(const mpg_compiled *c, uint32_t i) { return c->num_inputs + i; }
-static inline uint32_t mpg_compiled_out_grad(const mpg_compiled *c, uint32_t i) { return c->num_inputs + c->num_results + i; }
+/* prologue.c. Makes the prologue of a simplified graph, where there is something to keep. */
+mpg_status mpg_compiled_make_prologue(mpg_compiled *compiled);
+/* The binding of a call, with a reference; made where the compiled call has another. */
+mpg_status mpg_compiled_bind(mpg_compiled *compiled, const mpg_inputs *inputs, mpg_binding **binding);
+void mpg_binding_release(mpg_binding *binding); /* NULL is allowed */
+/* Runs the prologue unless what is kept is up to date. given: the inputs that are not bound, which it does not read. */
+mpg_status mpg_compiled_refresh(mpg_compiled *compiled, mpg_binding *binding, const mpg_tensor *given);
+/* Input i of a call: given, or a constant. */
+static inline mpg_array *mpg_compiled_input(const mpg_compiled *c, const mpg_inputs *inputs, uint32_t i) {
+  return i < c->num_given ? mpg_inputs_at(inputs, i) : &c->constants[i - c->num_given];
+}
+static inline uint32_t mpg_compiled_first_fixed(const mpg_compiled *c) { return c->num_given - c->num_bound; }
+static inline uint32_t mpg_compiled_num_fixed(const mpg_compiled *c) { return c->num_bound + c->num_constants + c->num_kept; }
+
+static inline uint32_t mpg_compiled_kept(const mpg_compiled *c, uint32_t i) { return c->num_inputs + i; }
+static inline uint32_t mpg_compiled_result(const mpg_compiled *c, uint32_t i) { return c->num_inputs + c->num_kept + i; }
+static inline uint32_t mpg_compiled_out_grad(const mpg_compiled *c, uint32_t i) { return c->num_inputs + c->num_results + i; } /* nothing is kept */
 static inline uint32_t mpg_compiled_in_grad(const mpg_compiled *c, uint32_t i) {
   return c->num_inputs + c->num_results + c->num_outputs + i;
 }
-static inline uint32_t mpg_compiled_forward_externals(const mpg_compiled *c) { return c->num_inputs + c->num_results; }
+static inline uint32_t mpg_compiled_forward_externals(const mpg_compiled *c) { return mpg_compiled_result(c, c->num_results); }
 static inline uint32_t mpg_compiled_sum(const mpg_compiled *c, uint32_t i) { return mpg_compiled_in_grad(c, c->num_inputs) + i; }
 static inline uint32_t mpg_compiled_all_externals(const mpg_compiled *c) { return mpg_compiled_sum(c, c->num_inputs); }
 

@@ -56,6 +56,7 @@ void mpg_graph_dump(const mpg_graph *graph, mpg_text *text) {
     dump_values(graph, node, text);
     if (node->phase == MPG_PHASE_BACKWARD) mpg_text_append(text, node->repeats ? " again" : " backward");
     else if (node->region) mpg_text_append(text, node->region == MPG_REGION_ALL ? " region=*" : " region=%u", node->region);
+    if (node->phase == MPG_PHASE_PROLOGUE) mpg_text_append(text, " prologue");
     if (node->random != MPG_NO_RANDOM) mpg_text_append(text, " random=%u", node->random);
     if (node->scope) mpg_text_append(text, " @%s", mpg_scope_text(node->scope));
     mpg_text_append(text, "\n");

@@ -17,7 +17,7 @@
 #include "base/text.h"
 #include "op/op.h"
 
-typedef enum mpg_phase { MPG_PHASE_FORWARD, MPG_PHASE_BACKWARD } mpg_phase;
+typedef enum mpg_phase { MPG_PHASE_FORWARD, MPG_PHASE_BACKWARD, MPG_PHASE_PROLOGUE } mpg_phase;
 
 #define MPG_NO_RANDOM UINT32_MAX
 
@@ -129,6 +129,11 @@ mpg_status mpg_graph_gradient(mpg_graph *graph, const mpg_differentiation *reque
 /* simplify.c: rewires users of nodes that do nothing (a copy to the device it is on, a reshape to the same shape, +x) to
  * their inputs. Bits stay. Copies that keep an input or an output apart from the user's memory stay too. */
 mpg_status mpg_graph_simplify(mpg_graph *graph);
+
+/* hoist.c: nodes that depend on `fixed` inputs (parameters) and constants alone go into the prologue phase, which runs when
+ * one of these has been written, not with every call. kept: the values of it that other nodes read, at most num_values. Only for graphs that
+ * are not differentiated. */
+mpg_status mpg_graph_hoist(mpg_graph *graph, const mpg_value *fixed, size_t num_fixed, mpg_value *kept, size_t *num_kept);
 
 /* order.c: the live nodes in the order in which they run: those of `phase` that `roots` (and effects, in the forward phase)
  * need. Copies to other devices go right behind what they copy. */

@@ -19,7 +19,10 @@ mpg_status mpg_graph_verify(const mpg_graph *graph) {
       }
       if (value.node >= n) return broken(n, "it reads a later node");
       if (value.output >= graph->nodes[value.node].num_outputs) return broken(n, "it reads an output that does not exist");
-      if (graph->nodes[value.node].phase > node->phase) return broken(n, "a forward node reads a backward value");
+      const mpg_node *source = &graph->nodes[value.node];
+      if (source->phase == MPG_PHASE_BACKWARD && node->phase != MPG_PHASE_BACKWARD) return broken(n, "a forward node reads a backward value");
+      if (node->phase == MPG_PHASE_PROLOGUE && source->phase != node->phase && !mpg_node_is_input(source) && !mpg_node_flag(node, MPG_OP_SHAPE_ONLY))
+        return broken(n, "a node of the prologue reads what is computed later");
       if (node->op && !(node->op->flags & MPG_OP_COPY) && !mpg_device_id_equal(mpg_graph_at(graph, value)->device, node->device))
         return broken(n, "it reads a value of another device and is no copy");
     }

@@ -369,13 +369,25 @@ static size_t saved_bytes(const mpg_compiled *c, uint32_t slot) {
 /* The backward that was made last, or NULL. */
 static const mpg_program_set *backward_set(const mpg_compiled *c) { return c->backwards ? c->backwards->programs : NULL; }
 
+/* Bytes of what the prologue keeps on a device. */
+static size_t kept_bytes(const mpg_compiled *c, mpg_device_id id) {
+  size_t bytes = 0;
+  for (uint32_t i = 0; i < c->num_kept; i++) {
+    const mpg_graph_value *value = mpg_graph_at(&c->graph, c->kept[i]);
+    if (mpg_device_id_equal(value->device, id)) bytes += mpg_desc_bytes(&value->desc);
+  }
+  return bytes;
+}
+
 static PyObject *describe_device(const mpg_compiled *c, mpg_device_id id) {
   PyObject *dict = PyDict_New();
   if (dict == NULL) return NULL;
   uint32_t slot = mpg_plan_slot(&c->plan, id);
   const mpg_program_set *backward = backward_set(c);
   uint32_t back_slot = backward ? mpg_plan_slot(&c->backwards->plan, id) : UINT32_MAX;
-  bool here = slot != UINT32_MAX, there = back_slot != UINT32_MAX;
+  uint32_t prologue_slot = c->prologue ? mpg_plan_slot(&c->prologue_plan, id) : UINT32_MAX;
+  bool here = slot != UINT32_MAX, there = back_slot != UINT32_MAX, before = prologue_slot != UINT32_MAX;
+  size_t kept = kept_bytes(c, id);
   size_t forward_bytes = here ? planned(c->programs, slot, false) : 0, forward_lanes = here ? planned(c->programs, slot, true) : 0;
   size_t backward_bytes = there ? planned(backward, back_slot, false) : 0, backward_lanes = there ? planned(backward, back_slot, true) : 0;
   PyObject *planned_dict = PyDict_New();
@@ -383,14 +395,16 @@ static PyObject *describe_device(const mpg_compiled *c, mpg_device_id id) {
               put(planned_dict, "saved", PyLong_FromSize_t(here ? saved_bytes(c, slot) : 0)) == 0 &&
               put(planned_dict, "backward", PyLong_FromSize_t(backward_bytes)) == 0 &&
               put(planned_dict, "lanes", PyLong_FromSize_t(forward_lanes + backward_lanes)) == 0 &&
-              put(planned_dict, "total", PyLong_FromSize_t(forward_bytes + forward_lanes + backward_bytes + backward_lanes)) == 0;
+              put(planned_dict, "kept", PyLong_FromSize_t(kept)) == 0 &&
+              put(planned_dict, "total", PyLong_FromSize_t(forward_bytes + forward_lanes + backward_bytes + backward_lanes + kept)) == 0;
   if (!done) {
     Py_XDECREF(planned_dict);
     Py_DECREF(dict);
     return NULL;
   }
   if (put(dict, "planned", planned_dict) < 0 || put(dict, "forward", here ? describe_program(c->programs, slot) : PyList_New(0)) < 0 ||
-      put(dict, "backward", there ? describe_program(backward, back_slot) : PyList_New(0)) < 0)
+      put(dict, "backward", there ? describe_program(backward, back_slot) : PyList_New(0)) < 0 ||
+      put(dict, "prologue", before ? describe_program(c->prologue, prologue_slot) : PyList_New(0)) < 0)
     Py_CLEAR(dict);
   return dict;
 }
@@ -412,8 +426,11 @@ static PyObject *describe_entry(const mpg_cache_entry *entry) {
   const mpg_plan *plan = c->backwards ? &c->backwards->plan : &c->plan; /* the backward's knows all devices */
   PyObject *dict = PyDict_New(), *devices = PyDict_New(), *copies = PyList_New(0);
   if (dict == NULL || devices == NULL || copies == NULL) goto fail;
-  for (uint32_t s = 0; s < plan->num_devices; s++) {
-    PyObject *name = device_text(plan->devices[s]), *device = describe_device(c, plan->devices[s]);
+  for (uint32_t s = 0; s < plan->num_devices + c->prologue_plan.num_devices; s++) {
+    bool of_prologue = s >= plan->num_devices;
+    mpg_device_id id = of_prologue ? c->prologue_plan.devices[s - plan->num_devices] : plan->devices[s];
+    if (of_prologue && mpg_plan_slot(plan, id) != UINT32_MAX) continue;
+    PyObject *name = device_text(id), *device = describe_device(c, id);
     int result = name != NULL && device != NULL ? PyDict_SetItem(devices, name, device) : -1;
     Py_XDECREF(name);
     Py_XDECREF(device);
@@ -562,7 +579,8 @@ static PyMethodDef cached_op_methods[] = {
      "compiled()\n--\n\nWhat is compiled: a list with one dict for each signature. 'devices' maps a device's name to its 'forward' and\n"
      "'backward' programs (lists of instructions: kind 'run' with op, scope, shapes, and again where it recomputes; 'copy' with to and bytes; 'signal'; 'wait'\n"
      "with from) and to 'planned', the bytes planned there: forward, saved (of these), backward (beyond forward's), lanes (arrays\n"
-     "that other devices push), total. 'copies' lists what moves between devices. 'calls', 'frames' and 'bytes_held' say how often\n"
+     "that other devices push), kept (values made from parameters alone, by the 'prologue' programs, which run after these were\n"
+     "written), total. 'copies' lists what moves between devices. 'calls', 'frames' and 'bytes_held' say how often\n"
      "it ran, and what waits for its backward now. 'inputs': (shape, dtype, device, needs a gradient)."},
     {"bind", cached_op_bind, METH_O,
      "bind(arrays)\n--\n\nMakes `arrays`, a list, the last inputs of every call from now on: calls pass the rest only, and do not look at these\n"

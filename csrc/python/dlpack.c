@@ -99,6 +99,7 @@ static PyObject *export(PyObject *self, bool write, bool versioned) {
   }
   out->tensor = array->tensor;
   mpg_tensor_retain(&out->tensor);
+  mpg_storage_expose(out->tensor.storage);
   return capsule;
 }
 

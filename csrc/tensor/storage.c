@@ -8,6 +8,7 @@ enum { MAX_FREE = 4096 };
 /* Runtime state, under the host lock: unused structs (linked by `owner`), and wrapped memory that queued work still uses. */
 static mpg_storage *free_storages, *leaving;
 static int num_free;
+static uint64_t watched_writes;
 
 static mpg_storage *new_storage(void) {
   mpg_storage *storage = free_storages;
@@ -59,6 +60,7 @@ mpg_status mpg_storage_create(mpg_device *device, size_t size, bool host_access,
   }
   storage->references = 1;
   storage->version = 0;
+  storage->watched = storage->exposed = false;
   storage->device = device;
   storage->size = size;
   storage->release = NULL;
@@ -72,6 +74,7 @@ mpg_status mpg_storage_wrap(mpg_device *device, void *memory, size_t size, void 
   mpg_storage *storage = new_storage();
   if (!storage) return MPG_HOST_OUT_OF_MEMORY;
   *storage = (mpg_storage){.references = 1,
+                           .exposed = true,
                            .device = device,
                            .block = {.memory = memory, .size = size},
                            .size = size,
@@ -93,6 +96,14 @@ void mpg_storage_destroy(mpg_storage *storage) {
     storage->block.memory = leaving;
     leaving = storage;
   }
+}
+
+void mpg_storage_note_watched(void) { watched_writes++; }
+uint64_t mpg_storage_watched_writes(void) { return watched_writes; }
+
+void mpg_storage_expose(mpg_storage *storage) {
+  storage->exposed = true;
+  if (storage->watched) watched_writes++;
 }
 
 void mpg_storage_read_points(const mpg_storage *storage, const mpg_device *device, mpg_point *points, int *count) {

@@ -15,6 +15,8 @@
 typedef struct mpg_storage {
   int32_t references;
   uint32_t version; /* 0: never written, so whatever work the block's uses tell of was not for this storage */
+  bool watched; /* somebody keeps what was made of its contents: writes are counted */
+  bool exposed; /* others hold its address and may write without a word: memory from outside, or given out (DLPack) */
   mpg_device *device;
   mpg_block block;
   size_t size; /* bytes asked for */
@@ -84,10 +86,15 @@ static inline mpg_status mpg_storage_failure(const mpg_storage *storage) {
 /* Tells the storage that work at `tick` of `device` reads (writes) it. Only its own device writes. Tick 0: written at once, in
  * this thread. Adding a read may wait where many devices read (host lock given up), and does not fail. */
 mpg_status mpg_storage_add_read(mpg_storage *storage, mpg_device *device, mpg_tick tick);
+void mpg_storage_note_watched(void);
 static inline void mpg_storage_add_write(mpg_storage *storage, mpg_tick tick) {
   storage->block.uses.write = tick;
   storage->version++;
+  if (storage->watched) mpg_storage_note_watched();
 }
+/* Writes to watched storages so far. While it stays the same, so do their contents; those of exposed ones may change at any time. */
+uint64_t mpg_storage_watched_writes(void);
+void mpg_storage_expose(mpg_storage *storage);
 /* True when work that runs now, in this thread, on the (idle) device of the storage may write it. */
 static inline bool mpg_storage_writable_now(const mpg_storage *storage) {
   return storage->block.uses.num_foreign == 0 || mpg_uses_finished(&storage->block.uses, storage->device);

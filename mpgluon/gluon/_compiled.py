@@ -223,7 +223,7 @@ class CompiledPrograms:
         for entry in self._entries:
             lines.append(f"{entry['block']} for {'training' if entry['train'] else 'prediction'}")
             for name, device in entry["devices"].items():
-                for phase in ("forward", "backward"):
+                for phase in ("prologue", "forward", "backward"):
                     if device[phase]:
                         lines.append(f"  {name} {phase}: " + ", ".join(map(_step_text, device[phase])))
         return "\n".join(lines)
@@ -250,12 +250,12 @@ def _entry_text(entry):
         f"{entry['block']}{where} for {mode}{', exact' if entry['exact'] else ''}: {entry['nodes']} operators, called {entry['calls']} {'time' if entry['calls'] == 1 else 'times'}",
         f"  inputs: {'; '.join(arrays)}",
     ]
-    rows = [("device", "forward ops", "backward ops", "again", "copies out", "bytes out", "planned: forward", "saved", "backward", "arriving", "total")]
+    rows = [("device", "forward ops", "backward ops", "again", "copies out", "bytes out", "planned: forward", "saved", "backward", "arriving", "kept", "total")]
     for name, device in entry["devices"].items():
         ops = [sum(step["kind"] == "run" for step in device[phase]) for phase in ("forward", "backward")]
         ops.append(sum(step.get("again", False) for step in device["backward"]))
         sent = [step["bytes"] for phase in ("forward", "backward") for step in device[phase] if step["kind"] == "copy"]
-        planned = [device["planned"][part] for part in ("forward", "saved", "backward", "lanes", "total")]
+        planned = [device["planned"][part] for part in ("forward", "saved", "backward", "lanes", "kept", "total")]
         rows.append((name, *[f"{number:,}" for number in (*ops, len(sent), sum(sent), *planned)]))
     return "\n".join([*lines, *_table(rows)])
 

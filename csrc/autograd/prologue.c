@@ -1,0 +1,166 @@
+/* Bindings, and what is kept with them: values that depend on parameters and constants alone. */
+#include <string.h>
+
+#include "autograd/compiled.h"
+
+/* --- Compiling ---------------------------------------------------------------------------------------------------- */
+
+/* Which fixed arrays the prologue reads. */
+static mpg_status find_sources(mpg_compiled *c) {
+  const mpg_program_set *set = c->prologue;
+  uint32_t first = mpg_compiled_first_fixed(c), num_borrowed = c->num_bound + c->num_constants;
+  bool *seen = mpg_calloc(num_borrowed + 1, sizeof *seen);
+  c->sources = mpg_malloc((num_borrowed + 1) * sizeof *c->sources);
+  if (!seen || !c->sources) {
+    mpg_free(seen);
+    return mpg_out_of_host_memory(num_borrowed * sizeof *c->sources);
+  }
+  for (uint32_t s = 0; s < set->num_segments; s++)
+    for (uint32_t i = 0; i < set->segments[s].num_accesses; i++) {
+      uint32_t base = set->segments[s].accesses[i].base;
+      if (base >= first && base - first < num_borrowed) seen[base - first] = true;
+    }
+  for (uint32_t i = 0; i < num_borrowed; i++)
+    if (seen[i]) c->sources[c->num_sources++] = i;
+  mpg_free(seen);
+  return MPG_OK;
+}
+
+static mpg_status plan_prologue(mpg_compiled *c) {
+  mpg_order order = {0};
+  mpg_status status = MPG_OK;
+  uint32_t *external = mpg_malloc((c->graph.num_values + 1) * sizeof *external);
+  if (!external) return mpg_out_of_host_memory(c->graph.num_values * sizeof *external);
+  for (size_t v = 0; v < c->graph.num_values; v++) external[v] = MPG_NO_BASE;
+  for (uint32_t i = 0; i < c->num_inputs; i++) external[mpg_value_index(&c->graph, c->inputs[i])] = i;
+  for (uint32_t i = 0; i < c->num_kept; i++) external[mpg_value_index(&c->graph, c->kept[i])] = mpg_compiled_kept(c, i);
+  MPG_GOTO(mpg_graph_order(&c->graph, MPG_PHASE_PROLOGUE, c->kept, c->num_kept, &order));
+  mpg_plan_request request = {.graph = &c->graph, .order = &order, .num_externals = mpg_compiled_result(c, 0), .external = external};
+  MPG_GOTO(mpg_plan_make(&request, &c->prologue_plan));
+  MPG_GOTO(mpg_lower(&c->graph, &order, &c->prologue_plan, "compiled prologue", &c->prologue));
+  mpg_program_set_fix(c->prologue, mpg_compiled_first_fixed(c), mpg_compiled_num_fixed(c));
+  MPG_GOTO(find_sources(c));
+  c->prologue_threads = mpg_calloc(c->prologue->num_programs + 1, sizeof *c->prologue_threads);
+  if (!c->prologue_threads) MPG_GOTO(mpg_out_of_host_memory(c->prologue->num_programs));
+fail:
+  mpg_order_free(&order);
+  mpg_free(external);
+  return status;
+}
+
+mpg_status mpg_compiled_make_prologue(mpg_compiled *c) {
+  size_t num_kept;
+  c->kept = mpg_malloc((c->graph.num_values + 1) * sizeof *c->kept);
+  if (!c->kept) return mpg_out_of_host_memory(c->graph.num_values * sizeof *c->kept);
+  MPG_TRY(mpg_graph_hoist(&c->graph, c->inputs + mpg_compiled_first_fixed(c), c->num_bound + c->num_constants, c->kept, &num_kept));
+  c->num_kept = (uint32_t)num_kept;
+  return num_kept ? plan_prologue(c) : MPG_OK;
+}
+
+/* --- Calling ------------------------------------------------------------------------------------------------------ */
+
+void mpg_binding_release(mpg_binding *binding) {
+  if (!binding || --binding->references) return;
+  for (uint32_t i = 0; i < binding->num_kept; i++) mpg_tensor_release(&binding->tensors[binding->num_borrowed + i]);
+  mpg_free(binding->versions);
+  mpg_free(binding);
+}
+
+void mpg_compiled_unbind(mpg_compiled *c) {
+  mpg_binding *binding = c->binding;
+  c->binding = NULL;
+  mpg_binding_release(binding);
+}
+
+static mpg_status new_binding(mpg_compiled *c, const mpg_inputs *inputs, mpg_binding **result) {
+  uint32_t borrowed = c->num_bound + c->num_constants;
+  mpg_binding *binding = mpg_malloc(sizeof *binding + (borrowed + c->num_kept) * sizeof *binding->tensors);
+  if (!binding) return mpg_out_of_host_memory(borrowed * sizeof *binding->tensors);
+  *binding = (mpg_binding){.references = 1, .number = inputs->binding, .num_borrowed = borrowed};
+  for (uint32_t i = 0; i < borrowed; i++) binding->tensors[i] = mpg_compiled_input(c, inputs, mpg_compiled_first_fixed(c) + i)->tensor;
+  mpg_status status = MPG_OK;
+  binding->versions = mpg_malloc((c->num_sources + 1) * sizeof *binding->versions);
+  if (!binding->versions) MPG_GOTO(mpg_out_of_host_memory(c->num_sources * sizeof *binding->versions));
+  for (uint32_t i = 0; i < c->num_kept; i++) {
+    const mpg_graph_value *value = mpg_graph_at(&c->graph, c->kept[i]);
+    mpg_device *device;
+    MPG_GOTO(mpg_device_get(value->device, &device));
+    MPG_GOTO(mpg_tensor_create(device, &value->desc, &binding->tensors[borrowed + i]));
+    binding->num_kept++;
+  }
+  *result = binding;
+  return MPG_OK;
+fail:
+  mpg_binding_release(binding);
+  return status;
+}
+
+mpg_status mpg_compiled_bind(mpg_compiled *c, const mpg_inputs *inputs, mpg_binding **result) {
+  if (!c->binding || !inputs->binding || c->binding->number != inputs->binding) {
+    mpg_binding *binding = NULL;
+    mpg_compiled_unbind(c); /* first: what it keeps makes room for the new one's */
+    MPG_TRY(new_binding(c, inputs, &binding));
+    mpg_compiled_unbind(c); /* waiting for memory lets others in */
+    c->binding = binding;
+  }
+  *result = c->binding;
+  c->binding->references++;
+  return MPG_OK;
+}
+
+static bool threads_changed(const mpg_compiled *c) {
+  for (uint32_t s = 0; s < c->prologue->num_programs; s++)
+    if (c->prologue_threads[s] != atomic_load_explicit(&c->prologue->programs[s].device->num_threads, memory_order_relaxed)) return true;
+  return false;
+}
+
+static bool kept_failed(const mpg_compiled *c, const mpg_binding *binding) {
+  bool any = false;
+  for (uint32_t s = 0; s < c->prologue->num_programs && !any; s++)
+    any = atomic_load_explicit(&c->prologue->programs[s].device->failed, memory_order_relaxed);
+  for (uint32_t i = 0; any && i < binding->num_kept; i++)
+    if (mpg_storage_failure(binding->tensors[binding->num_borrowed + i].storage) != MPG_OK) return true;
+  return false;
+}
+
+static bool up_to_date(const mpg_compiled *c, mpg_binding *binding) {
+  if (!binding->made || threads_changed(c) || kept_failed(c, binding)) return false;
+  uint64_t watched = mpg_storage_watched_writes();
+  if (binding->watched == watched) return true;
+  for (uint32_t i = 0; i < c->num_sources; i++) {
+    const mpg_storage *storage = binding->tensors[c->sources[i]].storage;
+    if (storage->exposed || storage->version != binding->versions[i]) return false;
+  }
+  binding->watched = watched;
+  return true;
+}
+
+mpg_status mpg_compiled_refresh(mpg_compiled *c, mpg_binding *binding, const mpg_tensor *given) {
+  if (up_to_date(c, binding)) return MPG_OK;
+  bool exposed = false;
+  uint64_t watched = mpg_storage_watched_writes();
+  mpg_storage **blocks = mpg_calloc(c->prologue->num_blocks + 1, sizeof *blocks);
+  uint32_t *versions = mpg_malloc((c->num_sources + 1) * sizeof *versions);
+  mpg_status status = MPG_OK;
+  if (!blocks || !versions) MPG_GOTO(mpg_out_of_host_memory(c->num_sources * sizeof *versions));
+  for (uint32_t i = 0; i < c->num_sources; i++) {
+    mpg_storage *storage = binding->tensors[c->sources[i]].storage;
+    storage->watched = true;
+    exposed |= storage->exposed;
+    versions[i] = storage->version;
+  }
+  for (uint32_t s = 0; s < c->prologue->num_programs; s++)
+    c->prologue_threads[s] = atomic_load_explicit(&c->prologue->programs[s].device->num_threads, memory_order_relaxed);
+  binding->made = false;
+  MPG_GOTO(mpg_launch(c->prologue, &(mpg_launching){.externals = given, .fixed = binding->tensors, .binding = binding->number, .blocks = blocks,
+                                                    .scope = mpg_autograd_scope(), .origin = mpg_host_get()->origin()}));
+  memcpy(binding->versions, versions, c->num_sources * sizeof *versions); /* only now: before, others would run ahead of it */
+  binding->watched = watched;
+  binding->made = !exposed;
+fail:
+  for (uint32_t i = 0; blocks && i < c->prologue->num_blocks; i++)
+    if (blocks[i]) mpg_storage_release(blocks[i]);
+  mpg_free(blocks);
+  mpg_free(versions);
+  return status;
+}
