@@ -222,11 +222,7 @@ static mpg_status make_forward(mpg_compiled *c) {
   mpg_status status = MPG_OK;
   MPG_GOTO(plan_forward(c, &order));
   MPG_GOTO(mpg_lower(&c->graph, &order, &c->plan, "compiled forward", &c->programs));
-<<<<<<< HEAD
-  if (c->stages == MPG_STAGES_NONE) mpg_program_set_fix(c->programs, c->num_given - c->num_bound, c->num_bound + c->num_constants);
-=======
-  mpg_program_set_fix(c->programs, mpg_compiled_first_fixed(c), mpg_compiled_num_fixed(c));
->>>>>>> f34c256 (graph: what depends on parameters alone runs in a prologue, once for each write to them)
+  if (c->stages == MPG_STAGES_NONE) mpg_program_set_fix(c->programs, mpg_compiled_first_fixed(c), mpg_compiled_num_fixed(c));
   if (!c->recording) goto fail;
   c->saved_external = mpg_calloc(mpg_compiled_forward_externals(c) + 1, sizeof *c->saved_external);
   if (!c->saved_external) MPG_GOTO(mpg_out_of_host_memory(mpg_compiled_forward_externals(c)));
@@ -302,7 +298,7 @@ mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_i
   if (num_outputs) memcpy(c->traced + c->graph.num_inputs, c->graph.outputs, num_outputs * sizeof *c->traced);
   MPG_GOTO(mpg_graph_simplify(&c->graph));
   for (uint32_t i = 0; i < num_inputs; i++) c->wanted[i] = options->recording && options->wanted[i];
-  if (!c->recording) MPG_GOTO(mpg_compiled_make_prologue(c));
+  if (!c->recording && c->stages == MPG_STAGES_NONE) MPG_GOTO(mpg_compiled_make_prologue(c));
   MPG_GOTO(take_outputs(c, c->graph.outputs));
   MPG_GOTO(make_all(c, options->budget));
   *compiled = c;
