@@ -239,7 +239,7 @@ mpg_status mpg_compiled_call(mpg_compiled *c, const mpg_inputs *inputs, mpg_arra
   mpg_status status = MPG_OK;
   call_space space = {.c = c};
   if (c->stages != MPG_STAGES_NONE) return mpg_fail(MPG_ERROR, "internal: a call compiled in stages is called in pieces");
-  MPG_TRY(bind(c, inputs, &space.binding));
+  MPG_TRY(mpg_compiled_bind(c, inputs, &space.binding));
   space.externals = take_space(&c->space, (num_own + c->num_results) * sizeof(mpg_tensor) + num_blocks * sizeof(mpg_storage *));
   if (!space.externals) {
     mpg_binding_release(space.binding);
