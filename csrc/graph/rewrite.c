@@ -4,6 +4,7 @@
 
 /* In this order. */
 static const mpg_rewrite_rule *const rules[] = {
+    &mpg_rule_folded_norm,
     &mpg_rule_transposed_product,
 };
 
