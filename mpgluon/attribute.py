@@ -2,6 +2,8 @@
 
 import threading
 
+from . import _groups
+
 __all__ = ["AttrScope"]
 
 
@@ -31,10 +33,16 @@ class AttrScope:
 
     def __enter__(self):
         outer = AttrScope.current()
-        self._outer.append((outer, self._attr))
-        self._attr = {**outer._attr, **self._attr}
+        attributes = {**outer._attr, **self._attr}
+        group = _groups.placed(attributes.get("ctx_group")) if _groups.running() else None
+        if group is not None:
+            group.__enter__()  # an unknown group is an error here, before anything has changed
+        self._outer.append((outer, self._attr, group))
+        self._attr = attributes
         AttrScope._current.value = self
         return self
 
     def __exit__(self, exc_type, exc_value, traceback):
-        AttrScope._current.value, self._attr = self._outer.pop()
+        AttrScope._current.value, self._attr, group = self._outer.pop()
+        if group is not None:
+            group.__exit__(exc_type, exc_value, traceback)

@@ -1,6 +1,7 @@
 /* The one entry through which every op call of a user goes: trace, or run and record. */
 #include <string.h>
 
+#include "autograd/groups.h"
 #include "autograd/tape.h"
 #include "autograd/trace.h"
 #include "base/host.h"
@@ -8,7 +9,16 @@
 static _Thread_local struct {
   bool recording, training;
   uint32_t scope;
+  mpg_group group;
 } mode;
+
+mpg_group mpg_group_get(void) { return mode.group; }
+
+mpg_group mpg_group_set(mpg_group group) {
+  mpg_group former = mode.group;
+  mode.group = group;
+  return former;
+}
 
 bool mpg_autograd_recording(void) { return mode.recording; }
 bool mpg_autograd_training(void) { return mode.training; }
@@ -161,6 +171,8 @@ static mpg_status check_out(const mpg_op *op, mpg_array *const *inputs, int num_
 mpg_status mpg_call(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs, mpg_array *outputs,
                     int num_visible, mpg_array *const *out) {
   mpg_trace *trace = find_trace(op, inputs, num_inputs);
+  if (__builtin_expect(mode.group.active, 0) && !(op->flags & MPG_OP_COPY))
+    return mpg_group_call(trace, op, params, inputs, num_inputs, outputs, num_visible, out);
   if (__builtin_expect(trace != NULL, 0)) {
     if (out) return mpg_fail(MPG_ERROR, "%s: out= is not possible inside a hybridized block: values there are never overwritten", op->name);
     return mpg_trace_call(trace, op, params, inputs, num_inputs, outputs, num_visible, mode.training, mode.scope);

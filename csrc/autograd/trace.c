@@ -36,6 +36,7 @@ void mpg_trace_release(mpg_trace *trace) {
   mpg_graph_free(&trace->graph);
   for (size_t i = 0; i < trace->num_constants; i++) mpg_array_clear(&trace->constants[i].array);
   mpg_free(trace->constants);
+  mpg_free(trace->copies);
   mpg_free(trace->live);
   mpg_free(trace);
 }

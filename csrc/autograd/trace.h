@@ -19,6 +19,11 @@ typedef struct mpg_trace_constant {
   mpg_value value;
 } mpg_trace_constant;
 
+typedef struct mpg_trace_copy { /* of a value on another device, put in between groups (autograd/groups.h) */
+  mpg_value value, copy;
+  mpg_device_id device;
+} mpg_trace_copy;
+
 struct mpg_trace {
   int32_t references;
   bool closed; /* ended: no more nodes */
@@ -27,6 +32,8 @@ struct mpg_trace {
   size_t num_constants, constants_capacity;
   uint32_t *live; /* per value: arrays that stand for it */
   size_t live_capacity;
+  mpg_trace_copy *copies; /* owned */
+  size_t num_copies, copies_capacity;
   mpg_trace *outer; /* the one that was active before */
 };
 

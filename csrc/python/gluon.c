@@ -1,6 +1,6 @@
 /* What mpgluon.gluon needs of the core: inference on partly known shapes, the scope under which work is queued, names
  * of dtypes. See core.h. */
-#include "autograd/trace.h"
+#include "autograd/groups.h"
 #include "python/core.h"
 
 /* --- Inference ---------------------------------------------------------------------------------------------------- */
@@ -160,6 +160,30 @@ static PyObject *end_region(PyObject *module, PyObject *unused) {
   Py_RETURN_NONE;
 }
 
+/* None: no group; True: one without a device; a Context: its device. */
+static PyObject *set_group(PyObject *module, PyObject *object) {
+  (void)module;
+  mpg_group group = {.active = object != Py_None};
+  if (group.active && object != Py_True && mpg_py_device_id(object, &group.device) < 0) return NULL;
+  group = mpg_group_set(group);
+  if (!group.active) Py_RETURN_NONE;
+  return group.device.type ? mpg_py_context(group.device) : Py_NewRef(Py_True);
+}
+
+static PyObject *move_to(PyObject *module, PyObject *args) {
+  (void)module;
+  PyObject *array, *context;
+  mpg_device_id device;
+  if (!PyArg_ParseTuple(args, "O!O:move_to", mpg_py->array_type, &array, &context) || mpg_py_device_id(context, &device) < 0) return NULL;
+  if (!mpg_py_tracked(mpg_py_array_of(array)) && mpg_device_id_equal(mpg_array_device_id(mpg_py_array_of(array)), device)) return Py_NewRef(array);
+  PyObject *result = mpg_py_array_new();
+  if (result == NULL) return NULL;
+  mpg_status status = mpg_group_move(mpg_py_array_of(array), device, mpg_py_array_of(result));
+  if (status == MPG_OK) return result;
+  Py_DECREF(result);
+  return mpg_py_raise(status);
+}
+
 static PyObject *dtype_name(PyObject *module, PyObject *dtype) {
   (void)module;
   mpg_dtype number = mpg_py_dtype(dtype);
@@ -177,6 +201,11 @@ static PyMethodDef methods[] = {
      "begin_region()\n--\n\nWhat the active trace gets from now on is computed again in the backward phase, until end_region. False, and nothing\n"
      "begins, where nothing is traced or a region has begun."},
     {"end_region", end_region, METH_NOARGS, "end_region()\n--\n\nEnds what begin_region began."},
+    {"set_group", set_group, METH_O,
+     "set_group(group)\n--\n\nFrom now on this thread moves the inputs of ops: to a Context, or (True) to the first input's device, or (None) not at\n"
+     "all. Returns the former group."},
+    {"move_to", move_to, METH_VARARGS,
+     "move_to(array, ctx)\n--\n\nThe array on that device; within a trace one copy serves all who ask. On the tape a view where it is there already."},
     {"dtype_name", dtype_name, METH_O, "dtype_name(dtype)\n--\n\nThe name of a dtype, however it is given: 'float32'."},
     {0}};
 

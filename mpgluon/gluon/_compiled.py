@@ -1,6 +1,6 @@
 """Calling a hybridized block: from nested arguments and the tree's parameters to the flat inputs of compiled programs and back."""
 
-from .. import _core, _split, autograd
+from .. import _core, _groups, _split, autograd
 from .. import ndarray as nd
 from . import _recompute, _tracing
 from .utils import shape_is_known
@@ -84,6 +84,9 @@ class _Signature:
         self.splits = cuts.splits
         if not self.splits:
             self.used = discovery.used
+        for param, ctx in discovery.settled.items():
+            param._floating = False
+            param.reset_ctx(ctx)
         for param in self.block.collect_params().values():
             if param._deferred_init and shape_is_known(param.shape):
                 param._finish_deferred_init()
@@ -139,7 +142,7 @@ class CompiledCall:
         else:
             flat = []
             structure = flatten(args, flat, "The inputs")
-        key = (structure, tuple([array.context for array in flat]), autograd.is_training())
+        key = (structure, tuple([array.context for array in flat]), autograd.is_training(), _groups.current())
         signature = self._signatures.get(key)
         if signature is None:
             signature = self._add(key, flat)

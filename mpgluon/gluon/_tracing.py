@@ -36,10 +36,12 @@ class _Tracing:
 
 
 class Discovery(_Tracing):
-    """Notes the copies of parameters that a block uses, in the order of their first use."""
+    """Notes the copies of parameters that a block uses, in the order of their first use; and where floating ones settle, to be moved
+    there when the trace has ended."""
 
     def __init__(self, trace):
         self._trace = trace
+        self.settled = {}  # parameter -> device
         self.used = []  # of (parameter, device)
         self._stand_ins = {}
 
@@ -52,8 +54,18 @@ class Discovery(_Tracing):
         return array
 
 
+    def settle(self, param, ctx):
+        """Notes that a floating parameter is to live on `ctx`; False if it is to live elsewhere."""
+        return self.settled.setdefault(param, ctx) == ctx
+
+
 class Binding(_Tracing):
     """Hands out the traced inputs that stand for the copies that a `Discovery` noted."""
+
+    @staticmethod
+    def settle(param, ctx):
+        """Parameters have settled before."""
+        return False
 
     def __init__(self, used, arrays, path):
         self._arrays = dict(zip(used, arrays))

@@ -11,9 +11,11 @@ import warnings
 
 from .. import _core
 from .. import ndarray as nd
+from .._groups import check as check_groups
+from ..attribute import AttrScope
 from ..base import MXNetError
 from ..name import NameManager, Prefix
-from . import _recompute, _tracing
+from . import _grouped, _recompute, _tracing
 from ._compiled import CompiledCall, CompiledPrograms, first_context
 from .parameter import DeferredInitializationError, Parameter, ParameterDict, check_names, load_values
 from .utils import HookHandle, brief, indent, shape_is_known
@@ -100,6 +102,8 @@ class Block:
         self._reg_params = {}
         self._forward_hooks = {}
         self._forward_pre_hooks = {}
+        self._ctx_group = AttrScope.current().get(None).get("ctx_group")
+        self._group2ctx = None
         self._scope_ids = {}  # scope of the calling block -> scope of this one
 
     def __repr__(self):
@@ -216,7 +220,7 @@ class Block:
             found.update(child._collect_params_with_prefix(prefix + name))
         return found
 
-    def initialize(self, init=None, ctx=None, verbose=False, force_reinit=False):
+    def initialize(self, init=None, ctx=None, verbose=False, force_reinit=False, group2ctx=None):
         """Initializes the parameters of the block and its descendants.
 
         Parameters
@@ -229,8 +233,15 @@ class Block:
         verbose : bool, default False
         force_reinit : bool, default False
             Whether parameters that are initialized already start anew.
+        group2ctx : dict of str to Context, optional
+            The devices of the groups of ``mx.AttrScope(ctx_group=...)``. Children made in such a scope, or called in one, live and
+            compute on the group's device, and so do ops called in one; arrays move between groups by themselves. `ctx` is then for
+            what belongs to no group.
         """
-        self.collect_params().initialize(init, ctx, verbose, force_reinit)
+        if group2ctx is not None:
+            _grouped.initialize(self, init, ctx, verbose, force_reinit, group2ctx)
+        else:
+            self.collect_params().initialize(init, ctx, verbose, force_reinit)
 
     def zero_grad(self):
         """Sets the gradients of all parameters to zero."""
@@ -327,7 +338,7 @@ class Block:
             if self._forward_pre_hooks:
                 for hook in list(self._forward_pre_hooks.values()):
                     hook(self, args)
-            out = self._run(*args)
+            out = _grouped.run(self, _symbolic(args), args) if _grouped.concerns(self) else self._run(*args)
             if self._forward_hooks:
                 for hook in list(self._forward_hooks.values()):
                     hook(self, args, out)
@@ -467,9 +478,14 @@ class HybridBlock(Block):
             True: of this block only what comes in is kept, also where it is part of a hybridized block. A number of bytes
             (or text, as '64MB'), or a dict from contexts to these: the compiler computes again what it takes to stay
             within that much planned memory on each device (`compiled` shows it), or fails and names the bytes needed.
+        group2ctx : dict of str to Context, optional
+            As for `initialize`; parameters stay where they are.
         static_alloc, static_shape, inline_limit, forward_bulk_size, backward_bulk_size
             Accepted as in MXNet. Memory is always planned ahead and reused.
         """
+        groups = flags.pop("group2ctx", None)
+        if groups is not None:
+            self._group2ctx = check_groups(groups)
         unknown = set(flags) - _FLAGS
         if unknown:
             raise MXNetError(f"hybridize: unknown option {brief(sorted(unknown))}; there are {brief(sorted(_FLAGS), 20)}")
@@ -559,7 +575,7 @@ class HybridBlock(Block):
                     continue
             device, stray = self._place(param, ctx)
             strays = strays or stray
-            arrays[name] = data[device] if tracing is None else tracing.parameter(param, device)
+            arrays[name] = param._data[device] if tracing is None else tracing.parameter(param, device)
         ops = nd if unknown is None else _tracing.InferringOps()
         try:
             return self.hybrid_forward(ops, x, *args, **arrays)
@@ -584,7 +600,7 @@ class HybridBlock(Block):
     def _place(self, param, ctx):
         """The device of the copy to use with inputs on `ctx`, and the parameter if that is another one."""
         contexts = param.list_ctx()
-        if ctx in contexts:
+        if ctx in contexts or _grouped.settled(param, ctx):
             return ctx, None
         if len(contexts) == 1:
             # hybrid_forward may be about to move something there. If it isn't, the operator complains.

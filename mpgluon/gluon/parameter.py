@@ -109,6 +109,7 @@ class Parameter:
         self._grad = None  # likewise; None without gradients
         self._deferred_init = ()  # (init, devices, default initializer, value or None, random key)
         self._trainer = None
+        self._floating = False  # moves to the device of the group in which it is first used
         self._differentiable = differentiable
         self._allow_deferred_init = allow_deferred_init
         self._grad_req = None

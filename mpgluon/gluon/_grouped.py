@@ -1,0 +1,79 @@
+"""Blocks in groups: where ``AttrScope(ctx_group=...)`` puts them, their inputs and their parameters (see `mpgluon._groups`).
+
+A block belongs to the group in whose scope it was made, or else to the one in whose scope it is called. A parameter whose block was made
+in a group is initialized there; others *float*: they move to the device of the group in which they are first used.
+"""
+
+from .. import _groups, autograd
+from .. import ndarray as nd
+from ..attribute import AttrScope
+from ..context import current_context
+from ..initializer import Uniform, create
+from . import _tracing
+
+
+def initialize(block, init, ctx, verbose, force_reinit, group2ctx):
+    """`Block.initialize` with a group2ctx."""
+    devices = _groups.check(group2ctx)
+    if ctx is not None and not hasattr(ctx, "device_type"):
+        raise ValueError("initialize: with group2ctx, ctx is one device, that of what belongs to no group")
+    ctx = current_context() if ctx is None else ctx
+    homes = {}
+
+    def visit(one, group, path):
+        group = group if one._ctx_group is None else one._ctx_group
+        device = None if group is None else _groups.lookup(group, devices, path)
+        for param in one.params.values():
+            homes.setdefault(param, device)
+        for name, child in one._children.items():
+            visit(child, group, f"{path}.{name}")
+
+    visit(block, None, type(block).__name__)
+    block._group2ctx = devices
+    init = Uniform() if init is None else create(init)
+    if verbose:
+        init.set_verbosity(verbose=verbose)
+    for param in block.collect_params().values():  # in this order, whatever the groups: it decides on initial values
+        home = homes.get(param)
+        param.initialize(None, ctx if home is None else home, init, force_reinit=force_reinit)
+        param._floating = home is None
+
+
+def concerns(block):
+    """Whether calling the block has to do with groups at all."""
+    return block._ctx_group is not None or block._group2ctx is not None or _groups.running()
+
+
+def run(block, symbolic, args):
+    """``block._run(*args)`` in the block's group."""
+    if block._group2ctx is not None and not symbolic:
+        with _groups.mapped(block._group2ctx):
+            return _in_group(block, symbolic, args)
+    return _in_group(block, symbolic, args)
+
+
+def _in_group(block, symbolic, args):
+    if block._ctx_group is None or not (symbolic or _groups.running()):
+        return _placed(block, symbolic, args)
+    with AttrScope(ctx_group=block._ctx_group):
+        return _placed(block, symbolic, args)
+
+
+def _placed(block, symbolic, args):
+    device = None if symbolic else _groups.device()
+    if device is not None:
+        args = _groups.move(args, device, nd.NDArray)
+    return block._run(*args)
+
+
+def settled(param, ctx):
+    """Moves a floating parameter to the device of the running group, `ctx`; False if it stays where it is."""
+    if not param._floating or _groups.device() != ctx:
+        return False
+    tracing = _tracing.current()
+    if tracing is not None:
+        return tracing.settle(param, ctx)
+    param._floating = False
+    with autograd.pause():
+        param.reset_ctx(ctx)
+    return True
