@@ -1,4 +1,5 @@
 /* Methods and properties of NDArray that are no ops. Ops become methods in mpgluon/ndarray. */
+#include "autograd/cache.h"
 #include "python/core.h"
 #include "python/numpy.h"
 
@@ -80,6 +81,10 @@ static PyObject *get_version(PyObject *self, void *unused) {
   mpg_array *array = mpg_py_array_of(self);
   return PyLong_FromUnsignedLong(array->tensor.storage ? array->tensor.storage->version : 0);
 }
+static PyObject *get_wants_gradient(PyObject *self, void *unused) {
+  (void)unused;
+  return PyBool_FromLong(mpg_cache_wants(mpg_py_array_of(self)));
+}
 PyGetSetDef mpg_py_array_properties[] = {
     {"shape", get_shape, NULL, "The lengths of the dimensions, a tuple.", NULL},
     {"ndim", get_ndim, NULL, "The number of dimensions.", NULL},
@@ -94,6 +99,7 @@ PyGetSetDef mpg_py_array_properties[] = {
     {"_fresh_grad", get_fresh, set_fresh, "Whether backward has written the gradient since this was last set to False.", NULL},
     {"writable", get_writable, NULL, "Whether the array may be written to.", NULL},
     {"_traced", get_traced, NULL, "Whether hybridize() is tracing the array: then it has no value.", NULL},
+    {"_wants_gradient", get_wants_gradient, NULL, "Whether a recorded use of the array leads to a gradient.", NULL},
     {"_version", get_version, NULL, "How often the array's memory has been written.", NULL},
     {0}};
 

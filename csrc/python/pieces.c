@@ -92,10 +92,11 @@ static bool *flags_from(PyObject *object, Py_ssize_t count, const char *what) {
 }
 
 static PyObject *staged_call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-  static char *names[] = {"trace", "inputs", "carried", "recording", "exact", "defer", NULL};
-  PyObject *trace, *inputs_object, *carried_object = NULL, *keep = NULL;
+  static char *names[] = {"trace", "inputs", "wanted", "carried", "recording", "exact", "defer", NULL};
+  PyObject *trace, *inputs_object, *wanted_object, *carried_object, *keep = NULL;
   int recording = 1, exact = 0, defer = 0;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOO|ppp:StagedCall", names, &trace, &inputs_object, &carried_object, &recording, &exact, &defer))
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|ppp:StagedCall", names, &trace, &inputs_object, &wanted_object, &carried_object,
+                                   &recording, &exact, &defer))
     return NULL;
   staged_call *self = NULL;
   bool *wanted = NULL, *carried = NULL;
@@ -103,14 +104,9 @@ static PyObject *staged_call_new(PyTypeObject *type, PyObject *args, PyObject *k
   if (inputs == NULL) return PyErr_NoMemory();
   int count = mpg_py_array_list(inputs_object, inputs, MOST, &keep, "StagedCall");
   if (count < 0) goto done;
-  wanted = PyMem_Calloc((size_t)count + 1, sizeof *wanted);
-  carried = flags_from(carried_object, count, "StagedCall: carried");
-  if (wanted == NULL || carried == NULL) goto done;
-  for (int i = 0; i < count; i++) {
-    const mpg_tape_node *node = inputs[i]->node;
-    bool variable = node != NULL && !(node->kind == MPG_TAPE_VARIABLE && node->request == MPG_GRAD_NULL);
-    wanted[i] = variable || (carried[i] && mpg_dtype_is_float(inputs[i]->tensor.desc.dtype));
-  }
+  wanted = flags_from(wanted_object, count, "StagedCall: wanted");
+  carried = wanted != NULL ? flags_from(carried_object, count, "StagedCall: carried") : NULL;
+  if (carried == NULL) goto done;
   mpg_compile_options options = {.recording = recording, .exact = exact, .wanted = wanted, .carried = carried,
                                  .stages = defer ? MPG_STAGES_DEFERRED : MPG_STAGES_WHOLE};
   mpg_inputs given = {.given = inputs, .num_given = (uint32_t)count};
@@ -166,7 +162,7 @@ static PyGetSetDef staged_call_properties[] = {
 static PyType_Slot staged_call_slots[] = {
     {Py_tp_new, staged_call_new}, {Py_tp_dealloc, staged_call_dealloc}, {Py_tp_methods, staged_call_methods},
     {Py_tp_getset, staged_call_properties},
-    {Py_tp_doc, "StagedCall(trace, inputs, carried, recording=True, exact=False, defer=False)\n--\n\n"
+    {Py_tp_doc, "StagedCall(trace, inputs, wanted, carried, recording=True, exact=False, defer=False)\n--\n\n"
      "trace(*inputs), compiled into segments by stage: what one device does between two changes of device. It runs in a PieceRun."},
     {0, NULL}};
 static PyType_Spec staged_call_spec = {"mpgluon._core.StagedCall", sizeof(staged_call), 0, Py_TPFLAGS_DEFAULT, staged_call_slots};

@@ -473,6 +473,8 @@ class HybridBlock(Block):
         active : bool, default True
         exact : bool, default False
             Leave out the rewrites that change bits: results are bitwise those of eager execution.
+        pipeline : mpgluon.parallel.Pipeline, optional
+            Divide every batch into micro-batches, which are under way on the block's devices at the same time.
         recompute : bool, str, int or dict, default False
             What backward computes again instead of keeping it from the forward pass; results are the same, bit for bit.
             True: of this block only what comes in is kept, also where it is part of a hybridized block. A number of bytes
@@ -489,13 +491,14 @@ class HybridBlock(Block):
         unknown = set(flags) - _FLAGS
         if unknown:
             raise MXNetError(f"hybridize: unknown option {brief(sorted(unknown))}; there are {brief(sorted(_FLAGS), 20)}")
-        if flags.get("pipeline") is not None:
-            raise MXNetError("hybridize: pipeline= needs mx.parallel, which this version does not have")
+        pipeline = flags.pop("pipeline", None)
         _recompute.limits(flags.get("recompute"))
         if "recompute" in flags or "recompute" in self._flags:
             _recompute.changes += 1
         self._active = bool(active)
         self._flags = dict(flags)
+        if pipeline is not None:
+            self._flags["pipeline"] = pipeline  # this block is the pipeline, and not its children
         self._clear_compiled()
         if active and (self._forward_hooks or self._forward_pre_hooks):
             warnings.warn(
@@ -532,7 +535,10 @@ class HybridBlock(Block):
     def _call_compiled(self, args):
         call = self._compiled_call
         if call is None:
-            call = self._compiled_call = CompiledCall(self, self._flags)
+            kind = CompiledCall
+            if "pipeline" in self._flags:
+                from ..parallel.pipeline import PipelinedCall as kind
+            call = self._compiled_call = kind(self, self._flags)
         return call(args)
 
     def forward(self, x, *args):

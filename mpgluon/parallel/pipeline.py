@@ -1,0 +1,331 @@
+"""Pipelines: a block that spans devices, run on micro-batches that are under way at the same time."""
+
+import array
+
+import numpy as np
+
+from .. import _core, autograd
+from .. import ndarray as nd
+from ..base import MXNetError
+from ..gluon import _compiled
+from . import schedules
+from .report import Report
+from .stages import Stages
+
+__all__ = ["Pipeline"]
+
+SHARED, SPLIT, CARRIED = 0, 1, 2
+
+
+class Pipeline:
+    """How a hybridized block is run as a pipeline: ``net.hybridize(pipeline=Pipeline(...))`` or `TrainStep`.
+
+    The stages are what the block does on one device between two moves to another; its code stays as it is. Every call divides its batch
+    into micro-batches; while one device works on one of them, the next device works on the one before.
+
+    Parameters
+    ----------
+    micro_batches : int
+        Into how many pieces the batch is divided. Where it doesn't divide evenly the first ones have a row more.
+    schedule : str or list, default '1f1b'
+        'gpipe', '1f1b', 'interleaved', 'zero_bubble', 'auto' (the quickest of them by measured times, chosen after the
+        first steps), or a table: for each device, in the order of its first stage, a list of (kind, stage, micro_batch), kind being 'F', 'B'
+        or 'W' (see `mpgluon.parallel.schedules`).
+        In the ordinary loop of ``record`` and ``backward`` all forward passes come before all backward passes, whatever the
+        schedule; `TrainStep` has the loss in the graph and follows it.
+    along : {'batch', 'time'}, default 'batch'
+        'time' divides sequences: for recurrent and causal networks whose state is passed on from piece to piece.
+    axis : int, default 0
+        The axis that is divided, the same for all inputs that have it.
+    split : list of int, optional
+        Which inputs (arrays, counted through nested lists) are divided. By default the first, and all others that are as long along
+        ``axis``; those that are not divided go to every micro-batch whole.
+    carry : dict of int to int, optional
+        Along time: which argument is carried from piece to piece, and which result it comes from. By default ``{1: 1}``: the block is
+        called as ``net(x, states)`` and returns ``(out, states)``.
+
+    Notes
+    -----
+    Results and gradients are bit for bit those of running the micro-batches one after the other and accumulating. Random numbers
+    (dropout) are those the rows would get in the whole batch. Statistics over the batch (BatchNorm) are those of a micro-batch; its
+    moving statistics are updated once for each.
+    """
+
+    def __init__(self, micro_batches, schedule="1f1b", along="batch", axis=0, split=None, carry=None):
+        if not isinstance(micro_batches, int) or micro_batches < 1:
+            raise ValueError(f"Pipeline: micro_batches must be a positive whole number, not {micro_batches!r}")
+        if along not in ("batch", "time"):
+            raise ValueError(f"Pipeline: along must be 'batch' or 'time', not {along!r}")
+        if isinstance(schedule, str) and schedule not in (*schedules.NAMES, "auto"):
+            raise ValueError(f"Pipeline: there is no schedule {schedule!r}; there are {', '.join(schedules.NAMES)}, auto, and tables of one's own")
+        if carry is not None and along != "time":
+            raise ValueError("Pipeline: carry= is for pipelines along time")
+        self.micro_batches = micro_batches
+        self.schedule = schedule
+        self.along = along
+        self.axis = axis
+        self.split = None if split is None else list(split)
+        self.carry = ({1: 1} if carry is None else dict(carry)) if along == "time" else {}
+        self._last = None
+
+    def __repr__(self):
+        schedule = repr(self.schedule) if isinstance(self.schedule, str) else "a table of its own"
+        axis = f", axis={self.axis}" if self.axis else ""
+        return f"Pipeline({self.micro_batches} micro-batches along {self.along}{axis}, schedule={schedule})"
+
+    @property
+    def deferred(self):
+        """Whether weight gradients are queued on their own."""
+        if isinstance(self.schedule, str):
+            return self.schedule in ("zero_bubble", "auto")
+        return any(isinstance(entry, (list, tuple)) and entry[:1] in (("W",), ["W"]) for row in self.schedule for entry in row)
+
+    def report(self):
+        """What the last step took: a `Report`. Waits for the step to end."""
+        if self._last is None:
+            raise MXNetError("Pipeline.report: nothing has run in this pipeline yet")
+        return Report(*self._last)
+
+    def plot(self, path=None):
+        """The planned and the measured timeline of the last step, as one picture; see `Report.plot`."""
+        return self.report().plot(path)
+
+
+def divide(total, count):
+    """Where `count` pieces of `total` rows begin and end: the first ones have one more where it doesn't divide evenly."""
+    each, more = divmod(total, count)
+    ends = [each * (k + 1) + min(k + 1, more) for k in range(count)]
+    return list(zip([0, *ends[:-1]], ends))
+
+
+def _leading(a, axis):
+    """With the axis that is divided in front."""
+    return a if axis == 0 else nd.swapaxes(a, dim1=0, dim2=axis)
+
+
+def _carried_places(args, carry):
+    """Which arrays, counted through the nested arguments, belong to the arguments that are carried."""
+    places, at = {}, 0
+    for number, arg in enumerate(args):
+        flat = []
+        _compiled.flatten(arg, flat, "The inputs")
+        if number in carry:
+            places[number] = range(at, at + len(flat))
+        at += len(flat)
+    return places
+
+
+class _Entry:
+    """A block compiled for pieces of certain shapes: a staged call for each size of a piece."""
+
+    def __init__(self, signature, kinds, pipeline):
+        self.signature, self.kinds, self.pipeline = signature, kinds, pipeline
+        self.calls = {}  # rows of a piece, and whether a backward is recorded -> StagedCall
+        self.output_kinds, self.carried_from = None, None
+        self.copied = ()  # results that must be copied to have memory of their own
+        self.tables = {}  # programs and phases -> (stages, table, items)
+
+    def trace(self, rows, *arrays):
+        """The block on traced arrays whose divided axis is in front; its results likewise."""
+        axis = self.pipeline.axis
+        count = len(self.kinds)
+        arrays = [*[_leading(a, axis) if kind == SPLIT else a for a, kind in zip(arrays, self.kinds)], *arrays[count:]]
+        outputs = self.signature.trace(*arrays)
+        carried = self._carried_outputs()
+        kinds, results = [], []
+        for i, out in enumerate(outputs):
+            if i in carried:
+                kinds.append(CARRIED)
+            elif out.ndim > axis and out.shape[axis] == rows:
+                out = _leading(out, axis)
+                kinds.append(SPLIT)
+            elif axis == 0 and out.ndim and rows and out.shape[0] % rows == 0 and out.shape[0]:
+                kinds.append(SPLIT)
+            else:
+                raise MXNetError(
+                    f"{self.signature.path}: result {i} of a micro-batch of {rows} rows has shape {out.shape}, without the axis along which the "
+                    "batch is divided: an operator goes across the batch. Do that after the pipeline, on its whole result"
+                )
+            results.append(out.copy() if i in self.copied else out)
+        self.output_kinds = kinds
+        return results
+
+    def _carried_outputs(self):
+        """Carried results: position -> nothing; also notes which input each goes to."""
+        if not self.pipeline.carry:
+            return ()
+        structure = self.signature.outputs
+        if structure[0] not in (list, tuple):
+            raise MXNetError(f"{self.signature.path}: a pipeline along time needs a block that returns (out, states)")
+        places, at = {}, 0
+        for number, part in enumerate(structure[1:]):
+            count = _count(part)
+            places[number] = range(at, at + count)
+            at += count
+        carried, self.carried_from = set(), [0] * len(self.kinds)
+        for argument, result in self.pipeline.carry.items():
+            inputs = self.signature.carried_places.get(argument, ())
+            outputs = places.get(result, ())
+            if len(inputs) != len(outputs):
+                raise MXNetError(
+                    f"{self.signature.path}: argument {argument} has {len(inputs)} arrays of state, but result {result}, which is to be carried on, "
+                    f"has {len(outputs)}"
+                )
+            for i, o in zip(inputs, outputs):
+                self.carried_from[i] = o
+                carried.add(o)
+        return carried
+
+    def call(self, rows, arrays, wanted, exact, deferred):
+        """`wanted`: which inputs want a gradient; None: nothing is recorded."""
+        recording = wanted is not None
+        key = (rows, recording and tuple(wanted), tuple(a.shape for a, k in zip(arrays, self.kinds) if k == CARRIED))
+        call = self.calls.get(key)
+        if call is None:
+            carried = [kind == CARRIED for kind in self.kinds] + [False] * len(self.signature.used)
+
+            def make():
+                return _core.StagedCall(lambda *traced: self.trace(rows, *traced), arrays, wanted or [False] * len(arrays), carried, recording=recording, exact=exact, defer=deferred)
+
+            call = make()
+            shared = tuple(i for i, (_, _, own) in enumerate(call.outputs) if not own)
+            if shared:
+                self.copied = shared
+                call = make()
+            self.calls[key] = call
+        return call
+
+
+def _count(structure):
+    if structure is _compiled._ARRAY:
+        return 1
+    return sum(map(_count, structure[1:])) if isinstance(structure, tuple) and structure[0] in (list, tuple) else 0
+
+
+class PipelinedCall:
+    """A block's calls in micro-batches; takes the place of `CompiledCall` where ``hybridize(pipeline=...)`` was said."""
+
+    def __init__(self, block, flags):
+        self._block, self._pipeline = block, flags["pipeline"]
+        if not isinstance(self._pipeline, Pipeline):
+            raise MXNetError(f"hybridize: pipeline must be an mx.parallel.Pipeline, not {type(self._pipeline).__name__}")
+        self._exact = bool(flags.get("exact"))
+        self._entries = {}
+
+    def __call__(self, args):
+        run, entry = self.begin(args, autograd.is_recording())
+        driver = _Driver(entry, self._pipeline)
+        driver.forward(run)
+        if autograd.is_recording():
+            outputs = run.record(driver)
+        else:
+            outputs = run.outputs()
+            run.finish()
+        return self.regroup(entry, outputs)
+
+    def regroup(self, entry, outputs):
+        axis = self._pipeline.axis
+        outputs = [_leading(out, axis) if kind == SPLIT and axis else out for out, kind in zip(outputs, entry.output_kinds)]
+        structure = entry.signature.outputs
+        return outputs[0] if structure is _compiled._ARRAY else _compiled.regroup(structure, iter(outputs))
+
+    def begin(self, args, recording):
+        """A run of all pieces of a batch, of which nothing is queued yet."""
+        pipeline, axis, flat = self._pipeline, self._pipeline.axis, []
+        structure = _compiled.flatten(args, flat, "The inputs")
+        places = _carried_places(args, pipeline.carry)
+        kinds, total = self._input_kinds(flat, places)
+        count = pipeline.micro_batches
+        if total < count:
+            raise ValueError(f"Pipeline: a batch of {total} rows along axis {axis} can't be divided into {count} micro-batches")
+        rows = divide(total, count)
+        fronts = [_leading(a, axis) if kind == SPLIT else a for a, kind in zip(flat, kinds)]
+        key = (structure, tuple(kinds), tuple((a.context, a.dtype, a.shape[1:] if k == SPLIT else a.shape) for a, k in zip(fronts, kinds)), autograd.is_training())
+        entry = self._entries.get(key)
+        if entry is None:
+            sample = [_leading(f[: rows[0][1]], axis) if kind == SPLIT else f for f, kind in zip(fronts, kinds)]
+            signature = _compiled._Signature(self._block, type(self._block).__name__, structure, autograd.is_training())
+            signature.carried_places = places
+            signature.discover(sample)
+            entry = self._entries[key] = _Entry(signature, kinds, pipeline)
+        params = [param._data[ctx] for param, ctx in entry.signature.used]
+        wanted = None
+        if recording:
+            wanted = [a._wants_gradient or (kind == CARRIED and np.dtype(a.dtype).kind == "f") for a, kind in zip(fronts, kinds)]
+            wanted += [param._wants_gradient for param in params]
+        calls = []
+        state = {i: fronts[i] for i, kind in enumerate(kinds) if kind == CARRIED}
+        for begin, end in rows:
+            arrays = [f[begin:end] if kind == SPLIT else state.get(i, f) for i, (f, kind) in enumerate(zip(fronts, kinds))]
+            calls.append(entry.call(end - begin, [*arrays, *params], wanted, self._exact, pipeline.deferred and recording))
+            for i in state:  # the shape the state has after this piece
+                shape, dtype, _ = calls[-1].outputs[entry.carried_from[i]]
+                if shape != state[i].shape:
+                    state[i] = nd.empty(shape, ctx=state[i].context, dtype=dtype)
+        every = [*kinds, *[SHARED] * len(params)]
+        carried_from = [*(entry.carried_from or [0] * len(kinds)), *[0] * len(params)]
+        run = _core.PieceRun(
+            tuple(calls), tuple((axis, begin, end - begin, total) for begin, end in rows), every, entry.output_kinds, carried_from, [*fronts, *params]
+        )
+        return run, entry
+
+    def _input_kinds(self, flat, places):
+        pipeline, axis = self._pipeline, self._pipeline.axis
+        carried = {i for arrays in places.values() for i in arrays}
+        split = pipeline.split
+        if split is None:
+            first = next((a for i, a in enumerate(flat) if i not in carried), None)
+            if first is None or first.ndim <= axis:
+                raise ValueError(f"Pipeline: the first input must have axis {axis}, along which it is divided")
+            total = first.shape[axis]
+            split = [i for i, a in enumerate(flat) if i not in carried and a.ndim > axis and a.shape[axis] == total]
+        else:
+            bad = [i for i in split if not 0 <= i < len(flat) or flat[i].ndim <= axis]
+            if bad or not split:
+                raise ValueError(f"Pipeline: split={split} does not fit the {len(flat)} inputs: there must be such inputs, with axis {axis}")
+            total = flat[split[0]].shape[axis]
+            other = [i for i in split if flat[i].shape[axis] != total]
+            if other:
+                raise ValueError(f"Pipeline: input {other[0]} has {flat[other[0]].shape[axis]} rows along axis {axis}, input {split[0]} has {total}")
+        return [CARRIED if i in carried else SPLIT if i in split else SHARED for i in range(len(flat))], total
+
+    def entries(self, path):
+        return []
+
+    def discover(self, args):
+        _compiled.CompiledCall(self._block, {}).discover(args)
+
+
+class _Driver:
+    """Queues the passes of a run by the pipeline's schedule."""
+
+    def __init__(self, entry, pipeline):
+        self.entry, self.pipeline = entry, pipeline
+
+    def _prepare(self, run, phases):
+        pipeline, pieces = self.pipeline, self.pipeline.micro_batches
+        programs = tuple(run.program(k, phase) for k in range(pieces) for phase, name in enumerate("FB") if name in phases)
+        prepared = self.entry.tables.get((programs, phases, str(pipeline.schedule)))
+        if prepared is None:
+            described = Stages([run.describe(k, 0) for k in range(pieces)], [run.describe(k, 1) for k in range(pieces)] if "B" in phases else None, bool(pipeline.carry))
+            table = described.table(pipeline.schedule, pieces, phases)
+            items = array.array("I", described.items(table, pieces, phases))
+            prepared = self.entry.tables[programs, phases, str(pipeline.schedule)] = (described, table, items)
+        return prepared
+
+    def forward(self, run):
+        stages, table, items = self._prepare(run, "F")
+        run.submit(items)
+        self.pipeline._last = (run, stages, table, "F", self.pipeline.micro_batches)
+
+    def train(self, run):
+        """Both passes, interleaved."""
+        stages, table, items = self._prepare(run, "FB")
+        run.submit(items)
+        self.pipeline._last = (run, stages, table, "FB", self.pipeline.micro_batches)
+
+    def __call__(self, run):
+        """The backward of a recorded run."""
+        stages, table, items = self._prepare(run, "B")
+        run.submit(items)
+        self.pipeline._last = (run, stages, table, "B", self.pipeline.micro_batches)

@@ -1,0 +1,114 @@
+"""What a pipeline's step took, beside what was planned."""
+
+import collections
+
+from .. import ndarray as nd
+from . import schedules
+
+
+class Report:
+    """Busy and idle time of the devices in one step of a pipeline.
+
+    Attributes
+    ----------
+    seconds : float
+        From the first stage's begin to the last stage's end.
+    busy, idle : dict of Context to float
+        Seconds of each device.
+    bubble : float
+        The share of the devices' time in which they were idle.
+    planned_bubble : float
+        The same for the schedule on paper, with the mean measured time of each action and no time for transfers.
+    bytes_copied : dict of Context to int
+        What each device sent to others.
+    times : dict of (kind, stage) to float
+        Mean seconds of the actions.
+    """
+
+    def __init__(self, run, stages, table, phases, micro_batches):
+        nd.waitall()
+        self.stages, self.table, self.phases, self.micro_batches = stages, table, phases, micro_batches
+        measured = {(piece, phase): run.times(piece, phase) for piece in range(micro_batches) for phase, kind in enumerate("FB") if kind in phases}
+        self.spans = {}  # action -> (begin, end), seconds from the step's begin
+        for action in stages.actions(micro_batches, phases):
+            phase, piece, segments = stages.segments_of(action)
+            spans = [measured[piece, phase][s] for s in segments]
+            spans = [span for span in spans if span[0]]
+            if spans:
+                self.spans[action] = (min(b for b, _ in spans) / 1e9, max(e for _, e in spans) / 1e9)
+        start = min((b for b, _ in self.spans.values()), default=0.0)
+        self.spans = {action: (b - start, e - start) for action, (b, e) in self.spans.items()}
+        self.seconds = max((e for _, e in self.spans.values()), default=0.0)
+        self.busy = {ctx: 0.0 for ctx in stages.contexts}
+        sums = collections.defaultdict(list)
+        for action, (b, e) in self.spans.items():
+            self.busy[stages.contexts[stages.graph.devices[action.stage]]] += e - b
+            sums[action.kind, action.stage].append(e - b)
+        self.times = {key: sum(values) / len(values) for key, values in sums.items()}
+        self.idle = {ctx: self.seconds - busy for ctx, busy in self.busy.items()}
+        whole = self.seconds * len(self.busy)
+        self.bubble = 1 - sum(self.busy.values()) / whole if whole else 0.0
+        complete = {key: self.times.get(key, 0.0) for key in {(a.kind, a.stage) for row in table for a in row}}
+        self.planned = schedules.simulate(table, stages.graph, micro_batches, complete, phases)
+        self.planned_bubble = self.planned.bubble
+        self.bytes_copied = {ctx: count for ctx, count in stages.bytes_sent(phases).items()}
+
+    def __repr__(self):
+        lines = [
+            f"{len(self.stages)} stages, {self.micro_batches} micro-batches: {self.seconds * 1e3:.2f} ms, bubble {self.bubble:.1%} "
+            f"(planned {self.planned.length * 1e3:.2f} ms, {self.planned_bubble:.1%})"
+        ]
+        rows = [("device", "busy ms", "idle ms", "bytes sent")]
+        for ctx, busy in self.busy.items():
+            rows.append((str(ctx), f"{busy * 1e3:.2f}", f"{self.idle[ctx] * 1e3:.2f}", f"{self.bytes_copied.get(ctx, 0):,}"))
+        rows_of_stages = [("stage", "device", "forward ms", "backward ms", "deferred ms", "blocks")]
+        for s, name in enumerate(self.stages.names):
+            ms = [f"{self.times[kind, s] * 1e3:.3f}" if (kind, s) in self.times else "" for kind in "FBW"]
+            rows_of_stages.append((str(s), str(self.stages.contexts[self.stages.graph.devices[s]]), *ms, name))
+        return "\n".join([*lines, *_table(rows), *_table(rows_of_stages)])
+
+    def plot(self, path=None):
+        """Draws the planned timeline above the measured one; returns the figure, and writes it to `path` when that is given.
+
+        Raises
+        ------
+        ImportError
+            Without matplotlib, which the extra ``viz`` brings.
+        """
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise ImportError("Pipeline.plot needs matplotlib: pip install mpgluon[viz]") from error
+        figure = Figure(figsize=(12, 1.2 + 1.1 * len(self.busy)), layout="constrained")
+        axes = figure.subplots(2, 1, sharex=True)
+        for ax, spans, title in ((axes[0], self.planned.spans, "planned"), (axes[1], self.spans, "measured")):
+            self._draw(ax, spans, title)
+        axes[1].set_xlabel("ms")
+        if path is not None:
+            figure.savefig(path, dpi=130)
+        return figure
+
+    def _draw(self, ax, spans, title):
+        colors = {"F": "#8ab6e8", "B": "#f2b076", "W": "#9fd19a"}
+        for action, (begin, end) in spans.items():
+            device = self.stages.graph.devices[action.stage]
+            ax.barh(device, (end - begin) * 1e3, left=begin * 1e3, height=0.8, color=colors[action.kind], edgecolor="white", linewidth=0.5)
+            if end - begin > 0.012 * max(self.seconds, 1e-9):
+                ax.text((begin + end) / 2 * 1e3, device, str(action.micro_batch), ha="center", va="center", fontsize=7)
+        length = max((e for _, e in spans.values()), default=0.0)
+        ax.set_title(f"{title}: {length * 1e3:.2f} ms", loc="left", fontsize=10)
+        ax.set_yticks(range(len(self.stages.contexts)), [str(ctx) for ctx in self.stages.contexts])
+        ax.invert_yaxis()
+        for side in ("top", "right"):
+            ax.spines[side].set_visible(False)
+        if title == "planned":
+            from matplotlib.patches import Patch
+
+            kinds = [k for k in "FBW" if any(a.kind == k for a in spans)]
+            texts = {"F": "forward", "B": "backward", "W": "weight gradients"}
+            ax.legend(handles=[Patch(color=colors[k], label=texts[k]) for k in kinds], loc="upper right", fontsize=8, ncols=3, bbox_to_anchor=(1, 1.25), frameon=False)
+
+
+def _table(rows):
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return ["  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]

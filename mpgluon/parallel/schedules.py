@@ -1,0 +1,318 @@
+"""Schedules of pipelines: which stage works on which micro-batch, in which order on each device.
+
+A schedule is a table: for each device the list of its actions. An `Action` is the forward pass (``F``) or backward pass (``B``) of one
+stage for one micro-batch, or its deferred part (``W``: weight gradients, which nobody waits for). Tables are made by list
+scheduling: a simulation in which every device takes, whenever it is free, the best action that is ready.
+
+Sources: GPipe (Huang et al., 2019), 1F1B and interleaving (Narayanan et al., "Efficient Large-Scale Language Model Training on GPU
+Clusters", 2021), zero bubble (Qi et al., "Zero Bubble Pipeline Parallelism", 2023).
+"""
+
+import collections
+
+from ..base import MXNetError
+
+__all__ = ["Action", "ScheduleError", "Simulation", "make_table", "parse_table", "simulate", "verify"]
+
+NAMES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
+
+
+class ScheduleError(MXNetError):
+    """A schedule that can't be carried out; the text names stage and micro-batch."""
+
+
+class Action(collections.namedtuple("Action", ["kind", "stage", "micro_batch"])):
+    """One entry of a table: ``kind`` 'F', 'B' or 'W', the stage's and the micro-batch's number."""
+
+    __slots__ = ()
+
+    def __str__(self):
+        names = {"F": "forward", "B": "backward", "W": "weight gradients"}
+        return f"{names[self.kind]} of stage {self.stage}, micro-batch {self.micro_batch}"
+
+
+class StageGraph:
+    """What a schedule must know of a pipeline.
+
+    Parameters
+    ----------
+    devices : list of int
+        For each stage, the number of its device.
+    sources : list of lists of int
+        For each stage, the stages whose results it needs.
+    deferred : bool
+        Whether weight gradients are actions of their own.
+    carried : bool
+        Whether a stage carries state from each piece to the next (pipelines along time): then backward passes go from
+        the last piece to the first.
+    """
+
+    def __init__(self, devices, sources, deferred=False, carried=False, backward_sources=None):
+        self.devices, self.deferred, self.carried = list(devices), deferred, carried
+        self.sources = [sorted(set(s)) for s in sources]
+        self.targets = [[t for t, needs in enumerate(self.sources) if s in needs] for s in range(len(self.devices))]
+        self.backward_sources = self.targets if backward_sources is None else [sorted(set(s)) for s in backward_sources]
+        # The passes of one micro-batch keep their order on a device: memory is planned for that.
+        self.before = [[t for t in range(s) if self.devices[t] == self.devices[s]] for s in range(len(self.devices))]
+        self.behind = [[t for t in range(s + 1, len(self.devices)) if self.devices[t] == self.devices[s]] for s in range(len(self.devices))]
+        self.after = [0] * len(self.devices)  # the longest chain of stages behind each
+        for s in reversed(range(len(self.devices))):
+            self.after[s] = max([1 + self.after[t] for t in self.targets[s] if t > s], default=0)
+
+    def __len__(self):
+        return len(self.devices)
+
+    @property
+    def num_devices(self):
+        return max(self.devices, default=-1) + 1
+
+    def needs(self, action, micro_batches, kinds):
+        """The actions that must be done before `action`, where kinds of them are part of the table."""
+        kind, s, m = action
+        needed = []
+        if kind == "F":
+            needed = [Action("F", source, m) for source in (*self.sources[s], *self.before[s])]
+            if self.carried and m:
+                needed.append(Action("F", s, m - 1))
+        elif kind == "B":
+            needed = [Action("F", s, m), *(Action("B", target, m) for target in (*self.backward_sources[s], *self.behind[s]))]
+            if self.carried and m + 1 < micro_batches:
+                needed.append(Action("B", s, m + 1))
+        else:
+            needed = [Action("B", t, m) for t in (s, *self.before[s], *self.behind[s])] + [Action("W", t, m) for t in self.behind[s]]
+        return [a for a in needed if a.kind in kinds]
+
+
+def _kinds(stages, phases):
+    return [k for k in phases] + (["W"] if stages.deferred and "B" in phases else [])
+
+
+def make_table(stages, micro_batches, schedule="1f1b", times=None, phases="FB", in_flight=None):
+    """The table of a named schedule.
+
+    Parameters
+    ----------
+    stages : StageGraph
+    micro_batches : int
+    schedule : {'gpipe', '1f1b', 'interleaved', 'zero_bubble'}
+    times : dict of (kind, stage) to number, optional
+        How long actions take; by default F takes 1, B 2, or 1 where W takes the other.
+    phases : {'FB', 'F', 'B'}
+        Whether the table is of a whole training step or of one pass only.
+    in_flight : int, optional
+        How many micro-batches a stage may hold at most; by default what the schedule needs.
+
+    Returns
+    -------
+    list of lists of Action
+        For each device.
+    """
+    if schedule not in NAMES:
+        raise ValueError(f"there is no schedule {schedule!r}; there are {', '.join(NAMES)}, and tables of one's own")
+    cost = _costs(stages, times)
+    whole = phases == "FB" and schedule != "gpipe" and not stages.carried
+    limits = [(stages.after[s] + 1 if in_flight is None else in_flight) if whole else micro_batches for s in range(len(stages))]
+    if whole and schedule == "interleaved" and in_flight is None:
+        table = _interleaved(stages, micro_batches)
+        if table is not None:
+            return table
+    kinds = _kinds(stages, phases)
+    waiting = {Action(k, s, m) for k in kinds for s in range(len(stages)) for m in range(micro_batches)}
+    done, free, held = {}, [0.0] * stages.num_devices, [0] * len(stages)
+    forwards_left = collections.Counter(stages.devices[a.stage] for a in waiting if a.kind == "F")
+    following = {  # of each kind and stage, the micro-batch that is next: they come in order
+        (k, s): (micro_batches - 1 if stages.carried and k != "F" else 0) for k in kinds for s in range(len(stages))
+    }
+    table = [[] for _ in range(stages.num_devices)]
+
+    def rank(action):
+        kind, s, m = action
+        if kind == "W":
+            return (2, 0, m, s)
+        if kind == "B":
+            return (0, 0, m, -s)
+        return (1, 0, -s, m)
+
+    def allowed(action):
+        kind, s, m = action
+        if kind == "F":
+            return held[s] < limits[s]
+        if kind == "B" and not whole and "F" in phases:
+            return not forwards_left[stages.devices[s]]
+        return True
+
+    while waiting:
+        best = None
+        for (kind, s), m in following.items():
+            action = Action(kind, s, m)
+            if action not in waiting or not allowed(action):
+                continue
+            needs = stages.needs(action, micro_batches, kinds)
+            if any(a not in done for a in needs):
+                continue
+            start = max([free[stages.devices[s]], *(done[a] for a in needs)])
+            candidate = (start, rank(action), action)
+            if best is None or candidate < best:
+                best = candidate
+        if best is None:
+            raise ScheduleError(f"the stages of this pipeline need each other in a circle, or hold at most {in_flight} micro-batches, which is too few")
+        start, _, action = best
+        device = stages.devices[action.stage]
+        table[device].append(action)
+        done[action] = free[device] = start + cost(action)
+        waiting.discard(action)
+        following[action.kind, action.stage] += -1 if stages.carried and action.kind != "F" else 1
+        if action.kind == "F":
+            held[action.stage] += 1
+            forwards_left[device] -= 1
+        elif action.kind == ("W" if stages.deferred else "B"):
+            held[action.stage] -= 1
+    return table
+
+
+def _interleaved(stages, micro_batches):
+    """Narayanan's order for stages dealt out to the devices in turn; None where they lie otherwise, or there is no such order."""
+    count = stages.num_devices
+    chunks, rest = divmod(len(stages), count)
+    if rest or chunks < 2 or micro_batches % count or stages.deferred or any(d != s % count for s, d in enumerate(stages.devices)):
+        return None
+    table = []
+    for device in range(count):
+        steps = [(m, chunk) for m in range(micro_batches) for chunk in range(chunks)]
+        forwards = [Action("F", c * count + device, m) for m, c in sorted(steps, key=lambda x: (x[0] // count, x[1], x[0]))]
+        backwards = [Action("B", c * count + device, m) for m, c in sorted(steps, key=lambda x: (x[0] // count, -x[1], x[0]))]
+        warm = min(len(forwards), 2 * (count - device - 1) + (chunks - 1) * count)
+        row = forwards[:warm]
+        for i, forward in enumerate(forwards[warm:]):
+            row += [forward, backwards[i]]
+        table.append(row + backwards[len(forwards) - warm :])
+    try:
+        verify(table, stages, micro_batches)
+    except ScheduleError:
+        return None
+    return table
+
+
+def _costs(stages, times):
+    default = {"F": 1.0, "B": 1.0 if stages.deferred else 2.0, "W": 1.0}
+    if times is None:
+        return lambda action: default[action.kind]
+    return lambda action: times.get((action.kind, action.stage), default[action.kind])
+
+
+def parse_table(table, stages):
+    """A user's table (for each device a list of ('F', stage, micro_batch)) as lists of `Action`."""
+    if len(table) != stages.num_devices:
+        raise ScheduleError(f"the schedule has rows for {len(table)} devices, but the pipeline spans {stages.num_devices}")
+    parsed = []
+    for number, row in enumerate(table):
+        actions = []
+        for entry in row:
+            try:
+                kind, stage, micro_batch = entry
+            except (TypeError, ValueError):
+                raise ScheduleError(f"entry {entry!r} of device {number}'s row must be (kind, stage, micro_batch)") from None
+            if kind not in ("F", "B", "W"):
+                raise ScheduleError(f"entry {entry!r} of device {number}'s row: the kind must be 'F', 'B' or 'W'")
+            actions.append(Action(kind, int(stage), int(micro_batch)))
+        parsed.append(actions)
+    return parsed
+
+
+def verify(table, stages, micro_batches, phases="FB", limits=None):
+    """Raises `ScheduleError` unless the table does everything once, on the right devices, in data order and without deadlock.
+
+    Returns the actions in one order in which they can be queued. ``limits``, for each stage, says how many micro-batches it may hold.
+    """
+    kinds = _kinds(stages, phases)
+    seen = {}
+    for device, row in enumerate(table):
+        for action in row:
+            kind, s, m = action
+            if not 0 <= s < len(stages):
+                raise ScheduleError(f"the schedule has stage {s}, but the pipeline has stages 0 to {len(stages) - 1}")
+            if not 0 <= m < micro_batches:
+                raise ScheduleError(f"the schedule has micro-batch {m} of stage {s}, but there are {micro_batches}")
+            if kind not in kinds:
+                raise ScheduleError(f"{action}: this pipeline has no such action" + ("" if kind != "W" else "; weight gradients are deferred with schedule='zero_bubble' or defer=True"))
+            if stages.devices[s] != device:
+                raise ScheduleError(f"{action} is in the row of device {device}, but stage {s} lies on device {stages.devices[s]}")
+            if action in seen:
+                raise ScheduleError(f"{action} is in the schedule twice")
+            seen[action] = device
+    for kind in kinds:
+        for s in range(len(stages)):
+            order = [a.micro_batch for a in table[stages.devices[s]] if a.kind == kind and a.stage == s]
+            missing = sorted(set(range(micro_batches)) - set(order))
+            if missing:
+                raise ScheduleError(f"{Action(kind, s, missing[0])} is missing from the schedule")
+            downwards = stages.carried and kind != "F"
+            if order != sorted(order, reverse=downwards):
+                first = next(b for a, b in zip(order, order[1:]) if (a < b if downwards else a > b))
+                raise ScheduleError(
+                    f"{Action(kind, s, first)} is out of order: gradients are added up by micro-batch, {'downwards' if downwards else 'upwards'}"
+                )
+    order, at, done, held = [], [0] * len(table), set(), [0] * len(stages)
+    moved = True
+    while moved:
+        moved = False
+        for device, row in enumerate(table):
+            while at[device] < len(row):
+                action = row[at[device]]
+                if any(a not in done for a in stages.needs(action, micro_batches, kinds)):
+                    break
+                if action.kind == "F":
+                    held[action.stage] += 1
+                    if limits is not None and held[action.stage] > limits[action.stage]:
+                        raise ScheduleError(f"{action}: the stage would hold {held[action.stage]} micro-batches; its device's memory allows {limits[action.stage]}")
+                elif action.kind == ("W" if stages.deferred else "B"):
+                    held[action.stage] -= 1
+                done.add(action)
+                order.append(action)
+                at[device] += 1
+                moved = True
+    stuck = []
+    for device, row in enumerate(table):
+        if at[device] < len(row):
+            action = row[at[device]]
+            lacking = next(a for a in stages.needs(action, micro_batches, kinds) if a not in done)
+            stuck.append((stages.devices[lacking.stage] != device, action, lacking))
+    if stuck:  # what the device itself puts later comes first
+        elsewhere, action, lacking = min(stuck)
+        reason = "which the schedule puts behind something that waits in turn" if elsewhere else "which comes later on the same device"
+        raise ScheduleError(f"deadlock: {action} waits for the {lacking}, {reason}")
+    return order
+
+
+class Simulation(collections.namedtuple("Simulation", ["length", "spans", "busy"])):
+    """What a table would take: ``length``, ``spans`` (action -> (begin, end)) and ``busy`` (per device)."""
+
+    __slots__ = ()
+
+    @property
+    def bubble(self):
+        """The share of the devices' time that is idle."""
+        whole = self.length * len(self.busy)
+        return 1 - sum(self.busy) / whole if whole else 0.0
+
+
+def simulate(table, stages, micro_batches, times=None, phases="FB", transfer=0.0):
+    """Runs a table on paper.
+
+    Parameters
+    ----------
+    times : dict of (kind, stage) to number
+    transfer : number
+        What passing results on to another device takes.
+    """
+    cost = _costs(stages, times)
+    kinds = _kinds(stages, phases)
+    free, spans = [0.0] * len(table), {}
+    for action in verify(table, stages, micro_batches, phases):
+        device = stages.devices[action.stage]
+        ready = [spans[a][1] + (transfer if stages.devices[a.stage] != device else 0) for a in stages.needs(action, micro_batches, kinds)]
+        begin = max([free[device], *ready])
+        spans[action] = (begin, begin + cost(action))
+        free[device] = begin + cost(action)
+    busy = [sum(cost(a) for a in row) for row in table]
+    return Simulation(max(free, default=0.0), spans, busy)

@@ -1,0 +1,127 @@
+"""The stages of a compiled block: which segments of its programs belong to them, and how tables of actions become queued work."""
+
+from . import schedules
+from .schedules import Action, ScheduleError, StageGraph
+
+
+class Stages:
+    """Stages of the pieces of a run.
+
+    Parameters
+    ----------
+    forward, backward : list of dict
+        For each piece, its programs as `PieceRun.describe` gives them; backward may be None.
+    carried : bool
+    """
+
+    def __init__(self, forward, backward, carried):
+        self.forward, self.backward = forward, backward
+        pieces = [self._stages_of(f["segments"], b["segments"] if b else None) for f, b in zip(forward, backward or [None] * len(forward))]
+        first = pieces[0]
+        if any(p["devices"] != first["devices"] for p in pieces):
+            raise ScheduleError("the micro-batches of this pipeline have different stages; give them the same size, or the same devices")
+        self.contexts = first["contexts"]  # by number of device
+        self.pieces = pieces
+        self.names = first["names"]
+        deferred = any(actions.get("W") for p in pieces for actions in p["segments"])
+        self.graph = StageGraph(first["devices"], first["sources"], deferred, carried, first["backward_sources"])
+
+    def _stages_of(self, forward, backward):
+        contexts = []
+        for segment in forward:
+            if segment["device"] not in contexts and segment["ops"]:
+                contexts.append(segment["device"])
+        for segment in [*forward, *(backward or [])]:
+            if segment["device"] not in contexts:
+                contexts.append(segment["device"])
+        stages = [i for i, s in enumerate(forward) if s["ops"]]
+        number = {segment: n for n, segment in enumerate(stages)}
+        devices = [contexts.index(forward[i]["device"]) for i in stages]
+        sources = [[number[w] for w in forward[i]["waits"] if w in number] for i in stages]
+        segments = [{"F": [i], "B": [], "W": []} for i in stages]
+        # Where a stage only receives (a result that is moved): behind everything.
+        arrivals = {"F": [i for i, s in enumerate(forward) if not s["ops"]], "B": []}
+        backward_sources = None
+        if backward is not None:
+            owner = self._owners(forward, backward, stages, contexts)
+            for i, segment in enumerate(backward):
+                if not segment["ops"]:
+                    arrivals["B"].append(i)
+                else:
+                    segments[owner[i]]["W" if segment["deferred"] else "B"].append(i)
+            backward_sources = [[] for _ in stages]
+            for i, segment in enumerate(backward):
+                if segment["ops"]:
+                    backward_sources[owner[i]] += [owner[w] for w in segment["waits"] if backward[w]["ops"] and owner[w] != owner[i]]
+        names = [_name_of(forward[i]["ops"]) for i in stages]
+        return {
+            "devices": devices, "sources": sources, "segments": segments, "arrivals": arrivals, "contexts": contexts, "names": names,
+            "backward_sources": backward_sources,
+        }  # fmt: skip
+
+    def _owners(self, forward, backward, stages, contexts):
+        """The stage that each segment of the backward belongs to: on each device, the last for the first, and so on."""
+        owner = {}
+        for ctx in contexts:
+            own = [n for n, i in enumerate(stages) if forward[i]["device"] == ctx]
+            for late in (False, True):
+                at = [i for i, s in enumerate(backward) if s["device"] == ctx and s["deferred"] == late and s["ops"]]
+                for k, i in enumerate(at):
+                    if not own:
+                        raise ScheduleError(f"{ctx} has work in the backward pass of this pipeline, but no stage")
+                    owner[i] = own[max(len(own) - 1 - k, 0)]
+        return owner
+
+    def __len__(self):
+        return len(self.graph)
+
+    def table(self, schedule, micro_batches, phases, times=None):
+        """The table of a named schedule or of a user's table, checked."""
+        graph = self.graph
+        if isinstance(schedule, str):
+            return schedules.make_table(graph, micro_batches, "1f1b" if schedule == "auto" else schedule, times, phases)
+        kinds = {"F", "B", "W"} if phases == "FB" else set("BW" if phases == "B" else "F")
+        table = schedules.parse_table(schedule, graph)
+        schedules.verify(table, graph, micro_batches, "FB")
+        return [[a for a in row if a.kind in kinds] for row in table]
+
+    def items(self, table, micro_batches, phases):
+        """The segments to queue, as numbers: phase, piece, segment, phase, ..."""
+        numbers = []
+        order = schedules.verify(table, self.graph, micro_batches, phases)
+        for action in order:
+            phase = 0 if action.kind == "F" else 1
+            for segment in self.pieces[action.micro_batch]["segments"][action.stage][action.kind]:
+                numbers += [phase, action.micro_batch, segment]
+        for piece in range(micro_batches):
+            for phase, kind in enumerate("FB"):
+                if kind in phases:
+                    for segment in self.pieces[piece]["arrivals"][kind]:
+                        numbers += [phase, piece, segment]
+        return numbers
+
+    def segments_of(self, action):
+        """(phase, piece, segments) of an action."""
+        return (0 if action.kind == "F" else 1), action.micro_batch, self.pieces[action.micro_batch]["segments"][action.stage][action.kind]
+
+    def actions(self, micro_batches, phases):
+        kinds = ["F"] * ("F" in phases) + (["B"] + ["W"] * self.graph.deferred) * ("B" in phases)
+        return [Action(kind, s, m) for kind in kinds for s in range(len(self)) for m in range(micro_batches)]
+
+    def bytes_sent(self, phases):
+        """Bytes that one step passes from device to device: (from, number of bytes) summed up."""
+        total = {}
+        for described, kind in ((self.forward, "F"), (self.backward, "B")):
+            if kind in phases and described:
+                for piece in described:
+                    for segment in piece["segments"]:
+                        total[segment["device"]] = total.get(segment["device"], 0) + segment["bytes_sent"]
+        return total
+
+
+def _name_of(ops):
+    """The blocks of a stage: first and last of its operators' paths."""
+    paths = [path for path in (op.rsplit("/", 1)[0] for op in ops) if path]
+    if not paths:
+        return ops[0].rsplit("/", 1)[-1]
+    return paths[0] if paths[0] == paths[-1] else f"{paths[0]} ... {paths[-1]}"

@@ -1,0 +1,103 @@
+"""A training step with the loss in the graph, so that backward passes start while forward passes still run."""
+
+from .. import autograd
+from .. import ndarray as nd
+from ..base import MXNetError
+from ..gluon.block import HybridBlock
+from .pipeline import PipelinedCall, _Driver
+
+__all__ = ["TrainStep"]
+
+
+class _Losses(HybridBlock):
+    """Network and loss as one block."""
+
+    def __init__(self, net, loss, num_labels, states):
+        super().__init__(prefix="", params=None)
+        self.net, self.loss, self._num_labels, self._states = net, loss, num_labels, states
+
+    def forward(self, *args):
+        # data, then (along time) states, then labels
+        count = len(args) - self._num_labels
+        outputs = self.net(*args[:count])
+        labels = args[count:]
+        states = None
+        if self._states:
+            outputs, states = outputs
+        first = outputs[0] if isinstance(outputs, (list, tuple)) else outputs
+        labels = [label.as_in_context(first.context) for label in labels]
+        losses = self.loss(outputs, *labels)
+        losses = list(losses) if isinstance(losses, (list, tuple)) else [losses]
+        return (losses, states) if self._states else (losses,)
+
+
+class TrainStep:
+    """One step of training in a pipeline: forward, loss, backward, and the trainer's update.
+
+    Parameters
+    ----------
+    net : HybridBlock
+        Spans the devices; it need not be hybridized itself.
+    loss : callable
+        ``loss(outputs, *labels)`` gives the loss of each sample, as Gluon's losses do, or a list of such (auxiliary losses,
+        all of which are added up).
+    trainer : Trainer
+        None: gradients are computed, and nothing is updated.
+    pipeline : Pipeline
+    exact : bool, default False
+        Leave out rewrites that change bits.
+
+    Notes
+    -----
+    A call is ``step(data, labels)``, where both may be lists, and returns the losses of the samples. Along time it is
+    ``step(data, labels, states)`` and returns ``(losses, states)``.
+    """
+
+    def __init__(self, net, loss, trainer, pipeline, exact=False):
+        if not isinstance(net, HybridBlock):
+            raise MXNetError(f"TrainStep: the network must be a HybridBlock, not {type(net).__name__}")
+        self._net, self._loss, self._trainer, self._pipeline = net, loss, trainer, pipeline
+        self._flags = {"pipeline": pipeline, "exact": exact}
+        self._calls = {}
+
+    @property
+    def pipeline(self):
+        return self._pipeline
+
+    def __call__(self, data, labels, states=None, batch_size=None):
+        """Trains on one batch.
+
+        Parameters
+        ----------
+        data, labels : NDArray or list of NDArray
+        states : NDArray or nested list, optional
+            Along time: what the first piece starts from.
+        batch_size : int, optional
+            What the trainer divides gradients by; by default the number of samples.
+
+        Returns
+        -------
+        NDArray, or list of NDArray where the loss gives several; along time (losses, states).
+        """
+        data = list(data) if isinstance(data, (list, tuple)) else [data]
+        labels = list(labels) if isinstance(labels, (list, tuple)) else [labels]
+        timewise = bool(self._pipeline.carry)
+        if timewise and states is None:
+            raise ValueError("TrainStep: a pipeline along time needs the states to start from: step(data, labels, states)")
+        call = self._calls.get((len(labels), timewise))
+        if call is None:
+            block = _Losses(self._net, self._loss, len(labels), timewise)
+            call = self._calls[len(labels), timewise] = PipelinedCall(block, self._flags)
+        args = (*data, states, *labels) if timewise else (*data, *labels)
+        with autograd.train_mode():
+            run, entry = call.begin(args, True)
+            outputs = run.outputs()
+            num_losses = len(entry.signature.outputs[1]) - 1
+            run.train([nd.ones_like(out) if i < num_losses else None for i, out in enumerate(outputs)])
+            _Driver(entry, self._pipeline).train(run)
+        run.finish()
+        results = call.regroup(entry, outputs)
+        losses = results[0][0] if num_losses == 1 else results[0]
+        if self._trainer is not None:
+            self._trainer.step(data[0].shape[self._pipeline.axis] if batch_size is None else batch_size)
+        return (losses, results[1]) if timewise else losses
