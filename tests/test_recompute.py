@@ -75,7 +75,8 @@ def planned(net):
 
 def again(net):
     """What is computed again, as (op, block)."""
-    return [(step["op"], step["scope"]) for device in net.compiled()[0]["devices"].values() for step in device["backward"] if step.get("again")]
+    steps = [step for device in net.compiled()[0]["devices"].values() for step in device["backward"] if step.get("again")]
+    return [(op, step["scope"]) for step in steps for op in step.get("fused", [step["op"]])]
 
 
 def each_layer(net):

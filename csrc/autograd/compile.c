@@ -211,7 +211,7 @@ static mpg_status plan_forward(mpg_compiled *c, mpg_order *order) {
   if (c->stages != MPG_STAGES_NONE) MPG_GOTO(mpg_graph_stages(&c->graph, order, NULL, 0, false));
   mpg_plan_request request = {.graph = &c->graph, .order = order, .num_externals = mpg_compiled_forward_externals(c),
                               .external = c->external, .saved = c->saved};
-  MPG_GOTO(mpg_plan_make(&request, &c->plan));
+  MPG_GOTO(mpg_schedule(&request, order, false, &c->plan));
 fail:
   mpg_free(roots);
   return status;
@@ -357,44 +357,6 @@ static bool reads_saved_only(const mpg_compiled *c, const mpg_graph *joint, cons
   return true;
 }
 
-/* Of both phases: a backward plan begins with the blocks of the forward plan. */
-static size_t planned_bytes(const mpg_plan *plan, mpg_device_id device) {
-  size_t bytes = 0;
-  for (uint32_t i = 0; i < plan->num_blocks; i++)
-    if (mpg_device_id_equal(plan->devices[plan->blocks[i].device], device)) bytes += plan->blocks[i].size;
-  return bytes;
-}
-
-/* Takes the order in which devices wait least for each other, and its plan,
- * unless that costs a device more memory by over a fiftieth. */
-static mpg_status hurry(const mpg_plan_request *plain, mpg_order *order, mpg_plan *plan) {
-  mpg_order hurried = {0};
-  mpg_plan other = {0};
-  bool better = false;
-  mpg_status status = MPG_OK;
-  MPG_GOTO(mpg_order_hurry(plain->graph, order, &hurried, &better));
-  if (!better) return MPG_OK;
-  mpg_plan_request request = *plain;
-  request.order = &hurried;
-  MPG_GOTO(mpg_plan_make(&request, &other));
-  for (uint32_t i = 0; i < plan->num_devices; i++) {
-    size_t before = planned_bytes(plan, plan->devices[i]), after = planned_bytes(&other, plan->devices[i]);
-    better = better && after <= before + before / 50;
-  }
-  if (better) {
-    mpg_order order_before = *order;
-    mpg_plan plan_before = *plan;
-    *order = hurried;
-    *plan = other;
-    hurried = order_before;
-    other = plan_before;
-  }
-fail:
-  mpg_order_free(&hurried);
-  mpg_plan_free(&other);
-  return status;
-}
-
 /* The joint graph with what is computed again. */
 static mpg_status repeat(const mpg_compiled *c, mpg_graph *joint, mpg_value *out_grads, mpg_value *sums, mpg_value *in_grads) {
   if (!mpg_recompute_wanted(joint, c->graph.num_nodes)) return MPG_OK;
@@ -467,8 +429,7 @@ static mpg_status make_backward(mpg_compiled *c, mpg_compiled_backward *b, const
   if (again) goto fail;
   mpg_plan_request request = {.graph = &joint, .order = &order, .num_externals = mpg_compiled_all_externals(c), .external = external,
                               .saved = saved, .forward = &c->plan, .retain = b->retain};
-  MPG_GOTO(mpg_plan_make(&request, &b->plan));
-  if (c->stages == MPG_STAGES_NONE) MPG_GOTO(hurry(&request, &order, &b->plan));
+  MPG_GOTO(mpg_schedule(&request, &order, c->stages == MPG_STAGES_NONE, &b->plan));
   if (lower) MPG_GOTO(mpg_lower(&joint, &order, &b->plan, "compiled backward", &b->programs));
 fail:
   mpg_order_free(&order);

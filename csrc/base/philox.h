@@ -15,10 +15,12 @@ typedef struct mpg_random_key {
   /* A piece along an inner axis is not one run of the whole: `run` elements of it lie together, and runs begin `stride` apart.
    * run 0: it is one run. */
   uint64_t run, stride;
+  uint64_t first; /* of a part of the piece (a tile): the index that its element 0 has in the piece */
 } mpg_random_key;
 
 /* The position of element `index` of the piece in the whole. */
 static inline uint64_t mpg_random_position(const mpg_random_key *key, uint64_t index) {
+  index += key->first;
   return key->position + (key->run ? index / key->run * key->stride + index % key->run : index);
 }
 

@@ -148,6 +148,7 @@ typedef struct mpg_order {
   uint32_t *segment_of;  /* owned; per position, its segment; NULL: each device's nodes are one */
   mpg_segment *segments; /* owned */
   uint32_t num_segments;
+  struct mpg_fusion *fusion; /* owned; which neighbours run as one pass (fuse.h); NULL: none */
 } mpg_order;
 mpg_status mpg_graph_order(const mpg_graph *graph, mpg_phase phase, const mpg_value *roots, size_t num_roots, mpg_order *order);
 /* The same nodes, with those first that another device waits for: what no copy depends on runs after the copies, while the

@@ -1,5 +1,6 @@
 #include <string.h>
 
+#include "graph/fuse_lower.h"
 #include "graph/program.h"
 
 typedef struct lowering {
@@ -114,10 +115,35 @@ static mpg_status lower_node(lowering *l, const mpg_node *node, const mpg_segmen
   return add(l, runs_on, &signal);
 }
 
+/* One instruction for a whole group. */
+static mpg_status lower_group(lowering *l, const mpg_order *order, const mpg_fusion_group *group, const mpg_segment *segment) {
+  uint32_t slot = mpg_plan_slot(l->plan, l->graph->nodes[order->nodes[group->first]].device);
+  mpg_program *program = &l->set->programs[slot];
+  mpg_fused_call call;
+  MPG_TRY(mpg_fused_make(l->graph, order, l->plan, group, program->device, &l->set->arena, &call));
+  if (!call.fused) return MPG_OK;
+  MPG_TRY(enter_segment(l, slot, segment));
+  for (uint32_t i = 0; i < call.num_inputs; i++) MPG_TRY(wait_for(l, slot, call.operands[i]));
+  const mpg_node *node = &l->graph->nodes[call.first];
+  mpg_instruction instruction = {.kind = MPG_RUN, .backward = node->phase == MPG_PHASE_BACKWARD, .repeats = node->repeats, .peer = slot,
+                                 .fused = call.fused, .params = call.fused, .kernel = mpg_kernel_get_fused(program->device),
+                                 .operands = program->num_operands,
+                                 .num_inputs = call.num_inputs, .num_outputs = call.num_outputs, .random = MPG_NO_RANDOM,
+                                 .scope = node->scope, .origin = node->origin};
+  for (uint32_t i = 0; i < call.num_inputs + call.num_outputs; i++)
+    MPG_TRY(add_operand(l, slot, call.operands[i], true, i < call.num_inputs, i >= call.num_inputs));
+  if (call.random > l->set->num_random) l->set->num_random = call.random;
+  return add(l, slot, &instruction);
+}
+
 static mpg_status lower_all(lowering *l, const mpg_order *order) {
   static const mpg_segment last = {.depth = UINT32_MAX};
-  for (size_t k = 0; k < order->count; k++)
-    MPG_TRY(lower_node(l, &l->graph->nodes[order->nodes[k]], order->segment_of ? &order->segments[order->segment_of[k]] : NULL));
+  for (size_t k = 0; k < order->count; k++) {
+    const mpg_segment *segment = order->segment_of ? &order->segments[order->segment_of[k]] : NULL;
+    const mpg_fusion_group *group = mpg_order_group(order, k);
+    if (!group) MPG_TRY(lower_node(l, &l->graph->nodes[order->nodes[k]], segment));
+    else if (group->first == k) MPG_TRY(lower_group(l, order, group, segment));
+  }
   for (size_t k = 0; k < order->count; k++) { /* arrays that nobody read on their device: outputs */
     const mpg_node *node = &l->graph->nodes[order->nodes[k]];
     uint32_t slot = mpg_plan_slot(l->plan, node->device);
@@ -139,19 +165,30 @@ static bool is_small(const mpg_program_set *set) {
     if (only) return false;
     only = &set->programs[s];
   }
-  if (!only || only->count > INLINE_INSTRUCTIONS) return false;
+  uint32_t kernels = 0;
+  if (!only) return false;
   for (uint32_t i = 0; i < only->count; i++) {
     const mpg_instruction *instruction = &only->instructions[i];
     if (instruction->kind != MPG_RUN) return false;
-    bool heavy = instruction->op->flags & MPG_OP_HEAVY;
+    const mpg_fused *fused = instruction->fused;
+    bool heavy = !fused && instruction->op->flags & MPG_OP_HEAVY;
     if (heavy && !(instruction->op->flags & MPG_OP_TINY_INLINE)) return false;
     int64_t elements = 0;
+    kernels += fused ? fused->num_members : 1;
+    for (uint32_t k = 0; fused && k < fused->num_members; k++) { /* as if they were alone */
+      const mpg_fused_member *member = &fused->members[k];
+      for (uint32_t o = elements = 0; o < member->num_inputs + member->num_outputs; o++)
+        elements += mpg_shape_size(&fused->views[member->operands + o].desc.shape);
+      if (elements > INLINE_ELEMENTS) return false;
+      all += elements;
+    }
+    if (fused) continue;
     for (uint32_t k = 0; k < instruction->num_inputs + instruction->num_outputs; k++)
       elements += mpg_shape_size(&only->views[instruction->operands + k].desc.shape);
     if (elements > (heavy ? MPG_TINY_ELEMENTS : INLINE_ELEMENTS)) return false;
     all += elements;
   }
-  return all <= ALL_ELEMENTS;
+  return kernels <= INLINE_INSTRUCTIONS && all <= ALL_ELEMENTS;
 }
 
 static mpg_status describe_blocks(mpg_program_set *set, const mpg_plan *plan) {

@@ -1,6 +1,6 @@
 #include <string.h>
 
-#include "graph/graph.h"
+#include "graph/fuse.h"
 
 enum { MPG_MAX_DEVICES_HURRIED = 64 };
 
@@ -139,5 +139,6 @@ void mpg_order_free(mpg_order *order) {
   mpg_free(order->nodes);
   mpg_free(order->segment_of);
   mpg_free(order->segments);
+  mpg_fusion_free(order->fusion);
   *order = (mpg_order){0};
 }

@@ -1,3 +1,4 @@
+#include "graph/fuse.h"
 #include "graph/plan.h"
 
 #include <stdlib.h>
@@ -114,9 +115,10 @@ static void find_lifetimes(planner *p) {
   const mpg_graph *graph = p->graph;
   for (size_t k = 0; k < p->request->order->count; k++) {
     const mpg_node *node = &graph->nodes[p->request->order->nodes[k]];
+    uint32_t first = mpg_order_first(p->request->order, k), last = mpg_order_last(p->request->order, k); /* a group is one step */
     for (uint32_t i = 0; i < node->num_outputs; i++) {
       uint32_t value = node->values + i, root = find(p->plan, value);
-      if (root == value) p->lives[root] = (lifetime){(uint32_t)k, (uint32_t)k};
+      if (root == value) p->lives[root] = (lifetime){first, last};
       if (p->request->saved && p->request->saved[value]) p->lives[root].end = FOREVER;
     }
     if (mpg_node_flag(node, MPG_OP_SHAPE_ONLY)) continue;
@@ -124,9 +126,14 @@ static void find_lifetimes(planner *p) {
     for (uint32_t i = 0; i < node->num_inputs; i++) {
       lifetime *life = &p->lives[find(p->plan, mpg_value_index(graph, inputs[i]))];
       if (life->begin == FOREVER) life->begin = 0; /* made before this phase */
-      if (life->end != FOREVER) life->end = (uint32_t)k;
+      if (life->end != FOREVER) life->end = last;
     }
   }
+}
+
+static bool has_no_memory(const planner *p, uint32_t value) {
+  const mpg_fusion *fusion = p->request->order->fusion;
+  return fusion && fusion->internal[value];
 }
 
 /* External arrays and lanes; everything else that is made in this phase goes into a main block. */
@@ -153,28 +160,56 @@ static mpg_status give_places(planner *p) {
       continue;
     }
     for (uint32_t i = 0; i < node->num_outputs; i++)
-      if (find(plan, node->values + i) == node->values + i && !has_place(p, node->values + i)) p->planned[node->values + i] = true;
+      if (find(plan, node->values + i) == node->values + i && !has_place(p, node->values + i) && !has_no_memory(p, node->values + i))
+        p->planned[node->values + i] = true;
   }
   return MPG_OK;
 }
 
+/* Whether `out`, made by the node at position k, may lie where `input` lies. */
+static bool may_lie_over(const planner *p, size_t k, uint32_t out, uint32_t input) {
+  const mpg_graph *graph = p->graph;
+  const mpg_order *order = p->request->order;
+  const mpg_fusion_group *group = mpg_order_group(order, k);
+  if (!(p->planned[input] || p->pushed[input]) || p->lives[input].end != mpg_order_last(order, k)) return false;
+  if (mpg_desc_bytes(&graph->values[input].desc) != mpg_desc_bytes(&graph->values[out].desc)) return false;
+  const mpg_node *node = &graph->nodes[order->nodes[k]];
+  bool overwrites = mpg_node_flag(node, MPG_OP_INPLACE) && !mpg_node_flag(node, MPG_OP_SHAPE_ONLY) && out == node->values;
+  if (!group) return overwrites;
+  /* A group works tile by tile: both must be whole along its domain, and nobody may read the input after it was overwritten. */
+  int64_t all = 1;
+  for (int d = 0; d < group->ndim; d++) all *= group->dims[d];
+  if (mpg_shape_size(&graph->values[input].desc.shape) != all || mpg_shape_size(&graph->values[out].desc.shape) != all) return false;
+  for (size_t later = overwrites ? k + 1 : k; later < group->first + group->count; later++) {
+    const mpg_node *reader = &graph->nodes[order->nodes[later]];
+    for (uint32_t i = 0; i < reader->num_inputs; i++)
+      if (find(p->plan, mpg_value_index(graph, mpg_node_inputs(graph, reader)[i])) == input) return false;
+  }
+  return true;
+}
+
 static void share_in_place(planner *p) {
   const mpg_graph *graph = p->graph;
+  const mpg_order *order = p->request->order;
   mpg_plan *plan = p->plan;
-  for (size_t k = 0; k < p->request->order->count; k++) {
-    const mpg_node *node = &graph->nodes[p->request->order->nodes[k]];
-    uint32_t out = node->values;
-    if (!mpg_node_flag(node, MPG_OP_INPLACE) || mpg_node_is_view(node) || mpg_node_flag(node, MPG_OP_SHAPE_ONLY) || !p->planned[out]) continue;
-    const mpg_value *inputs = mpg_node_inputs(graph, node);
-    for (uint32_t i = 0; i < node->num_inputs; i++) {
-      uint32_t input = find(plan, mpg_value_index(graph, inputs[i]));
-      if (!(p->planned[input] || p->pushed[input]) || p->lives[input].end != k ||
-          mpg_desc_bytes(&graph->values[input].desc) != mpg_desc_bytes(&graph->values[out].desc))
-        continue;
-      plan->roots[out] = input;
-      p->lives[input].end = p->lives[out].end;
-      p->planned[out] = false;
-      break;
+  for (size_t k = 0; k < order->count; k++) {
+    const mpg_node *node = &graph->nodes[order->nodes[k]];
+    const mpg_fusion_group *group = mpg_order_group(order, k);
+    if (mpg_node_is_view(node)) continue;
+    size_t first = group ? group->first : k, last = group ? group->first + group->count - 1 : k;
+    for (uint32_t o = 0; o < (group ? node->num_outputs : 1); o++) {
+      uint32_t out = node->values + o;
+      for (size_t at = first; at <= last && p->planned[out]; at++) { /* any array that the step reads */
+        const mpg_node *reader = &graph->nodes[order->nodes[at]];
+        for (uint32_t i = 0; i < reader->num_inputs; i++) {
+          uint32_t input = find(plan, mpg_value_index(graph, mpg_node_inputs(graph, reader)[i]));
+          if (input == out || !may_lie_over(p, k, out, input)) continue;
+          plan->roots[out] = input;
+          p->lives[input].end = p->lives[out].end;
+          p->planned[out] = false;
+          break;
+        }
+      }
     }
   }
 }

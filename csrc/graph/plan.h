@@ -58,6 +58,9 @@ typedef struct mpg_plan_request {
 } mpg_plan_request;
 
 mpg_status mpg_plan_make(const mpg_plan_request *request, mpg_plan *plan); /* plan: zeroed */
+/* schedule.c: the plan of request->order, and of better orders where these cost no memory: with `hurry`, the one in which devices
+ * wait least for each other (at most a fiftieth more), and fused. Leaves the order that it chose in *order, which is request->order. */
+mpg_status mpg_schedule(const mpg_plan_request *request, mpg_order *order, bool hurry, mpg_plan *plan);
 void mpg_plan_free(mpg_plan *plan);
 uint32_t mpg_plan_slot(const mpg_plan *plan, mpg_device_id device); /* UINT32_MAX when there is none */
 /* True for a node that needs no kernel: its output lies where its input does. */

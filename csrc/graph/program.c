@@ -89,6 +89,12 @@ static mpg_status run_kernel(mpg_run *run, const mpg_call_frame *frame, const mp
                           .num_threads = run->num_threads, .num_inputs = (int)instruction->num_inputs,
                           .num_outputs = (int)instruction->num_outputs, .inputs = views, .outputs = views + instruction->num_inputs,
                           .train = instruction->train};
+  for (uint32_t i = 0; instruction->fused && i < instruction->fused->num_draws; i++) {
+    mpg_fused_draw *draw = &instruction->fused->draws[i];
+    draw->key = frame->random;
+    draw->key.call += draw->call;
+    if (frame->rows.total) shift_random(&draw->key, &frame->rows, mpg_op_get(MPG_OP_Dropout), &draw->shape);
+  }
   if (instruction->random != MPG_NO_RANDOM) {
     call.random = frame->random;
     call.random.call += instruction->random;
@@ -103,7 +109,7 @@ static mpg_status run_kernel(mpg_run *run, const mpg_call_frame *frame, const mp
 static void note_event(const mpg_run *run, const mpg_program_set *set, const mpg_instruction *instruction, int64_t begin) {
   static const uint8_t kinds[] = {[MPG_RUN] = MPG_EVENT_OP, [MPG_COPY] = MPG_EVENT_COPY, [MPG_WAIT] = MPG_EVENT_WAIT};
   bool peer = instruction->kind != MPG_RUN;
-  mpg_event event = {.name = instruction->op ? instruction->op->name : "wait", .scope = instruction->scope,
+  mpg_event event = {.name = mpg_instruction_name(instruction), .scope = instruction->scope,
                      .kind = kinds[instruction->kind], .program = true, .backward = instruction->backward,
                      .peer = peer ? set->programs[instruction->peer].device->ordinal : -1, .bytes = instruction->bytes,
                      .begin_ns = begin, .end_ns = mpg_clock_ns()};

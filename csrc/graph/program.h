@@ -21,7 +21,7 @@
 #define MPG_GRAPH_PROGRAM_H
 
 #include "graph/plan.h"
-#include "op/kernel.h"
+#include "op/fused.h"
 #include "tensor/tensor.h"
 
 typedef enum mpg_instruction_kind { MPG_RUN, MPG_COPY, MPG_SIGNAL, MPG_WAIT } mpg_instruction_kind;
@@ -33,7 +33,8 @@ typedef struct mpg_instruction {
   uint32_t peer; /* slot of the other device: of a copy's target, of a wait's source */
   uint32_t segment; /* of a wait: the segment that signals */
   uint32_t tick; /* number of the signal in its segment */
-  const mpg_op *op; /* RUN, COPY */
+  const mpg_op *op; /* RUN, COPY; NULL: a fused group */
+  mpg_fused *fused; /* RUN of a group */
   const void *params;
   mpg_kernel_fn kernel;
   uint32_t operands, num_inputs, num_outputs; /* first operand (view); inputs, then outputs */
@@ -41,6 +42,10 @@ typedef struct mpg_instruction {
   uint32_t scope, origin;
   size_t bytes; /* moved by a copy */
 } mpg_instruction;
+
+static inline const char *mpg_instruction_name(const mpg_instruction *instruction) {
+  return instruction->fused ? instruction->fused->name : instruction->op ? instruction->op->name : "wait";
+}
 
 typedef struct mpg_access { /* what a segment does to one base */
   uint32_t base;

@@ -11,10 +11,17 @@
 enum { INLINE_ELEMENTS = 16384 };
 enum { STACK_ARRAYS = 16 };
 
-static const mpg_kernel_fn *kernel_tables[8]; /* by mpg_device_type; set once at start */
+static struct {
+  const mpg_kernel_fn *table;
+  mpg_kernel_fn fused;
+} kernel_tables[8]; /* by mpg_device_type; set once at start */
 
-void mpg_kernels_set(mpg_device_type type, const mpg_kernel_fn *table) { kernel_tables[type] = table; }
-mpg_kernel_fn mpg_kernel_get(const mpg_device *device, const mpg_op *op) { return kernel_tables[device->id.type][op->id]; }
+void mpg_kernels_set(mpg_device_type type, const mpg_kernel_fn *table, mpg_kernel_fn fused) {
+  kernel_tables[type].table = table;
+  kernel_tables[type].fused = fused;
+}
+mpg_kernel_fn mpg_kernel_get_fused(const mpg_device *device) { return kernel_tables[device->id.type].fused; }
+mpg_kernel_fn mpg_kernel_get(const mpg_device *device, const mpg_op *op) { return kernel_tables[device->id.type].table[op->id]; }
 
 /* --- Random state ---------------------------------------------------------------------------------------------------- */
 static mpg_random_key random_state; /* runtime state; host lock */

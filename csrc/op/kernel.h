@@ -18,8 +18,8 @@ typedef struct mpg_view { /* contiguous */
 } mpg_view;
 
 typedef struct mpg_kernel_call {
-  const mpg_op *op;
-  const void *params;
+  const mpg_op *op;        /* NULL: a fused group */
+  const void *params;      /* mpg_fused of a fused group */
   mpg_device *device;
   void *stream;       /* the backend's; NULL on CPU */
   int num_threads;
@@ -28,12 +28,15 @@ typedef struct mpg_kernel_call {
   const mpg_view *outputs; /* never overlap inputs, except exactly (same address) where the op is INPLACE or a mutable input */
   mpg_random_key random;   /* RANDOM ops */
   bool train;              /* TRAIN ops */
+  void *scratch;           /* given to members of a fused group, which share the device's; NULL: the device's is free */
+  size_t scratch_size;
 } mpg_kernel_call;
 
 typedef mpg_status (*mpg_kernel_fn)(const mpg_kernel_call *call);
 
 /* The kernels of a device type: a table indexed by mpg_op_id, set once at start by whoever loads the backend's library. */
-void mpg_kernels_set(mpg_device_type type, const mpg_kernel_fn *table); /* borrowed, must outlive the process */
+void mpg_kernels_set(mpg_device_type type, const mpg_kernel_fn *table, mpg_kernel_fn fused); /* borrowed, must outlive the process */
 mpg_kernel_fn mpg_kernel_get(const mpg_device *device, const mpg_op *op);
+mpg_kernel_fn mpg_kernel_get_fused(const mpg_device *device); /* runs a group of op/fused.h; NULL: the backend has none */
 
 #endif

@@ -283,6 +283,16 @@ static int put(PyObject *dict, const char *key, PyObject *value) {
   return result;
 }
 
+static PyObject *describe_members(const mpg_fused *fused) {
+  PyObject *list = PyList_New(fused->num_members);
+  for (uint32_t i = 0; list != NULL && i < fused->num_members; i++) {
+    PyObject *name = PyUnicode_FromString(fused->members[i].op->name);
+    if (name == NULL) Py_CLEAR(list);
+    else PyList_SET_ITEM(list, i, name);
+  }
+  return list;
+}
+
 static PyObject *describe_instruction(const mpg_program_set *set, const mpg_program *program, const mpg_instruction *instruction) {
   static const char *const kinds[] = {[MPG_RUN] = "run", [MPG_COPY] = "copy", [MPG_SIGNAL] = "signal", [MPG_WAIT] = "wait"};
   PyObject *dict = PyDict_New();
@@ -292,10 +302,11 @@ static PyObject *describe_instruction(const mpg_program_set *set, const mpg_prog
     if (instruction->kind == MPG_WAIT && put(dict, "from", device_text(set->programs[instruction->peer].device->id)) < 0) goto fail;
     return dict;
   }
-  if (put(dict, "op", PyUnicode_FromString(instruction->op->name)) < 0 ||
+  if (put(dict, "op", PyUnicode_FromString(mpg_instruction_name(instruction))) < 0 ||
       put(dict, "scope", PyUnicode_FromString(mpg_scope_text(instruction->scope))) < 0)
     goto fail;
   if (instruction->repeats && put(dict, "again", PyBool_FromLong(1)) < 0) goto fail;
+  if (instruction->fused && put(dict, "fused", describe_members(instruction->fused)) < 0) goto fail;
   PyObject *shapes = PyList_New(0);
   for (uint32_t i = 0; shapes != NULL && i < instruction->num_outputs; i++) {
     PyObject *shape = mpg_py_shape_tuple(&program->views[instruction->operands + instruction->num_inputs + i].desc.shape);
@@ -577,7 +588,7 @@ static void cached_op_dealloc(PyObject *object) {
 static PyMethodDef cached_op_methods[] = {
     {"compiled", cached_op_compiled, METH_NOARGS,
      "compiled()\n--\n\nWhat is compiled: a list with one dict for each signature. 'devices' maps a device's name to its 'forward' and\n"
-     "'backward' programs (lists of instructions: kind 'run' with op, scope, shapes, and again where it recomputes; 'copy' with to and bytes; 'signal'; 'wait'\n"
+     "'backward' programs (lists of instructions: kind 'run' with op, scope, shapes, fused (the ops of a group), and again where it recomputes; 'copy' with to and bytes; 'signal'; 'wait'\n"
      "with from) and to 'planned', the bytes planned there: forward, saved (of these), backward (beyond forward's), lanes (arrays\n"
      "that other devices push), kept (values made from parameters alone, by the 'prologue' programs, which run after these were\n"
      "written), total. 'copies' lists what moves between devices. 'calls', 'frames' and 'bytes_held' say how often\n"

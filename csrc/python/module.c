@@ -21,7 +21,7 @@ static int exec_module(PyObject *module) {
   mpg_py = &state;
   if (mpg_py_errors_init(module) < 0) return -1;
   if (mpg_py_host_init(module) < 0) return -1;
-  mpg_kernels_set(MPG_CPU, mpg_cpu_kernel_table());
+  mpg_kernels_set(MPG_CPU, mpg_cpu_kernel_table(), mpg_cpu_fused_kernel());
   mpg_status status = mpg_registry_init();
   if (status == MPG_OK) status = mpg_device_init();
   if (status != MPG_OK) {

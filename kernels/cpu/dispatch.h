@@ -7,6 +7,7 @@
 #include "op/kernel.h"
 
 const mpg_kernel_fn *mpg_cpu_kernel_table(void); /* indexed by mpg_op_id */
+mpg_kernel_fn mpg_cpu_fused_kernel(void);        /* runs groups of op/fused.h */
 const char *mpg_cpu_isa_name(void);              /* "v4" */
 
 #endif

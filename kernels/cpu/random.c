@@ -447,7 +447,7 @@ typedef struct dropout_plan {
 static void draw_mask(const dropout_plan *p, int64_t begin, int64_t n) {
   uint32_t buffer[WORD_BUFFER];
   while (n > 0) {
-    int64_t together = n, left = p->key.run ? (int64_t)(p->key.run - (uint64_t)begin % p->key.run) : n;
+    int64_t together = n, left = p->key.run ? (int64_t)(p->key.run - ((uint64_t)begin + p->key.first) % p->key.run) : n;
     if (together > left) together = left;
     const uint32_t *w = words_of(p->key, mpg_random_position(&p->key, (uint64_t)begin), together, buffer);
     uint8_t *mask = p->mask + begin;

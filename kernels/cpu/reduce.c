@@ -264,7 +264,8 @@ static mpg_status reduce(const mpg_kernel_call *call, const mpg_view *in, const 
     int64_t length = chunk_length(sizes[last - 1], inner), chunks = sizes[last - 1] ? (sizes[last - 1] + length - 1) / length : 1;
     if (outer * chunks * inner > largest) largest = outer * chunks * inner;
   }
-  char *scratch = mpg_device_scratch(call->device, 2 * (size_t)mpg_align_up((size_t)(largest * item_size), 64));
+  size_t scratch_size = 2 * (size_t)mpg_align_up((size_t)(largest * item_size), 64);
+  char *scratch = scratch_size <= call->scratch_size ? call->scratch : mpg_device_scratch(call->device, scratch_size);
   if (!scratch) return MPG_DEVICE_OUT_OF_MEMORY;
   char *buffers[2] = {scratch, scratch + mpg_align_up((size_t)(largest * item_size), 64)};
   pass p = {.compute = compute, .how = how, .prepare = prepare, .dtype = dtype, .source = in->data};

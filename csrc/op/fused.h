@@ -1,0 +1,58 @@
+/* A fused group, as backends see it: ops that run tile by tile, so that what one hands to the next need not be in memory.
+ *
+ * The group has a domain, a row-major box of dims. Each value of the group moves along some of them and stands still along the
+ * others (where its size is 1). Tiles cut the domain along dims 0..split only, each tile being whole along those behind it;
+ * what members make moves along all of 0..split, so every tile makes its own part of everything once. A value's part of a
+ * tile that fixes dims before d, takes a range of d, and is whole behind it is contiguous.
+ * A backend may run the members' kernels on each tile (kernels/cpu/fused.c), or generate one kernel: members are in order,
+ * an element's bits are those of the members' own kernels.
+ *
+ * Call of a fused kernel: call->params is the group, inputs and outputs are its values outside (operands). Owned by the
+ * program. `views` and the draws' keys belong to whoever runs the call; the rest is constant.
+ */
+#ifndef MPG_OP_FUSED_H
+#define MPG_OP_FUSED_H
+
+#include "op/kernel.h"
+
+#define MPG_FUSED_LOCAL UINT32_MAX
+enum { MPG_FUSED_MAX_MEMBERS = 64, MPG_FUSED_MAX_VALUES = 128 };
+
+typedef struct mpg_fused_value {
+  mpg_dtype dtype;
+  uint32_t moving;                /* bit i: along dim i */
+  int64_t strides[MPG_MAX_NDIM];  /* in elements; 0 where it stands still */
+  uint32_t operand;               /* of the call: inputs, then outputs; LOCAL: no memory but a tile's */
+  uint32_t slot;                  /* of a local one; those of one slot live one after the other */
+} mpg_fused_value;
+
+typedef struct mpg_fused_draw { /* of a random member */
+  uint32_t call;       /* its number within the graph */
+  mpg_shape shape;     /* of what it draws */
+  mpg_random_key key;  /* filled in by whoever runs the call */
+} mpg_fused_draw;
+
+typedef struct mpg_fused_member {
+  const mpg_op *op;
+  const void *params; /* axes count from the end of the domain */
+  mpg_kernel_fn kernel;
+  uint32_t operands, num_inputs, num_outputs; /* first of its operands; inputs, then outputs */
+  uint32_t draw;      /* number of its draw; UINT32_MAX: not random */
+  bool train;
+} mpg_fused_member;
+
+typedef struct mpg_fused {
+  int ndim, split; /* split -1: one tile */
+  int64_t dims[MPG_MAX_NDIM];
+  uint32_t num_members, num_values, num_operands, num_slots, num_draws;
+  const mpg_fused_member *members;
+  const mpg_fused_value *values;
+  const uint32_t *operands;   /* values, by members' operands; MPG_FUSED_LOCAL: no contents */
+  const uint8_t *slot_bytes;  /* per slot: of its largest element */
+  mpg_fused_draw *draws;
+  mpg_view *views;            /* per operand: its desc on the whole domain */
+  bool reduces;               /* a member asks for scratch, at most two doubles an element */
+  const char *name;           /* "sum+mul+relu" */
+} mpg_fused;
+
+#endif

@@ -1,0 +1,167 @@
+/* Fused groups (op/fused.h): the members' kernels, one after the other, on tiles that stay in a core's cache.
+ *
+ * A tile is a box of the domain that lies in one piece in every value; kernels see the values' parts of it as small arrays. What only
+ * the group reads is in the thread's scratch, in slots that are written again and again. Threads share the tiles.
+ */
+#include <string.h>
+
+#include "base/memory.h"
+#include "device/device.h"
+#include "kernels/cpu/cpu.h"
+#include "op/fused.h"
+
+enum { TILE = 4096, WORK = 65536 }; /* elements of a tile; elements times members that are worth a thread */
+
+typedef struct run {
+  const mpg_kernel_call *call;
+  const mpg_fused *fused;
+  int split;                      /* tiles fix dims before it, and take `step` of it */
+  int64_t inner, step, blocks;    /* elements behind it; tiles along it */
+  int64_t tiles, pieces;          /* in all; shares of threads */
+  char *scratch;
+  size_t stride;                  /* a thread's part of it */
+  size_t addresses, views, slots, reduction; /* what lies where in that part */
+  size_t slot_at[MPG_FUSED_MAX_VALUES];
+  mpg_status status;
+} run;
+
+static void *outside(const run *r, uint32_t operand) {
+  uint32_t inputs = (uint32_t)r->call->num_inputs;
+  return operand < inputs ? r->call->inputs[operand].data : r->call->outputs[operand - inputs].data;
+}
+
+static mpg_status run_members(const run *r, mpg_view *views, const int64_t *offsets, char *scratch) {
+  const mpg_fused *fused = r->fused;
+  mpg_kernel_call call = {.device = r->call->device, .num_threads = 1, .scratch = scratch + r->reduction, .scratch_size = r->stride - r->reduction};
+  for (uint32_t k = 0; k < fused->num_members; k++) {
+    const mpg_fused_member *member = &fused->members[k];
+    call.op = member->op;
+    call.params = member->params;
+    call.num_inputs = (int)member->num_inputs;
+    call.num_outputs = (int)member->num_outputs;
+    call.inputs = views + member->operands;
+    call.outputs = call.inputs + member->num_inputs;
+    call.train = member->train;
+    if (member->draw != UINT32_MAX) {
+      call.random = fused->draws[member->draw].key;
+      if (offsets) call.random.first = (uint64_t)offsets[fused->operands[member->operands + member->num_inputs]];
+    }
+    MPG_TRY(member->kernel(&call));
+  }
+  return MPG_OK;
+}
+
+/* Everything in one tile: the group's own views serve. */
+static mpg_status run_whole(run *r) {
+  const mpg_fused *fused = r->fused;
+  void **addresses = (void **)(void *)(r->scratch + r->addresses);
+  for (uint32_t v = 0; v < fused->num_values; v++) {
+    const mpg_fused_value *value = &fused->values[v];
+    addresses[v] = value->operand == MPG_FUSED_LOCAL ? r->scratch + r->slot_at[value->slot] : outside(r, value->operand);
+  }
+  for (uint32_t i = 0; i < fused->num_operands; i++) fused->views[i].data = fused->operands[i] == MPG_FUSED_LOCAL ? NULL : addresses[fused->operands[i]];
+  return run_members(r, fused->views, NULL, r->scratch);
+}
+
+/* The views as tiles of `count` along the split dim have them. */
+static void cut_views(const run *r, int64_t count, mpg_view *views) {
+  const mpg_fused *fused = r->fused;
+  for (uint32_t i = 0; i < fused->num_operands; i++) {
+    const mpg_shape *whole = &fused->views[i].desc.shape;
+    views[i].desc.dtype = fused->views[i].desc.dtype;
+    mpg_shape *shape = &views[i].desc.shape;
+    shape->ndim = fused->ndim - r->split;
+    for (int d = 0; d < shape->ndim; d++) shape->dims[d] = whole->dims[r->split + d];
+    if (shape->dims[0] != 1) shape->dims[0] = count;
+  }
+}
+
+static void run_tiles(run *r, int64_t begin, int64_t end, char *scratch) {
+  const mpg_fused *fused = r->fused;
+  int64_t *offsets = (int64_t *)(void *)(scratch + r->addresses);
+  mpg_view *views = (mpg_view *)(void *)(scratch + r->views);
+  int64_t shown = -1;
+  for (int64_t tile = begin; tile < end; tile++) {
+    int64_t rest = tile / r->blocks, at = tile % r->blocks * r->step;
+    int64_t count = fused->dims[r->split] - at < r->step ? fused->dims[r->split] - at : r->step;
+    if (count != shown) cut_views(r, shown = count, views);
+    for (uint32_t v = 0; v < fused->num_values; v++) offsets[v] = at * fused->values[v].strides[r->split];
+    for (int d = r->split - 1; d >= 0; d--) {
+      int64_t index = rest % fused->dims[d];
+      rest /= fused->dims[d];
+      for (uint32_t v = 0; v < fused->num_values; v++) offsets[v] += index * fused->values[v].strides[d];
+    }
+    for (uint32_t i = 0; i < fused->num_operands; i++) {
+      uint32_t v = fused->operands[i];
+      if (v == MPG_FUSED_LOCAL) {
+        views[i].data = NULL;
+        continue;
+      }
+      const mpg_fused_value *value = &fused->values[v];
+      views[i].data = value->operand == MPG_FUSED_LOCAL ? scratch + r->slot_at[value->slot]
+                                                        : (char *)outside(r, value->operand) + offsets[v] * (int64_t)mpg_dtype_size(value->dtype);
+    }
+    mpg_status status = run_members(r, views, offsets, scratch);
+    if (status != MPG_OK) {
+      __atomic_store_n(&r->status, status, __ATOMIC_RELAXED);
+      return;
+    }
+  }
+}
+
+static void run_pieces(void *context, int64_t begin, int64_t end) {
+  run *r = context;
+  for (int64_t piece = begin; piece < end; piece++)
+    run_tiles(r, r->tiles * piece / r->pieces, r->tiles * (piece + 1) / r->pieces, r->scratch + (size_t)piece * r->stride);
+}
+
+/* Tiles: as many of the inner dims as fit, and an even share of the next. */
+static void cut(run *r) {
+  const mpg_fused *fused = r->fused;
+  int64_t all = 1, outer = 1;
+  for (int d = 0; d < fused->ndim; d++) all *= fused->dims[d];
+  r->split = -1;
+  r->inner = r->step = r->blocks = r->tiles = 1;
+  if (all > TILE && fused->split >= 0) {
+    r->split = fused->ndim - 1;
+    while (r->split > 0 && (r->split > fused->split || r->inner * fused->dims[r->split] <= TILE)) r->inner *= fused->dims[r->split--];
+    int64_t dim = fused->dims[r->split], most = TILE / r->inner < 1 ? 1 : TILE / r->inner;
+    r->blocks = (dim + most - 1) / most;
+    r->step = (dim + r->blocks - 1) / r->blocks;
+    r->blocks = (dim + r->step - 1) / r->step;
+    for (int d = 0; d < r->split; d++) outer *= fused->dims[d];
+    r->tiles = outer * r->blocks;
+  } else {
+    r->inner = all;
+  }
+  int64_t threads = all * fused->num_members / WORK;
+  r->pieces = threads < 1 ? 1 : threads < r->call->num_threads ? threads : r->call->num_threads;
+  if (r->pieces > r->tiles) r->pieces = r->tiles;
+}
+
+static void lay_out(run *r) {
+  const mpg_fused *fused = r->fused;
+  size_t elements = (size_t)(r->step * r->inner), at = 0;
+  r->addresses = at;
+  at += mpg_align_up(fused->num_values * sizeof(int64_t), 64);
+  r->views = at;
+  if (r->split >= 0) at += mpg_align_up(fused->num_operands * sizeof(mpg_view), 64);
+  for (uint32_t s = 0; s < fused->num_slots; s++) {
+    r->slot_at[s] = at;
+    at += mpg_align_up(elements * fused->slot_bytes[s], 64);
+  }
+  r->reduction = at;
+  if (fused->reduces) at += 2 * mpg_align_up(elements * sizeof(double), 64);
+  r->stride = mpg_align_up(at, 4096); /* threads write to pages of their own */
+}
+
+mpg_status MPG_CPU_NAME(fused)(const mpg_kernel_call *call) {
+  run r = {.call = call, .fused = call->params};
+  cut(&r);
+  lay_out(&r);
+  r.scratch = mpg_device_scratch_slot(call->device, MPG_SCRATCH_KERNEL, r.stride * (size_t)r.pieces);
+  if (!r.scratch) return MPG_DEVICE_OUT_OF_MEMORY;
+  if (r.split < 0) return run_whole(&r);
+  mpg_cpu_parallel_for(call, r.pieces, 1, run_pieces, &r);
+  return r.status == MPG_OK ? MPG_OK : mpg_fail(r.status, "%s: a member of the fused group failed", r.fused->name);
+}
