@@ -148,7 +148,11 @@ static mpg_status lower_all(lowering *l, const mpg_order *order) {
     const mpg_node *node = &l->graph->nodes[order->nodes[k]];
     uint32_t slot = mpg_plan_slot(l->plan, node->device);
     if (!mpg_node_crosses(l->graph, node)) continue;
-    if (l->waited[slot * l->plan->num_devices + l->arrivals[l->plan->roots[node->values]].source] > l->arrivals[l->plan->roots[node->values]].number) continue;
+    const struct arrival *arrival = &l->arrivals[l->plan->roots[node->values]];
+    if (l->waited[slot * l->plan->num_devices + arrival->source] > arrival->number) { /* a later signal was waited for; whoever uses the array waits for that */
+      MPG_TRY(note_access(l, slot, l->plan->locations[node->values].base, false, true));
+      continue;
+    }
     MPG_TRY(enter_segment(l, slot, order->segment_of ? &last : NULL));
     MPG_TRY(wait_for(l, slot, (mpg_value){order->nodes[k], 0}));
   }
