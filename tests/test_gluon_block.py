@@ -506,3 +506,17 @@ def test_uninitialized():
     net = Model()
     with pytest.raises(mx.MXNetError, match="has not been initialized"):
         net(inputs(2, 6))
+
+
+def test_arrays_made_in_a_block_are_beside_its_input():
+    class Places(gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            return x + F.arange(3) + F.ones((3,))
+
+    x = nd.zeros((2, 3), ctx=mx.cpu(1))
+    block = Places()
+    eager = block(x)
+    block.hybridize()
+    assert eager.context == block(x).context == mx.cpu(1)
+    assert (eager.asnumpy() == block(x).asnumpy()).all()
+    assert mx.context.current_context() == mx.cpu(0)

@@ -14,6 +14,7 @@ from .. import ndarray as nd
 from .._groups import check as check_groups
 from ..attribute import AttrScope
 from ..base import MXNetError
+from ..context import current_context
 from ..name import NameManager, Prefix
 from . import _grouped, _recompute, _tracing
 from ._compiled import CompiledCall, CompiledPrograms, first_context
@@ -550,9 +551,15 @@ class HybridBlock(Block):
             return self._forward_symbols(x, *args)
         if self._active and _tracing.current() is None:
             return self._call_compiled((x, *args))
+        ctx = x.context if isinstance(x, nd.NDArray) else first_context((x, *args))
+        if ctx is not None and ctx != current_context():
+            with ctx:  # arrays that are made without saying where belong beside the input
+                return self._forward_arrays(ctx, x, *args)
+        return self._forward_arrays(ctx, x, *args)
+
+    def _forward_arrays(self, ctx, x, *args):
         if not self._reg_params:
             return self.hybrid_forward(nd, x, *args)
-        ctx = x.context if isinstance(x, nd.NDArray) else first_context((x, *args))
         if ctx is None:
             raise ValueError(
                 f"{block_path() or type(self).__name__}: the inputs of a HybridBlock with parameters must hold an NDArray; got "

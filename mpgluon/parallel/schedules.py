@@ -111,6 +111,8 @@ def make_table(stages, micro_batches, schedule="1f1b", times=None, phases="FB", 
         raise ValueError(f"there is no schedule {schedule!r}; there are {', '.join(NAMES)}, and tables of one's own")
     cost = _costs(stages, times)
     whole = phases == "FB" and schedule != "gpipe" and not stages.carried
+    if in_flight is None and whole and schedule == "zero_bubble":
+        in_flight = max(stages.after, default=0) + 1  # no device holds more than the first does with 1f1b
     limits = [(stages.after[s] + 1 if in_flight is None else in_flight) if whole else micro_batches for s in range(len(stages))]
     if whole and schedule == "interleaved" and in_flight is None:
         table = _interleaved(stages, micro_batches)
