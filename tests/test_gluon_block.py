@@ -513,7 +513,7 @@ def test_arrays_made_in_a_block_are_beside_its_input():
         def hybrid_forward(self, F, x):
             return x + F.arange(3) + F.ones((3,))
 
-    x = nd.zeros((2, 3), ctx=mx.cpu(1))
+    x = mx.nd.zeros((2, 3), ctx=mx.cpu(1))
     block = Places()
     eager = block(x)
     block.hybridize()
