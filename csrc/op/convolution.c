@@ -7,15 +7,44 @@
 /* Larger sizes of windows, strides or pads are mistakes, and would overflow. */
 #define LARGEST ((int64_t)1 << 31)
 
-void mpg_convolution_set(mpg_convolution *c, const mpg_shape *data, const mpg_shape *weight, const mpg_shape *out, const mpg_tuple *stride,
-                         const mpg_tuple *dilate, const mpg_tuple *pad, int64_t groups) {
-  *c = (mpg_convolution){.batch = data->dims[0], .channels = data->dims[1], .filters = out->dims[1], .groups = groups};
+enum { LAYOUT_NCDHW, LAYOUT_NCHW, LAYOUT_NCW, LAYOUT_NDHWC, LAYOUT_NHWC, LAYOUT_NWC }; /* the words of `layout` */
+
+mpg_layout mpg_layout_of(int param) { return param >= LAYOUT_NDHWC ? MPG_CHANNELS_LAST : MPG_CHANNELS_FIRST; }
+
+mpg_shape mpg_channels_first(const mpg_shape *shape) {
+  mpg_shape first = *shape;
+  for (int i = 2; i < shape->ndim; i++) first.dims[i] = shape->dims[i - 1];
+  if (shape->ndim > 1) first.dims[1] = shape->dims[shape->ndim - 1];
+  return first;
+}
+
+mpg_shape mpg_channels_last(const mpg_shape *shape) {
+  mpg_shape last = *shape;
+  for (int i = 2; i < shape->ndim; i++) last.dims[i - 1] = shape->dims[i];
+  if (shape->ndim > 1) last.dims[shape->ndim - 1] = shape->dims[1];
+  return last;
+}
+
+mpg_layout mpg_convolution_layout(const mpg_op *op, const void *params) {
+  switch (op->id) {
+    case MPG_OP_Convolution: return mpg_layout_of(((const mpg_convolution_params *)params)->layout);
+    case MPG_OP_Deconvolution: return mpg_layout_of(((const mpg_deconvolution_params *)params)->layout);
+    case MPG_OP__convolution_channels_last: return MPG_CHANNELS_LAST_DATA;
+    default: return (mpg_layout)((const mpg_convolution_backward_params *)params)->layout;
+  }
+}
+
+void mpg_convolution_set(mpg_convolution *c, mpg_layout layout, const mpg_shape *data_shape, const mpg_shape *weight_shape,
+                         const mpg_shape *out_shape, const mpg_tuple *stride, const mpg_tuple *dilate, const mpg_tuple *pad,
+                         int64_t groups) {
+  mpg_shape data = mpg_data_first(data_shape, layout), weight = mpg_weight_first(weight_shape, layout), out = mpg_data_first(out_shape, layout);
+  *c = (mpg_convolution){.batch = data.dims[0], .channels = data.dims[1], .filters = out.dims[1], .groups = groups, .layout = layout};
   mpg_window *w = &c->window;
-  w->ndim = data->ndim - 2;
+  w->ndim = data.ndim - 2;
   for (int i = 0; i < w->ndim; i++) {
-    w->in[i] = data->dims[i + 2];
-    w->out[i] = out->dims[i + 2];
-    w->kernel[i] = weight->dims[i + 2];
+    w->in[i] = data.dims[i + 2];
+    w->out[i] = out.dims[i + 2];
+    w->kernel[i] = weight.dims[i + 2];
     w->stride[i] = mpg_tuple_at(stride, i, 1);
     w->dilate[i] = mpg_tuple_at(dilate, i, 1);
     w->pad[i] = mpg_tuple_at(pad, i, 0);
@@ -43,18 +72,14 @@ static mpg_status check_window(const mpg_infer *infer, const mpg_tuple *kernel, 
   return check_tuple(infer, "pad", pad, ndim, 0);
 }
 
-/* Only the default layouts exist; `word` is NULL for those. */
-static mpg_status check_layout(const mpg_infer *infer, int layout, const char *const *words, const char *wanted) {
-  if (layout < 0) return MPG_OK;
-  const char *word = words[layout];
-  for (int i = 0; word[i] || wanted[i]; i++)
-    if (word[i] != wanted[i])
-      return mpg_infer_fail(infer, "layout %s is not supported, only %s; transpose the data to it", word, wanted);
-  return MPG_OK;
+/* The word must have as many letters as data has axes. */
+static mpg_status check_layout(const mpg_infer *infer, int layout, int ndim) {
+  static const char *const words[] = {"NCDHW", "NCHW", "NCW", "NDHWC", "NHWC", "NWC"};
+  static const int axes[] = {3, 2, 1, 3, 2, 1};
+  if (layout < 0 || axes[layout] == ndim) return MPG_OK;
+  return mpg_infer_fail(infer, "layout %s is for a kernel of %d elements, not of %d; leave layout out or choose %s or %s", words[layout], axes[layout],
+                        ndim, words[3 - ndim], words[6 - ndim]);
 }
-static const char *const convolution_layouts[] = {"NCDHW", "NCHW", "NCW", "NDHWC", "NHWC"};
-static const char *const pooling_layouts[] = {"NCDHW", "NCHW", "NCW", "NDHWC", "NHWC", "NWC"};
-static const char *const default_layouts[] = {"NCW", "NCHW", "NCDHW"}; /* by spatial axes, from 1 */
 
 static int64_t places(int64_t in, int64_t kernel, int64_t stride, int64_t dilate, int64_t pad) {
   int64_t span = dilate * (kernel - 1) + 1;
@@ -78,12 +103,13 @@ int mpg_arity_convolution(const mpg_op *op, const void *params, int given) {
 
 mpg_status mpg_infer_convolution(mpg_infer *infer) {
   const mpg_convolution_params *p = infer->params;
-  const mpg_shape *data = &infer->inputs[0].shape;
+  mpg_layout layout = mpg_convolution_layout(infer->op, p);
+  mpg_shape first = mpg_data_first(&infer->inputs[0].shape, layout), *data = &first;
   mpg_dtype dtype;
   MPG_TRY(common_dtype(infer, &dtype));
   MPG_TRY(check_window(infer, &p->kernel, &p->stride, &p->dilate, &p->pad));
   int ndim = p->kernel.count;
-  MPG_TRY(check_layout(infer, p->layout, convolution_layouts, default_layouts[ndim - 1]));
+  MPG_TRY(check_layout(infer, p->layout, ndim));
   if (p->num_filter % p->num_group) return mpg_infer_fail(infer, "num_filter must be a multiple of num_group");
   if (infer->num_inputs == 3) MPG_TRY(mpg_infer_expect_shape(infer, 2, &(mpg_shape){.ndim = 1, .dims = {p->num_filter}}));
   if (data->ndim < 0) return MPG_OK;
@@ -99,13 +125,16 @@ mpg_status mpg_infer_convolution(mpg_infer *infer) {
                              mpg_tuple_at(&p->pad, i, 0));
     if (out.dims[i + 2] < 0) return mpg_infer_fail(infer, "the kernel is larger than the padded data along axis %d", i + 2);
   }
+  weight = mpg_weight_laid(&weight, layout);
+  out = mpg_data_laid(&out, layout);
   MPG_TRY(mpg_infer_expect_shape(infer, 1, &weight));
   mpg_infer_set(infer, 0, &out, dtype);
   return MPG_OK;
 }
 
-static mpg_convolution_backward_params backward_params(const mpg_tuple *stride, const mpg_tuple *dilate, const mpg_tuple *pad, int64_t groups) {
-  return (mpg_convolution_backward_params){.stride = *stride, .dilate = *dilate, .pad = *pad, .num_group = groups};
+static mpg_convolution_backward_params backward_params(mpg_layout layout, const mpg_tuple *stride, const mpg_tuple *dilate,
+                                                       const mpg_tuple *pad, int64_t groups) {
+  return (mpg_convolution_backward_params){.stride = *stride, .dilate = *dilate, .pad = *pad, .num_group = groups, .layout = (int)layout};
 }
 
 static mpg_value emit_backward(mpg_gradient *g, mpg_op_id op, mpg_convolution_backward_params params, mpg_value out_grad, mpg_value other,
@@ -116,29 +145,33 @@ static mpg_value emit_backward(mpg_gradient *g, mpg_op_id op, mpg_convolution_ba
 }
 
 static mpg_value emit_convolution(mpg_gradient *g, mpg_convolution_backward_params params, mpg_value data, mpg_value weight) {
-  const mpg_shape *shape = &mpg_value_desc(g, weight)->shape;
-  mpg_convolution_params forward = {.kernel = {.count = shape->ndim - 2}, .stride = params.stride, .dilate = params.dilate,
-                                    .pad = params.pad, .num_filter = shape->dims[0], .num_group = params.num_group, .workspace = 1024,
+  mpg_layout layout = (mpg_layout)params.layout;
+  mpg_shape shape = mpg_weight_first(&mpg_value_desc(g, weight)->shape, layout);
+  mpg_convolution_params forward = {.kernel = {.count = shape.ndim - 2}, .stride = params.stride, .dilate = params.dilate,
+                                    .pad = params.pad, .num_filter = shape.dims[0], .num_group = params.num_group, .workspace = 1024,
                                     .no_bias = true, .cudnn_tune = -1, .layout = -1};
-  for (int i = 2; i < shape->ndim; i++) forward.kernel.values[i - 2] = shape->dims[i];
-  return mpg_emit2(g, MPG_OP_Convolution, &forward, data, weight);
+  if (layout == MPG_CHANNELS_LAST) forward.layout = shape.ndim == 3 ? LAYOUT_NWC : shape.ndim == 4 ? LAYOUT_NHWC : LAYOUT_NDHWC;
+  for (int i = 2; i < shape.ndim; i++) forward.kernel.values[i - 2] = shape.dims[i];
+  return mpg_emit2(g, layout == MPG_CHANNELS_LAST_DATA ? MPG_OP__convolution_channels_last : MPG_OP_Convolution, &forward, data, weight);
 }
 
 /* The gradient of a bias: the sum over all axes but the channels. */
-static mpg_value emit_channel_sum(mpg_gradient *g, mpg_value grad) {
-  mpg_shape shape = mpg_value_desc(g, grad)->shape, channels = {.ndim = 1, .dims = {shape.dims[1]}};
+static mpg_value emit_channel_sum(mpg_gradient *g, mpg_value grad, mpg_layout layout) {
+  mpg_shape shape = mpg_value_desc(g, grad)->shape;
+  int axis = layout == MPG_CHANNELS_FIRST ? 1 : shape.ndim - 1;
+  mpg_shape channels = {.ndim = 1, .dims = {shape.dims[axis]}};
   for (int i = 0; i < shape.ndim; i++)
-    if (i != 1) shape.dims[i] = 1;
+    if (i != axis) shape.dims[i] = 1;
   return mpg_emit_reshape(g, mpg_emit_sum_to(g, grad, &shape), &channels);
 }
 
 void mpg_gradient_convolution(mpg_gradient *g) {
   const mpg_convolution_params *p = g->params;
   mpg_shape data = mpg_value_desc(g, g->inputs[0])->shape, weight = mpg_value_desc(g, g->inputs[1])->shape;
-  mpg_convolution_backward_params params = backward_params(&p->stride, &p->dilate, &p->pad, p->num_group);
+  mpg_convolution_backward_params params = backward_params(mpg_convolution_layout(g->op, p), &p->stride, &p->dilate, &p->pad, p->num_group);
   if (g->needed[0]) g->in_grads[0] = emit_backward(g, MPG_OP__backward_convolution_data, params, g->out_grads[0], g->inputs[1], &data);
   if (g->needed[1]) g->in_grads[1] = emit_backward(g, MPG_OP__backward_convolution_weight, params, g->out_grads[0], g->inputs[0], &weight);
-  if (g->num_inputs == 3 && g->needed[2]) g->in_grads[2] = emit_channel_sum(g, g->out_grads[0]);
+  if (g->num_inputs == 3 && g->needed[2]) g->in_grads[2] = emit_channel_sum(g, g->out_grads[0], (mpg_layout)params.layout);
 }
 
 static mpg_status infer_backward(mpg_infer *infer) {
@@ -216,14 +249,15 @@ static mpg_status deconvolution_shape(const mpg_infer *infer, const mpg_deconvol
 
 mpg_status mpg_infer_deconvolution(mpg_infer *infer) {
   const mpg_deconvolution_params *p = infer->params;
-  const mpg_shape *data = &infer->inputs[0].shape;
+  mpg_layout layout = mpg_layout_of(p->layout);
+  mpg_shape first = mpg_data_first(&infer->inputs[0].shape, layout), *data = &first;
   mpg_dtype dtype;
   MPG_TRY(common_dtype(infer, &dtype));
   MPG_TRY(check_window(infer, &p->kernel, &p->stride, &p->dilate, &p->pad));
   int ndim = p->kernel.count;
   MPG_TRY(check_tuple(infer, "adj", &p->adj, ndim, 0));
   MPG_TRY(check_tuple(infer, "target_shape", &p->target_shape, ndim, 0));
-  MPG_TRY(check_layout(infer, p->layout, convolution_layouts, default_layouts[ndim - 1]));
+  MPG_TRY(check_layout(infer, p->layout, ndim));
   if (p->num_filter % p->num_group) return mpg_infer_fail(infer, "num_filter must be a multiple of num_group");
   if (infer->num_inputs == 3) MPG_TRY(mpg_infer_expect_shape(infer, 2, &(mpg_shape){.ndim = 1, .dims = {p->num_filter}}));
   if (data->ndim < 0) return MPG_OK;
@@ -231,9 +265,11 @@ mpg_status mpg_infer_deconvolution(mpg_infer *infer) {
   if (data->dims[1] >= 0 && data->dims[1] % p->num_group) return mpg_infer_fail(infer, "the channels must be a multiple of num_group");
   mpg_shape weight = {.ndim = ndim + 2, .dims = {data->dims[1], p->num_filter / p->num_group}}, out;
   for (int i = 0; i < ndim; i++) weight.dims[i + 2] = p->kernel.values[i];
+  weight = mpg_weight_laid(&weight, layout);
   MPG_TRY(mpg_infer_expect_shape(infer, 1, &weight));
   mpg_tuple pads;
   MPG_TRY(deconvolution_shape(infer, p, data, &out, &pads));
+  out = mpg_data_laid(&out, layout);
   mpg_infer_set(infer, 0, &out, dtype);
   return MPG_OK;
 }
@@ -251,13 +287,15 @@ void mpg_deconvolution_pads(const mpg_deconvolution_params *p, const mpg_shape *
 
 void mpg_gradient_deconvolution(mpg_gradient *g) {
   const mpg_deconvolution_params *p = g->params;
-  mpg_shape data = mpg_value_desc(g, g->inputs[0])->shape, weight = mpg_value_desc(g, g->inputs[1])->shape;
+  mpg_layout layout = mpg_layout_of(p->layout);
+  mpg_shape data = mpg_data_first(&mpg_value_desc(g, g->inputs[0])->shape, layout), weight = mpg_value_desc(g, g->inputs[1])->shape;
+  mpg_shape out = mpg_data_first(&mpg_value_desc(g, g->out_grads[0])->shape, layout);
   mpg_tuple pads;
-  mpg_deconvolution_pads(p, &data, &mpg_value_desc(g, g->out_grads[0])->shape, &pads);
-  mpg_convolution_backward_params params = backward_params(&p->stride, &p->dilate, &pads, p->num_group);
+  mpg_deconvolution_pads(p, &data, &out, &pads);
+  mpg_convolution_backward_params params = backward_params(layout, &p->stride, &p->dilate, &pads, p->num_group);
   if (g->needed[0]) g->in_grads[0] = emit_convolution(g, params, g->out_grads[0], g->inputs[1]);
   if (g->needed[1]) g->in_grads[1] = emit_backward(g, MPG_OP__backward_convolution_weight, params, g->inputs[0], g->out_grads[0], &weight);
-  if (g->num_inputs == 3 && g->needed[2]) g->in_grads[2] = emit_channel_sum(g, g->out_grads[0]);
+  if (g->num_inputs == 3 && g->needed[2]) g->in_grads[2] = emit_channel_sum(g, g->out_grads[0], (mpg_layout)params.layout);
 }
 
 /* --- im2col, col2im ---------------------------------------------------------------------------------------------------- */
@@ -330,7 +368,9 @@ void mpg_gradient_col2im(mpg_gradient *g) {
 enum { POOL_AVG, POOL_LP, POOL_MAX, POOL_SUM };
 enum { CONVENTION_FULL, CONVENTION_SAME, CONVENTION_VALID };
 
-void mpg_pooling_window(const mpg_pooling_params *p, const mpg_shape *data, const mpg_shape *out, mpg_window *window) {
+void mpg_pooling_window(const mpg_pooling_params *p, const mpg_shape *data_shape, const mpg_shape *out_shape, mpg_window *window) {
+  mpg_shape data_first = mpg_data_first(data_shape, mpg_layout_of(p->layout)), out_first = mpg_data_first(out_shape, mpg_layout_of(p->layout));
+  const mpg_shape *data = &data_first, *out = &out_first;
   *window = (mpg_window){.ndim = data->ndim - 2};
   for (int i = 0; i < window->ndim; i++) {
     window->in[i] = data->dims[i + 2];
@@ -352,10 +392,11 @@ mpg_status mpg_infer_pooling(mpg_infer *infer) {
   int ndim = p->global_pool ? data->shape.ndim - 2 : p->kernel.count;
   if (data->shape.ndim < 3 || data->shape.ndim > 5) return mpg_infer_fail(infer, "data must have 3 to 5 axes");
   if (data->shape.ndim != ndim + 2) return mpg_infer_fail(infer, "data must have %d axes for a kernel of %d elements", ndim + 2, ndim);
-  MPG_TRY(check_layout(infer, p->layout, pooling_layouts, default_layouts[ndim - 1]));
-  mpg_shape out = data->shape;
+  MPG_TRY(check_layout(infer, p->layout, ndim));
+  mpg_layout layout = mpg_layout_of(p->layout);
+  mpg_shape out = mpg_data_first(&data->shape, layout);
   for (int i = 0; i < ndim; i++) {
-    int64_t in = data->shape.dims[i + 2];
+    int64_t in = out.dims[i + 2];
     if (p->global_pool) {
       if (in == 0) return mpg_infer_fail(infer, "axis %d of data is empty", i + 2);
       out.dims[i + 2] = 1;
@@ -372,6 +413,7 @@ mpg_status mpg_infer_pooling(mpg_infer *infer) {
       out.dims[i + 2] = 1 + (p->pooling_convention == CONVENTION_FULL ? (steps + stride - 1) / stride : steps / stride);
     }
   }
+  out = mpg_data_laid(&out, layout);
   mpg_infer_set(infer, 0, &out, data->dtype);
   return MPG_OK;
 }

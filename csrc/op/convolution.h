@@ -14,19 +14,48 @@ typedef struct mpg_window {
   int64_t stride[MPG_MAX_SPATIAL], dilate[MPG_MAX_SPATIAL], pad[MPG_MAX_SPATIAL];
 } mpg_window;
 
-/* A convolution of data (batch, channels, in...) with weight (filters, channels / groups, kernel...). */
+/* The order of the axes of data and result, and of the weight. The words of the parameter `layout` of the backward ops, in this order. */
+typedef enum mpg_layout {
+  MPG_CHANNELS_FIRST,     /* (batch, channels, space...) and (filters, channels / groups, kernel...) */
+  MPG_CHANNELS_LAST,      /* (batch, space..., channels) and (filters, kernel..., channels / groups) */
+  MPG_CHANNELS_LAST_DATA, /* (batch, space..., channels), with the weight as channels-first has it */
+} mpg_layout;
+
+/* A convolution of data (batch, channels, in...) with weight (filters, channels / groups, kernel...), in one of the layouts. */
 typedef struct mpg_convolution {
   int64_t batch, channels, filters, groups;
+  mpg_layout layout;
   mpg_window window;
 } mpg_convolution;
+
+/* What a Convolution, Deconvolution or Pooling's parameter `layout` means; -1 (None) is channels-first. */
+mpg_layout mpg_layout_of(int param);
+/* The shape with its last axis moved behind the first, and the other way round. */
+mpg_shape mpg_channels_first(const mpg_shape *shape);
+mpg_shape mpg_channels_last(const mpg_shape *shape);
+/* The channels-first shape of data, or of a weight. */
+static inline mpg_shape mpg_data_first(const mpg_shape *shape, mpg_layout layout) {
+  return layout == MPG_CHANNELS_FIRST ? *shape : mpg_channels_first(shape);
+}
+static inline mpg_shape mpg_weight_first(const mpg_shape *shape, mpg_layout layout) {
+  return layout == MPG_CHANNELS_LAST ? mpg_channels_first(shape) : *shape;
+}
+static inline mpg_shape mpg_data_laid(const mpg_shape *first, mpg_layout layout) {
+  return layout == MPG_CHANNELS_FIRST ? *first : mpg_channels_last(first);
+}
+static inline mpg_shape mpg_weight_laid(const mpg_shape *first, mpg_layout layout) {
+  return layout == MPG_CHANNELS_LAST ? mpg_channels_last(first) : *first;
+}
 
 /* Element i of an optional tuple; `value` where the tuple is empty or None. */
 static inline int64_t mpg_tuple_at(const mpg_tuple *tuple, int i, int64_t value) { return tuple->count > 0 ? tuple->values[i] : value; }
 
-/* The convolution whose data, weight and output have these shapes (all known and fitting: after inference). */
-void mpg_convolution_set(mpg_convolution *c, const mpg_shape *data, const mpg_shape *weight, const mpg_shape *out, const mpg_tuple *stride,
-                         const mpg_tuple *dilate, const mpg_tuple *pad, int64_t groups);
-/* The pad that a deconvolution really has: what it says, or what target_shape asks for. */
+/* The convolution whose data, weight and output have these shapes, in the layout (all known and fitting: after inference). */
+void mpg_convolution_set(mpg_convolution *c, mpg_layout layout, const mpg_shape *data, const mpg_shape *weight, const mpg_shape *out,
+                         const mpg_tuple *stride, const mpg_tuple *dilate, const mpg_tuple *pad, int64_t groups);
+/* The layout of a Convolution, its channels-last form, a Deconvolution, or of their backward ops. */
+mpg_layout mpg_convolution_layout(const mpg_op *op, const void *params);
+/* The pad that a deconvolution really has: what it says, or what target_shape asks for. data, out: channels-first. */
 void mpg_deconvolution_pads(const mpg_deconvolution_params *p, const mpg_shape *data, const mpg_shape *out, mpg_tuple *pads);
 /* The window of a pooling from the data's to the output's shape. */
 void mpg_pooling_window(const mpg_pooling_params *p, const mpg_shape *data, const mpg_shape *out, mpg_window *window);

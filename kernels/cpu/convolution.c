@@ -5,6 +5,7 @@
 #include "base/memory.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/half.h"
+#include "kernels/cpu/move.h"
 #include "kernels/cpu/onednn.h"
 
 /* --- Windows as columns ------------------------------------------------------------------------------------------------
@@ -151,6 +152,42 @@ static mpg_status plain_convolution(const mpg_kernel_call *call, const plain *p,
   return MPG_OK;
 }
 
+/* The same in any layout: channels-last arrays are transposed behind the block of columns in `scratch`, and the result back. */
+static size_t transposed_bytes(const mpg_convolution *c, const int64_t *sizes, mpg_dtype dtype) {
+  int64_t elements = (c->layout == MPG_CHANNELS_FIRST ? 0 : sizes[0] + sizes[2]) + (c->layout == MPG_CHANNELS_LAST ? sizes[1] : 0);
+  return (size_t)elements * mpg_dtype_size(dtype);
+}
+
+/* (outer, a, b) to (outer, b, a) */
+static void exchange(const mpg_kernel_call *call, int64_t outer, int64_t a, int64_t b, const void *in, void *out, mpg_dtype dtype) {
+  mpg_move move = {0};
+  mpg_move_add(&move, outer, a * b, a * b);
+  mpg_move_add(&move, a, b, 1);
+  mpg_move_add(&move, b, 1, a);
+  mpg_cpu_move(call, &move, in, out, mpg_dtype_size(dtype));
+}
+
+static mpg_status plain_in_layout(const mpg_kernel_call *call, const plain *p, int direction, void *const *buffers, const int64_t *sizes,
+                                  void *scratch) {
+  const mpg_convolution *c = &p->c;
+  int64_t outer[3] = {c->batch, c->filters, c->batch}, channels[3] = {c->channels, c->channels / c->groups, c->filters};
+  bool last[3] = {c->layout != MPG_CHANNELS_FIRST, c->layout == MPG_CHANNELS_LAST, c->layout != MPG_CHANNELS_FIRST};
+  int result = direction == FORWARD ? 2 : direction == BACKWARD_DATA ? 0 : 1;
+  char *next = (char *)scratch + plain_scratch(p);
+  void *work[3];
+  for (int i = 0; i < 3; i++) {
+    work[i] = buffers[i];
+    if (!last[i]) continue;
+    work[i] = next;
+    next += (size_t)sizes[i] * mpg_dtype_size(p->dtype);
+    if (i != result) exchange(call, outer[i], sizes[i] / outer[i] / channels[i], channels[i], buffers[i], work[i], p->dtype);
+  }
+  MPG_TRY(plain_convolution(call, p, direction, work[0], work[1], work[2], scratch));
+  if (last[result])
+    exchange(call, outer[result], channels[result], sizes[result] / outer[result] / channels[result], work[result], buffers[result], p->dtype);
+  return MPG_OK;
+}
+
 /* --- oneDNN ----------------------------------------------------------------------------------------------------------------- */
 #ifdef MPG_WITH_ONEDNN
 typedef struct dnnl_build {
@@ -159,10 +196,13 @@ typedef struct dnnl_build {
   bool bias; /* FORWARD */
 } dnnl_build;
 
-static bool plain_desc(const mpg_onednn *dnnl, dnnl_memory_desc_t *desc, int ndim, const dnnl_dims_t dims) {
+/* `last`: dims has the channels (at `channel`) before the space axes, memory has them behind. */
+static bool our_desc(const mpg_onednn *dnnl, dnnl_memory_desc_t *desc, int ndim, const dnnl_dims_t dims, bool last, int channel) {
   dnnl_dims_t strides;
   int64_t stride = 1;
+  if (last) strides[channel] = stride, stride = dims[channel];
   for (int i = ndim - 1; i >= 0; i--) {
+    if (last && i == channel) continue;
     strides[i] = stride;
     stride *= dims[i];
   }
@@ -172,16 +212,41 @@ static bool any_desc(const mpg_onednn *dnnl, dnnl_memory_desc_t *desc, int ndim,
   return dnnl->memory_desc_create_with_tag(desc, ndim, dims, dnnl_f32, dnnl_format_tag_any) == dnnl_success;
 }
 
-/* Slots: data, weight, out, and the bias. The primitive chooses layouts; where they are not ours, steps before and after reorder. */
+static dnnl_primitive_desc_t describe(const mpg_onednn *dnnl, const dnnl_build *b, dnnl_memory_desc_t *descs, const_dnnl_memory_desc_t bias,
+                                      const dnnl_dims_t stride, const dnnl_dims_t dilate, const dnnl_dims_t pad) {
+  const_dnnl_primitive_attr_t attributes = mpg_cpu_onednn_attributes(dnnl);
+  dnnl_primitive_desc_t desc = NULL;
+  dnnl_status_t status;
+  if (b->direction == FORWARD)
+    status = dnnl->convolution_forward_primitive_desc_create(&desc, dnnl->engine, dnnl_forward_training, dnnl_convolution_direct, descs[0],
+                                                             descs[1], bias, descs[2], stride, dilate, pad, pad, attributes);
+  else if (b->direction == BACKWARD_DATA)
+    status = dnnl->convolution_backward_data_primitive_desc_create(&desc, dnnl->engine, dnnl_convolution_direct, descs[0], descs[1],
+                                                                   descs[2], stride, dilate, pad, pad, NULL, attributes);
+  else
+    status = dnnl->convolution_backward_weights_primitive_desc_create(&desc, dnnl->engine, dnnl_convolution_direct, descs[0], descs[1], NULL,
+                                                                      descs[2], stride, dilate, pad, pad, NULL, attributes);
+  return status == dnnl_success ? desc : NULL;
+}
+
+/* Its reference implementation takes every layout, at a hundredth of the speed. */
+static bool is_reference(const mpg_onednn *dnnl, dnnl_primitive_desc_t desc) {
+  const char *name = NULL;
+  return dnnl->primitive_desc_query(desc, dnnl_query_impl_info_str, 0, (void *)&name) == dnnl_success && name && !strncmp(name, "ref", 3);
+}
+
+/* Slots: data, weight, out, and the bias. Channels-last data is taken as it lies where there is a fast primitive for that. All other
+ * layouts are the primitive's choice; where they are not ours, steps before and after reorder. */
 static bool build_convolution(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, void *context) {
   const dnnl_build *b = context;
   const mpg_convolution *c = b->c;
   const mpg_window *w = &c->window;
-  int ndim = w->ndim + 2, wdim = c->groups > 1 ? ndim + 1 : ndim;
+  int ndim = w->ndim + 2, grouped = c->groups > 1, wdim = ndim + grouped;
   dnnl_dims_t dims[4] = {{c->batch, c->channels}, {0}, {c->batch, c->filters}, {c->filters}};
   dnnl_dims_t stride, dilate, pad;
-  if (c->groups > 1) dims[1][0] = c->groups, dims[1][1] = c->filters / c->groups, dims[1][2] = c->channels / c->groups;
-  else dims[1][0] = c->filters, dims[1][1] = c->channels;
+  if (grouped) dims[1][0] = c->groups;
+  dims[1][grouped] = c->filters / c->groups;
+  dims[1][grouped + 1] = c->channels / c->groups;
   for (int i = 0; i < w->ndim; i++) {
     dims[0][i + 2] = w->in[i];
     dims[1][wdim - w->ndim + i] = w->kernel[i];
@@ -190,23 +255,24 @@ static bool build_convolution(const mpg_onednn *dnnl, mpg_onednn_prepared *prepa
     dilate[i] = w->dilate[i] - 1;
     pad[i] = w->pad[i];
   }
-  int ndims[4] = {ndim, wdim, ndim, 1}, slots[4] = {0}, used[4];
+  bool data_last = c->layout != MPG_CHANNELS_FIRST, last[4] = {data_last, c->layout == MPG_CHANNELS_LAST, data_last, false};
+  int ndims[4] = {ndim, wdim, ndim, 1}, channels[4] = {1, grouped + 1, 1, 0}, slots[4] = {0}, used[4];
   dnnl_memory_desc_t ours[4] = {NULL}, any[3] = {NULL};
   bool good = true;
   for (int i = 0; i < (b->bias ? 4 : 3) && good; i++)
-    good = plain_desc(dnnl, &ours[i], ndims[i], dims[i]) && mpg_cpu_onednn_outer(dnnl, prepared, ours[i], &slots[i]) &&
+    good = our_desc(dnnl, &ours[i], ndims[i], dims[i], last[i], channels[i]) && mpg_cpu_onednn_outer(dnnl, prepared, ours[i], &slots[i]) &&
            (i == 3 || any_desc(dnnl, &any[i], ndims[i], dims[i]));
   dnnl_primitive_desc_t desc = NULL;
-  const_dnnl_primitive_attr_t attributes = mpg_cpu_onednn_attributes(dnnl);
-  if (good && b->direction == FORWARD)
-    good = dnnl->convolution_forward_primitive_desc_create(&desc, dnnl->engine, dnnl_forward_training, dnnl_convolution_direct, any[0],
-                                                           any[1], ours[3], any[2], stride, dilate, pad, pad, attributes) == dnnl_success;
-  else if (good && b->direction == BACKWARD_DATA)
-    good = dnnl->convolution_backward_data_primitive_desc_create(&desc, dnnl->engine, dnnl_convolution_direct, any[0], any[1], any[2],
-                                                                 stride, dilate, pad, pad, NULL, attributes) == dnnl_success;
-  else if (good)
-    good = dnnl->convolution_backward_weights_primitive_desc_create(&desc, dnnl->engine, dnnl_convolution_direct, any[0], any[1], NULL,
-                                                                    any[2], stride, dilate, pad, pad, NULL, attributes) == dnnl_success;
+  if (good && data_last) {
+    dnnl_memory_desc_t as_it_lies[3] = {ours[0], any[1], ours[2]};
+    desc = describe(dnnl, b, as_it_lies, ours[3], stride, dilate, pad);
+    if (desc && is_reference(dnnl, desc)) {
+      dnnl->primitive_desc_destroy(desc);
+      desc = NULL;
+    }
+  }
+  if (good && !desc) desc = describe(dnnl, b, any, ours[3], stride, dilate, pad);
+  good = desc != NULL;
   if (good) {
     int result = b->direction == FORWARD ? 2 : b->direction == BACKWARD_DATA ? 0 : 1;
     static const dnnl_query_t queries[3][3] = {{dnnl_query_src_md, dnnl_query_weights_md, dnnl_query_dst_md},
@@ -245,10 +311,11 @@ static bool build_convolution(const mpg_onednn *dnnl, mpg_onednn_prepared *prepa
 }
 
 static const mpg_onednn_prepared *find_convolution(const mpg_kernel_call *call, const mpg_convolution *c, int direction, bool bias) {
-  mpg_onednn_key key = {.kind = MPG_ONEDNN_CONVOLUTION + direction, .values = {c->batch, c->channels, c->filters, c->groups, c->window.ndim, bias}};
+  mpg_onednn_key key = {.kind = MPG_ONEDNN_CONVOLUTION + direction, 
+                        .values = {c->batch, c->channels, c->filters, c->groups, c->window.ndim, bias, (int64_t)c->layout}};
   const mpg_window *w = &c->window;
   const int64_t *const parts[6] = {w->in, w->out, w->kernel, w->stride, w->dilate, w->pad};
-  key.count = 6;
+  key.count = 7;
   for (int part = 0; part < 6; part++)
     for (int i = 0; i < w->ndim; i++) key.values[key.count++] = parts[part][i];
   dnnl_build b = {c, direction, bias};
@@ -302,7 +369,7 @@ static mpg_status run(const mpg_kernel_call *call, const mpg_convolution *c, int
   bool empty = false; /* a sum over nothing: the plain path makes zeros */
   for (int i = 0; i < 3; i++) empty |= sizes[i] == 0;
   plain p = plain_setup(c, computed);
-  size_t scratch_size = empty ? 0 : plain_scratch(&p), offsets[4] = {0}, total = 0;
+  size_t scratch_size = empty ? 0 : plain_scratch(&p) + transposed_bytes(c, sizes, computed), offsets[4] = {0}, total = 0;
 #ifdef MPG_WITH_ONEDNN
   bool fused_bias = direction == FORWARD && buffers[3];
   const mpg_onednn_prepared *prepared = computed == MPG_FLOAT32 && !empty ? find_convolution(call, c, direction, fused_bias) : NULL;
@@ -334,12 +401,14 @@ static mpg_status run(const mpg_kernel_call *call, const mpg_convolution *c, int
     memset(work[result], 0, (size_t)sizes[result] * mpg_dtype_size(computed));
     status = MPG_OK;
   } else {
-    status = plain_convolution(call, &p, direction, work[0], work[1], work[2], scratch + total);
+    status = plain_in_layout(call, &p, direction, work, sizes, scratch + total);
   }
   MPG_TRY(status);
   if (buffers[3] && !bias_done) {
-    bias_planes t = {bias_size, direction == FORWARD ? out : in, computed, work[3], work[result]};
-    mpg_cpu_parallel_for(call, c->batch * bias_size, 1 + 16384 / (t.plane + 1), add_bias, &t);
+    int64_t plane = direction == FORWARD ? out : in, rows = c->batch * bias_size;
+    if (c->layout != MPG_CHANNELS_FIRST) rows *= plane, plane = 1;
+    bias_planes t = {bias_size, plane, computed, work[3], work[result]};
+    mpg_cpu_parallel_for(call, rows, 1 + 16384 / (plane + 1), add_bias, &t);
   }
   if (half) {
     conversion t = {dtype == MPG_BFLOAT16, true, work[result], buffers[result]};
@@ -352,7 +421,7 @@ MPG_CPU_KERNEL(convolution) {
   const mpg_convolution_params *p = call->params;
   const mpg_view *data = &call->inputs[0], *weight = &call->inputs[1], *out = &call->outputs[0];
   mpg_convolution c;
-  mpg_convolution_set(&c, &data->desc.shape, &weight->desc.shape, &out->desc.shape, &p->stride, &p->dilate, &p->pad, p->num_group);
+  mpg_convolution_set(&c, mpg_convolution_layout(call->op, p), &data->desc.shape, &weight->desc.shape, &out->desc.shape, &p->stride, &p->dilate, &p->pad, p->num_group);
   void *buffers[4] = {data->data, weight->data, out->data, call->num_inputs == 3 ? call->inputs[2].data : NULL};
   return run(call, &c, FORWARD, data->desc.dtype, buffers);
 }
@@ -365,12 +434,13 @@ MPG_CPU_KERNEL(convolution_backward_data) {
   if (call->op->id == MPG_OP_Deconvolution) {
     const mpg_deconvolution_params *p = call->params;
     mpg_tuple pads;
-    mpg_deconvolution_pads(p, &out_grad->desc.shape, &data->desc.shape, &pads);
-    mpg_convolution_set(&c, &data->desc.shape, &weight->desc.shape, &out_grad->desc.shape, &p->stride, &p->dilate, &pads, p->num_group);
+    mpg_shape in = mpg_data_first(&out_grad->desc.shape, mpg_layout_of(p->layout)), out = mpg_data_first(&data->desc.shape, mpg_layout_of(p->layout));
+    mpg_deconvolution_pads(p, &in, &out, &pads);
+    mpg_convolution_set(&c, mpg_convolution_layout(call->op, p), &data->desc.shape, &weight->desc.shape, &out_grad->desc.shape, &p->stride, &p->dilate, &pads, p->num_group);
     if (call->num_inputs == 3) buffers[3] = call->inputs[2].data;
   } else {
     const mpg_convolution_backward_params *p = call->params;
-    mpg_convolution_set(&c, &data->desc.shape, &weight->desc.shape, &out_grad->desc.shape, &p->stride, &p->dilate, &p->pad, p->num_group);
+    mpg_convolution_set(&c, mpg_convolution_layout(call->op, p), &data->desc.shape, &weight->desc.shape, &out_grad->desc.shape, &p->stride, &p->dilate, &p->pad, p->num_group);
   }
   return run(call, &c, BACKWARD_DATA, data->desc.dtype, buffers);
 }
@@ -379,7 +449,7 @@ MPG_CPU_KERNEL(convolution_backward_weight) {
   const mpg_convolution_backward_params *p = call->params;
   const mpg_view *out_grad = &call->inputs[0], *data = &call->inputs[1], *weight = &call->outputs[0];
   mpg_convolution c;
-  mpg_convolution_set(&c, &data->desc.shape, &weight->desc.shape, &out_grad->desc.shape, &p->stride, &p->dilate, &p->pad, p->num_group);
+  mpg_convolution_set(&c, mpg_convolution_layout(call->op, p), &data->desc.shape, &weight->desc.shape, &out_grad->desc.shape, &p->stride, &p->dilate, &p->pad, p->num_group);
   void *buffers[4] = {data->data, weight->data, out_grad->data, NULL};
   return run(call, &c, BACKWARD_WEIGHT, data->desc.dtype, buffers);
 }

@@ -11,7 +11,8 @@ enum { POOL_AVG, POOL_LP, POOL_MAX, POOL_SUM }; /* pool_type */
 typedef struct pooling {
   mpg_window window; /* with three axes */
   int type, p;
-  bool count_pad;
+  bool count_pad, last; /* last: the channels are */
+  int64_t channels;
   const void *data, *grad, *result;
   void *out;
 } pooling;
@@ -62,7 +63,9 @@ typedef struct upsampling {
    : (dtype) == MPG_FLOAT16 ? float16_##function   \
                             : bfloat16_##function)
 
-/* Sets t up for planes of `data` pooled to `out`; the number of planes. */
+enum { BLOCK = 64 }; /* CHANNELS of pooling_last_impl.h */
+
+/* Sets t up for planes of `data` pooled to `out`; the number of planes, or of blocks of channels where those are last. */
 static int64_t setup(pooling *t, const mpg_pooling_params *p, const mpg_shape *data, const mpg_shape *out) {
   mpg_window w;
   mpg_pooling_window(p, data, out, &w);
@@ -75,11 +78,14 @@ static int64_t setup(pooling *t, const mpg_pooling_params *p, const mpg_shape *d
     t->window.stride[i] = from < 0 ? 1 : w.stride[from];
     t->window.pad[i] = from < 0 ? 0 : w.pad[from];
   }
-  return data->dims[0] * data->dims[1];
+  t->last = mpg_layout_of(p->layout) != MPG_CHANNELS_FIRST;
+  t->channels = data->dims[t->last ? data->ndim - 1 : 1];
+  return data->dims[0] * (t->last ? (t->channels + BLOCK - 1) / BLOCK : t->channels);
 }
 
 static int64_t grain(const pooling *t) {
   int64_t work = 1 + mpg_window_product(t->window.out, 3) * mpg_window_product(t->window.kernel, 3);
+  if (t->last) work *= t->channels < BLOCK ? t->channels : BLOCK;
   return 1 + 16384 / work;
 }
 
@@ -88,7 +94,7 @@ MPG_CPU_KERNEL(pooling) {
   pooling t;
   int64_t planes = setup(&t, call->params, &data->desc.shape, &out->desc.shape);
   t.data = data->data, t.out = out->data;
-  mpg_cpu_parallel_for(call, planes, grain(&t), INSTANCE(data->desc.dtype, forward), &t);
+  mpg_cpu_parallel_for(call, planes, grain(&t), t.last ? INSTANCE(data->desc.dtype, forward_last) : INSTANCE(data->desc.dtype, forward), &t);
   return MPG_OK;
 }
 
@@ -97,7 +103,7 @@ MPG_CPU_KERNEL(pooling_backward) {
   pooling t;
   int64_t planes = setup(&t, call->params, &data->desc.shape, &grad->desc.shape);
   t.data = data->data, t.grad = grad->data, t.result = call->inputs[2].data, t.out = call->outputs[0].data;
-  mpg_cpu_parallel_for(call, planes, grain(&t), INSTANCE(data->desc.dtype, backward), &t);
+  mpg_cpu_parallel_for(call, planes, grain(&t), t.last ? INSTANCE(data->desc.dtype, backward_last) : INSTANCE(data->desc.dtype, backward), &t);
   return MPG_OK;
 }
 
@@ -106,7 +112,7 @@ MPG_CPU_KERNEL(pooling_at_max) {
   pooling t;
   int64_t planes = setup(&t, call->params, &data->desc.shape, &out->desc.shape);
   t.data = data->data, t.grad = call->inputs[0].data, t.out = out->data;
-  mpg_cpu_parallel_for(call, planes, grain(&t), INSTANCE(data->desc.dtype, at_max), &t);
+  mpg_cpu_parallel_for(call, planes, grain(&t), t.last ? INSTANCE(data->desc.dtype, at_max_last) : INSTANCE(data->desc.dtype, at_max), &t);
   return MPG_OK;
 }
 

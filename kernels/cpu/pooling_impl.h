@@ -123,6 +123,8 @@ static void NAME(upsample)(void *context, int64_t begin, int64_t end) {
   }
 }
 
+#include "kernels/cpu/pooling_last_impl.h"
+
 #undef EACH_PLACE
 #undef EACH_ELEMENT
 #undef S

@@ -26,6 +26,31 @@ def windows(data, kernel, stride, dilate, pad):
     return result
 
 
+LAST = ("NWC", "NHWC", "NDHWC")
+HIDDEN = "channels_last_data"
+
+
+def first(array):
+    return np.moveaxis(array, -1, 1)
+
+
+def laid_out(reference, weight=True, result_weight=False):
+    """The reference of an op with the channels second, with `layout` as the op has it: data (and weight) with the channels last."""
+
+    def run(data, *rest, layout=None, **params):
+        if layout not in LAST + (HIDDEN, "channels_last"):
+            return reference(data, *rest, **params)
+        rest = [first(a) if a.ndim > 1 and (i or not weight or layout != HIDDEN) else a for i, a in enumerate(rest)]
+        if "shape" in params:
+            shape = params["shape"]
+            weight_last = result_weight and layout == HIDDEN
+            params["shape"] = tuple(shape) if weight_last else (shape[0], shape[-1]) + tuple(shape[1:-1])
+        result = reference(first(data), *rest, **params)
+        return result if result_weight and layout == HIDDEN else np.moveaxis(result, 1, -1)
+
+    return run
+
+
 def convolution(data, weight, bias=None, kernel=(), stride=(), dilate=(), pad=(), num_filter=1, num_group=1, no_bias=False):
     n = len(kernel)
     stride, dilate, pad = tuple_of(stride, 1, n), tuple_of(dilate, 1, n), tuple_of(pad, 0, n)
@@ -145,22 +170,27 @@ def pooling_at_max(values, data, **params):
 
 
 def conv(data, weight, name, bias=True, **params):
-    params["kernel"] = weight[2:]
+    params["kernel"] = weight[1:-1] if params.get("layout") in LAST else weight[2:]
     params["num_filter"] = weight[0]
     if not bias:
         params["no_bias"] = True
+    reference = laid_out(convolution)
+    if params.get("layout") == HIDDEN:  # an op of its own, not a word of `layout`
+        del params["layout"]
+        reference = lambda *arrays, **params: laid_out(convolution)(*arrays, layout=HIDDEN, **params)
     more = dict(grad2=True) if params.pop("grad2", False) else {}
     if params.pop("values_only", False):
         more["grad"] = False
-    return Sample([data, weight] + ([(weight[0],)] if bias else []), params, convolution, name=name, rtol=1e-4, atol=2e-5, **more)
+    return Sample([data, weight] + ([(weight[0],)] if bias else []), params, reference, name=name, rtol=1e-4, atol=2e-5, **more)
 
 
 def deconv(data, weight, name, bias=False, **params):
-    params["kernel"] = weight[2:]
-    params["num_filter"] = weight[1] * params.get("num_group", 1)
+    last = params.get("layout") in LAST
+    params["kernel"] = weight[1:-1] if last else weight[2:]
+    params["num_filter"] = weight[-1 if last else 1] * params.get("num_group", 1)
     params["no_bias"] = not bias
     more = dict(grad2=True) if params.pop("grad2", False) else {}
-    return Sample([data, weight] + ([(params["num_filter"],)] if bias else []), params, deconvolution, name=name, rtol=1e-4, atol=2e-5,
+    return Sample([data, weight] + ([(params["num_filter"],)] if bias else []), params, laid_out(deconvolution), name=name, rtol=1e-4, atol=2e-5,
                   **more)
 
 
@@ -170,7 +200,7 @@ def distinct(*shape):
 
 
 def pool(shape, name, dtypes=("float32", "float64", "float16"), **params):
-    return Sample([shape], params, pooling, name=name, grad2=params.get("pool_type", "max") in ("avg", "sum"), dtypes=dtypes)
+    return Sample([shape], params, laid_out(pooling), name=name, grad2=params.get("pool_type", "max") in ("avg", "sum"), dtypes=dtypes)
 
 
 SAMPLES = {
@@ -185,8 +215,22 @@ SAMPLES = {
         conv((0, 3, 6, 5), (4, 3, 3, 2), "no_rows"),
         conv((2, 3, 7, 7), (4, 3, 3, 3), "last_row_unused", stride=(3, 3), bias=False),
         conv((3, 16, 20, 21), (32, 16, 3, 3), "large", pad=(1, 1), values_only=True),
+        conv((2, 7, 3), (4, 3, 3), "last_one_axis", stride=(2,), pad=(1,), layout="NWC"),
+        conv((2, 6, 5, 3), (4, 3, 2, 3), "last_two_axes", layout="NHWC", grad2=True),
+        conv((2, 5, 5, 4), (6, 3, 3, 2), "last_groups", num_group=2, pad=(1, 1), layout="NHWC", bias=False),
+        conv((1, 4, 3, 5, 2), (3, 2, 2, 3, 2), "last_three_axes", pad=(0, 1, 1), stride=(1, 2, 1), dilate=(2, 1, 1), layout="NDHWC"),
+        conv((2, 14, 15, 16), (32, 3, 3, 16), "last_large", pad=(1, 1), values_only=True, layout="NHWC"),
+        conv((0, 6, 5, 3), (4, 3, 2, 3), "last_no_rows", layout="NHWC"),
+    ],
+    "_convolution_channels_last": [
+        conv((2, 6, 5, 3), (4, 3, 3, 2), "two_axes", grad2=True, layout=HIDDEN),
+        conv((2, 5, 5, 4), (4, 1, 3, 3), "depthwise", num_group=4, bias=False, pad=(1, 1), layout=HIDDEN),
+        conv((1, 4, 3, 5, 2), (3, 2, 2, 2, 3), "three_axes", pad=(0, 1, 1), layout=HIDDEN),
+        conv((2, 9, 10, 16), (32, 16, 3, 3), "large", pad=(1, 1), stride=(2, 2), layout=HIDDEN),
     ],
     "Deconvolution": [
+        deconv((2, 4, 3, 3), (3, 3, 3, 2), "last", layout="NHWC", stride=(2, 1), bias=True, grad2=True),
+        deconv((1, 3, 3, 2), (2, 4, 4, 3), "last_target", stride=(2, 2), target_shape=(6, 7), layout="NHWC"),
         deconv((2, 3, 4), (3, 2, 3), "one_axis", stride=(2,), pad=(1,), adj=(1,), grad2=True),
         deconv((2, 3, 4, 3), (3, 2, 3, 3), "two_axes", bias=True, grad2=True),
         deconv((2, 4, 3, 3), (4, 2, 3, 2), "groups", num_group=2, stride=(2, 2), bias=True),
@@ -197,22 +241,38 @@ SAMPLES = {
     "_backward_convolution_data": [
         Sample([(2, 4, 3, 3), (4, 3, 3, 2)], dict(shape=(2, 3, 5, 4)), backward_data, grad2=True, name="plain"),
         Sample([(2, 4, 3, 3), (4, 2, 3, 3)], dict(stride=(2, 2), pad=(1, 1), num_group=2, shape=(2, 4, 6, 5)), backward_data, name="groups"),
+        Sample([(2, 3, 3, 4), (4, 3, 2, 3)], dict(shape=(2, 5, 4, 3), layout="channels_last"), laid_out(backward_data), grad2=True, name="last"),
+        Sample([(2, 3, 3, 4), (4, 3, 3, 2)], dict(shape=(2, 5, 4, 3), layout=HIDDEN), laid_out(backward_data), grad2=True, name="last_data"),
     ],
     "_backward_convolution_weight": [
         Sample([(2, 4, 3, 3), (2, 3, 5, 4)], dict(shape=(4, 3, 3, 2)), backward_weight, grad2=True, name="plain"),
         Sample([(2, 4, 3, 3), (2, 4, 6, 5)], dict(stride=(2, 2), pad=(1, 1), num_group=2, shape=(4, 2, 3, 3)), backward_weight, name="groups"),
+        Sample([(2, 3, 3, 4), (2, 5, 4, 3)], dict(shape=(4, 3, 2, 3), layout="channels_last"), laid_out(backward_weight, False, True),
+               grad2=True, name="last"),
+        Sample([(2, 3, 3, 4), (2, 5, 4, 3)], dict(shape=(4, 3, 3, 2), layout=HIDDEN), laid_out(backward_weight, False, True), grad2=True,
+               name="last_data"),
     ],
     "_backward_Pooling": [
         Sample([(1, 2, 2, 2), distinct(1, 2, 4, 4), (1, 2, 2, 2)], dict(kernel=(2, 2), stride=(2, 2)), pooling_backward, grad=[0],
                grad2=True, dtypes=("float64",), rtol=1e-6, atol=1e-8, name="max"),
         Sample([(1, 2, 2, 2), (1, 2, 4, 4), (1, 2, 2, 2)], dict(kernel=(3, 3), stride=(2, 2), pad=(1, 1), pool_type="avg"),
                pooling_backward, grad=[0], grad2=True, name="avg"),
+        Sample([(1, 2, 2, 2), distinct(1, 4, 4, 2), (1, 2, 2, 2)], dict(kernel=(3, 3), stride=(2, 2), pad=(1, 1), layout="NHWC"),
+               laid_out(pooling_backward, False), grad=[0], grad2=True, dtypes=("float64",), rtol=1e-6, atol=1e-8, name="max_last"),
     ],
     "_pooling_at_max": [
         Sample([(1, 2, 4, 4), distinct(1, 2, 4, 4)], dict(kernel=(2, 2)), pooling_at_max, grad=[0], grad2=True, dtypes=("float64",),
                rtol=1e-6, atol=1e-8, name="max"),
     ],
     "Pooling": [
+        Sample([distinct(2, 6, 5, 2)], dict(kernel=(3, 3), stride=(2, 2), pad=(1, 1), layout="NHWC"), laid_out(pooling), grad=[0], grad2=True,
+               name="max_last"),
+        Sample([distinct(2, 7, 3)], dict(kernel=(3,), stride=(2,), layout="NWC"), laid_out(pooling), grad=[0], name="max_last_one_axis"),
+        pool((2, 4, 4, 70), "avg_last", kernel=(3, 3), stride=(2, 2), pad=(1, 1), pool_type="avg", layout="NHWC"),
+        pool((1, 3, 4, 4, 2), "avg_last_exclude_pad", kernel=(2, 3, 3), pad=(1, 1, 1), pool_type="avg", count_include_pad=False,
+             layout="NDHWC"),
+        pool((2, 3, 4, 5), "avg_last_global", global_pool=True, pool_type="avg", layout="NHWC"),
+        Sample([(2, 5, 4, 2)], dict(kernel=(2, 2), pool_type="lp", p_value=2, layout="NHWC"), laid_out(pooling), name="l2_last"),
         Sample([distinct(2, 2, 7)], dict(kernel=(3,), stride=(2,)), pooling, grad=[0], name="max_one_axis"),
         Sample([distinct(2, 2, 6, 5)], dict(kernel=(2, 2), stride=(2, 2)), pooling, grad=[0], grad2=True, name="max"),
         Sample([distinct(2, 2, 5, 5)], dict(kernel=(3, 3), stride=(2, 2), pad=(1, 1), pooling_convention="full"), pooling, grad=[0],
