@@ -68,6 +68,69 @@ void mpg_gradient_batch_norm(mpg_gradient *g) {
   emit_backward(g, MPG_OP__backward_BatchNorm, &params);
 }
 
+/* --- BatchNorm, addition and relu ------------------------------------------------------------------------------------ */
+int mpg_arity_batch_norm_relu(const mpg_op *op, const void *params, int given) {
+  (void)op;
+  (void)given;
+  return ((const mpg_batch_norm_relu_params *)params)->add ? 6 : 5;
+}
+int mpg_arity_batch_norm_relu_backward(const mpg_op *op, const void *params, int given) {
+  (void)op;
+  (void)given;
+  return ((const mpg_batch_norm_relu_backward_params *)params)->add ? 4 : 3;
+}
+
+static mpg_shape mask_shape(const mpg_shape *data) {
+  int64_t channels = data->dims[data->ndim - 1];
+  return (mpg_shape){.ndim = 2, .dims = {mpg_shape_product(data, 0, data->ndim - 1), (channels + 7) / 8}};
+}
+
+mpg_status mpg_infer_batch_norm_relu(mpg_infer *infer) {
+  const mpg_desc *data = &infer->inputs[0];
+  mpg_dtype statistics = statistics_dtype(data->dtype);
+  for (int i = 1; i < 5; i++) MPG_TRY(mpg_infer_expect_dtype(infer, i, statistics));
+  if (infer->num_inputs == 6) MPG_TRY(mpg_infer_expect_dtype(infer, 5, data->dtype));
+  infer->outputs[0].dtype = data->dtype;
+  infer->outputs[1].dtype = infer->outputs[2].dtype = statistics;
+  infer->outputs[3].dtype = MPG_UINT8;
+  if (!mpg_shape_known(&data->shape)) return MPG_OK;
+  int axis;
+  MPG_TRY(channels_axis(infer, -1, &axis));
+  mpg_shape channels = {.ndim = 1, .dims = {data->shape.dims[axis]}}, mask = mask_shape(&data->shape);
+  MPG_TRY(expect_vectors(infer, 1, 4, channels.dims[0]));
+  if (infer->num_inputs == 6) MPG_TRY(mpg_infer_expect_shape(infer, 5, &data->shape));
+  mpg_infer_set(infer, 0, &data->shape, data->dtype);
+  mpg_infer_set(infer, 1, &channels, statistics);
+  mpg_infer_set(infer, 2, &channels, statistics);
+  mpg_infer_set(infer, 3, &mask, MPG_UINT8);
+  return MPG_OK;
+}
+
+mpg_status mpg_infer_batch_norm_relu_backward(mpg_infer *infer) {
+  const mpg_desc *data = &infer->inputs[1];
+  MPG_TRY(infer_backward(infer));
+  MPG_TRY(mpg_infer_expect_dtype(infer, 5, MPG_UINT8));
+  if (infer->num_outputs == 4) infer->outputs[3].dtype = data->dtype;
+  if (!mpg_shape_known(&data->shape)) return MPG_OK;
+  if (data->shape.ndim == 0) return mpg_infer_fail(infer, "data must have at least one axis");
+  mpg_shape mask = mask_shape(&data->shape);
+  MPG_TRY(mpg_infer_expect_shape(infer, 5, &mask));
+  if (infer->num_outputs == 4) mpg_infer_set(infer, 3, &data->shape, data->dtype);
+  return MPG_OK;
+}
+
+void mpg_gradient_batch_norm_relu(mpg_gradient *g) {
+  const mpg_batch_norm_relu_params *p = g->params;
+  if (!mpg_has_value(g->out_grads[0])) return;
+  mpg_batch_norm_relu_backward_params params = {.fix_gamma = p->fix_gamma, .batch_stats = g->train && !p->use_global_stats,
+                                                .add = p->add && g->needed[5]};
+  mpg_value inputs[6] = {g->out_grads[0], g->inputs[0], g->inputs[1], g->outputs[1], g->outputs[2], g->outputs[3]}, grads[4];
+  mpg_emit_all(g, MPG_OP__backward_batch_norm_relu, &params, 6, inputs, grads);
+  for (int i = 0; i < 3; i++)
+    if (g->needed[i]) g->in_grads[i] = grads[i];
+  if (params.add) g->in_grads[5] = grads[3];
+}
+
 /* --- LayerNorm, GroupNorm, InstanceNorm ------------------------------------------------------------------------------ */
 static mpg_status same_dtypes(mpg_infer *infer) {
   mpg_dtype dtype = MPG_DTYPE_NONE;

@@ -1,10 +1,14 @@
 #include <math.h>
 #include <string.h>
+#ifdef __AVX512DQ__
+#include <immintrin.h>
+#endif
 
+#include "base/memory.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/half.h"
 
-/* Data seen as (outer, channels, inner). */
+/* Data seen as (outer, channels, inner). The rest of what is below `partial` is used where inner is 1. */
 typedef struct batch_norm {
   int64_t outer, channels, inner;
   double eps, momentum;
@@ -12,6 +16,12 @@ typedef struct batch_norm {
   const void *x, *dy, *gamma, *beta; /* gamma NULL: taken as 1 */
   void *y;                           /* output, or dx */
   void *moving_mean, *moving_var, *mean, *inverse, *dgamma, *dbeta;
+  double *partial;      /* per piece of rows, two sums per channel */
+  int64_t piece_rows;
+  void *center, *scale, *shift, *kept_mean; /* per channel, apart from inputs that may be written over */
+  const void *residual;                     /* added before relu; NULL: none */
+  void *dresidual;
+  uint8_t *mask; /* a bit an element, every row from a byte of its own: what relu lets through; NULL: no relu */
 } batch_norm;
 
 /* LayerNorm and L2Normalization: data as (outer, n, inner), normalised along n. GroupNorm: outer rows of n, inner groups. */
@@ -77,6 +87,51 @@ static void split_axis(const mpg_shape *shape, int axis, int64_t *outer, int64_t
 }
 
 /* --- BatchNorm ------------------------------------------------------------------------------------------------------- */
+/* Where the channels are the last axis: statistics by pieces of rows, then all rows. */
+static mpg_status last_setup(const mpg_kernel_call *call, batch_norm *t, int64_t *pieces) {
+  enum { ELEMENTS = 32768, ROWS = 128 };
+  t->piece_rows = ELEMENTS / (t->channels + 1) / ROWS * ROWS;
+  if (t->piece_rows < ROWS) t->piece_rows = ROWS;
+  *pieces = (t->outer + t->piece_rows - 1) / t->piece_rows;
+  size_t vector = mpg_align_up((size_t)t->channels * sizeof(double), 64);
+  char *scratch = mpg_device_scratch(call->device, vector * (size_t)(2 * *pieces + 4));
+  if (!scratch) return MPG_DEVICE_OUT_OF_MEMORY;
+  t->center = scratch;
+  t->scale = scratch + vector;
+  t->shift = scratch + 2 * vector;
+  t->kept_mean = scratch + 3 * vector;
+  t->partial = (double *)(void *)(scratch + 4 * vector);
+  return MPG_OK;
+}
+
+static mpg_status last_forward(const mpg_kernel_call *call, batch_norm *t, mpg_dtype dtype) {
+  int64_t pieces;
+  if (t->channels == 0) return MPG_OK;
+  MPG_TRY(last_setup(call, t, &pieces));
+  if (t->batch_stats) {
+    uint8_t *mask = t->mask;
+    t->mask = NULL;
+    INSTANCE(dtype, last_center)(t);
+    mpg_cpu_parallel_for(call, pieces, 1, INSTANCE(dtype, last_sums), t);
+    mpg_cpu_parallel_for(call, t->channels, grain(2 * pieces), INSTANCE(dtype, last_total), t);
+    t->mask = mask;
+  }
+  INSTANCE(dtype, last_statistics)(t);
+  mpg_cpu_parallel_for(call, t->outer, grain(t->channels), INSTANCE(dtype, last_apply), t);
+  return MPG_OK;
+}
+
+static mpg_status last_backward(const mpg_kernel_call *call, batch_norm *t, mpg_dtype dtype) {
+  int64_t pieces;
+  if (t->channels == 0) return MPG_OK;
+  MPG_TRY(last_setup(call, t, &pieces));
+  mpg_cpu_parallel_for(call, pieces, 1, INSTANCE(dtype, last_sums), t);
+  if (pieces) mpg_cpu_parallel_for(call, t->channels, grain(2 * pieces), INSTANCE(dtype, last_total), t);
+  INSTANCE(dtype, last_backward_statistics)(t);
+  mpg_cpu_parallel_for(call, t->outer, grain(t->channels), INSTANCE(dtype, last_backward_apply), t);
+  return MPG_OK;
+}
+
 MPG_CPU_KERNEL(batch_norm) {
   const mpg_batch_norm_params *p = call->params;
   const mpg_view *x = &call->inputs[0];
@@ -86,10 +141,8 @@ MPG_CPU_KERNEL(batch_norm) {
   split_axis(&x->desc.shape, normalized(p->axis, x->desc.shape.ndim), &t.outer, &t.channels, &t.inner);
   /* An empty batch has no statistics. */
   t.batch_stats = call->train && !p->use_global_stats && t.outer * t.inner > 0;
-  mpg_dtype dtype = x->desc.dtype;
-  if (t.inner == 1)
-    mpg_cpu_parallel_for(call, blocks(t.channels), grain(t.outer * BLOCK), INSTANCE(dtype, batch_norm_columns), &t);
-  else mpg_cpu_parallel_for(call, t.channels, grain(t.outer * t.inner), INSTANCE(dtype, batch_norm_channels), &t);
+  if (t.inner == 1) return last_forward(call, &t, x->desc.dtype);
+  mpg_cpu_parallel_for(call, t.channels, grain(t.outer * t.inner), INSTANCE(x->desc.dtype, batch_norm_channels), &t);
   return MPG_OK;
 }
 
@@ -100,11 +153,32 @@ MPG_CPU_KERNEL(batch_norm_backward) {
                   .mean = call->inputs[3].data, .inverse = call->inputs[4].data, .y = call->outputs[0].data,
                   .dgamma = call->outputs[1].data, .dbeta = call->outputs[2].data, .batch_stats = p->batch_stats};
   split_axis(&x->desc.shape, normalized(p->axis, x->desc.shape.ndim), &t.outer, &t.channels, &t.inner);
-  mpg_dtype dtype = x->desc.dtype;
-  if (t.inner == 1)
-    mpg_cpu_parallel_for(call, blocks(t.channels), grain(t.outer * BLOCK), INSTANCE(dtype, batch_norm_backward_columns), &t);
-  else mpg_cpu_parallel_for(call, t.channels, grain(t.outer * t.inner), INSTANCE(dtype, batch_norm_backward_channels), &t);
+  if (t.inner == 1) return last_backward(call, &t, x->desc.dtype);
+  mpg_cpu_parallel_for(call, t.channels, grain(t.outer * t.inner), INSTANCE(x->desc.dtype, batch_norm_backward_channels), &t);
   return MPG_OK;
+}
+
+MPG_CPU_KERNEL(batch_norm_relu) {
+  const mpg_batch_norm_relu_params *p = call->params;
+  const mpg_view *x = &call->inputs[0];
+  batch_norm t = {.inner = 1, .eps = p->eps, .momentum = p->momentum, .x = x->data, .gamma = p->fix_gamma ? NULL : call->inputs[1].data,
+                  .beta = call->inputs[2].data, .moving_mean = call->inputs[3].data, .moving_var = call->inputs[4].data,
+                  .y = call->outputs[0].data, .mean = call->outputs[1].data, .inverse = call->outputs[2].data,
+                  .residual = p->add ? call->inputs[5].data : NULL, .mask = call->outputs[3].data};
+  split_axis(&x->desc.shape, x->desc.shape.ndim - 1, &t.outer, &t.channels, &t.inner);
+  t.batch_stats = call->train && !p->use_global_stats && t.outer > 0;
+  return last_forward(call, &t, x->desc.dtype);
+}
+
+MPG_CPU_KERNEL(batch_norm_relu_backward) {
+  const mpg_batch_norm_relu_backward_params *p = call->params;
+  const mpg_view *x = &call->inputs[1];
+  batch_norm t = {.x = x->data, .dy = call->inputs[0].data, .gamma = p->fix_gamma ? NULL : call->inputs[2].data,
+                  .mean = call->inputs[3].data, .inverse = call->inputs[4].data, .mask = call->inputs[5].data, .y = call->outputs[0].data,
+                  .dgamma = call->outputs[1].data, .dbeta = call->outputs[2].data, .batch_stats = p->batch_stats,
+                  .dresidual = p->add ? call->outputs[3].data : NULL};
+  split_axis(&x->desc.shape, x->desc.shape.ndim - 1, &t.outer, &t.channels, &t.inner);
+  return last_backward(call, &t, x->desc.dtype);
 }
 
 /* --- LayerNorm ------------------------------------------------------------------------------------------------------- */

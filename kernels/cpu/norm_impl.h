@@ -130,40 +130,6 @@ static void NAME(batch_norm_channels)(void *context, int64_t begin, int64_t end)
   }
 }
 
-/* The same where the channels are the last axis; begin and end count blocks of COLUMNS channels. */
-static void NAME(batch_norm_columns)(void *context, int64_t begin, int64_t end) {
-  const batch_norm *t = context;
-  double sums[NAME(COLUMNS)], count = (double)t->outer;
-  for (int64_t block = begin; block < end; block++) {
-    int64_t c = block * NAME(COLUMNS);
-    int width = t->channels - c < NAME(COLUMNS) ? (int)(t->channels - c) : NAME(COLUMNS);
-    const S *x = (const S *)t->x + c;
-    S *y = (S *)t->y + c;
-    A *mean = (A *)t->mean + c, *inverse = (A *)t->inverse + c, scale[NAME(COLUMNS)], shift[NAME(COLUMNS)], center[NAME(COLUMNS)];
-    if (t->batch_stats) {
-      NAME(column_sums)(x, NULL, NULL, t->outer, t->channels, width, sums);
-      for (int j = 0; j < width; j++) center[j] = (A)(sums[j] / count);
-      NAME(column_sums)(x, NULL, center, t->outer, t->channels, width, sums);
-      for (int j = 0; j < width; j++) NAME(batch_norm_finish)(t, c + j, center[j], sums[j] / count);
-    } else {
-      for (int j = 0; j < width; j++) {
-        mean[j] = ((const A *)t->moving_mean)[c + j];
-        inverse[j] = NAME(inverse_deviation)(((const A *)t->moving_var)[c + j], t->eps);
-      }
-    }
-    for (int j = 0; j < width; j++) {
-      center[j] = mean[j];
-      scale[j] = inverse[j] * (t->gamma ? ((const A *)t->gamma)[c + j] : 1);
-      shift[j] = ((const A *)t->beta)[c + j];
-    }
-    for (int64_t r = 0; r < t->outer; r++) {
-      const S *from = x + r * t->channels;
-      S *to = y + r * t->channels;
-      for (int j = 0; j < width; j++) to[j] = STORE(((A)LOAD(from[j]) - center[j]) * scale[j] + shift[j]);
-    }
-  }
-}
-
 /* dx = (dy - mean(dy) - (x - mean) * inverse^2 * mean(dy * (x - mean))) * inverse * gamma, the means only with batch statistics. */
 static void NAME(batch_norm_backward_channels)(void *context, int64_t begin, int64_t end) {
   const batch_norm *t = context;
@@ -190,32 +156,7 @@ static void NAME(batch_norm_backward_channels)(void *context, int64_t begin, int
   }
 }
 
-static void NAME(batch_norm_backward_columns)(void *context, int64_t begin, int64_t end) {
-  const batch_norm *t = context;
-  double sums[NAME(COLUMNS)], products[NAME(COLUMNS)], count = (double)t->outer;
-  for (int64_t block = begin; block < end; block++) {
-    int64_t c = block * NAME(COLUMNS);
-    int width = t->channels - c < NAME(COLUMNS) ? (int)(t->channels - c) : NAME(COLUMNS);
-    const S *x = (const S *)t->x + c, *dy = (const S *)t->dy + c;
-    S *dx = (S *)t->y + c;
-    const A *mean = (const A *)t->mean + c, *inverse = (const A *)t->inverse + c;
-    A scale[NAME(COLUMNS)], slope[NAME(COLUMNS)], offset[NAME(COLUMNS)];
-    NAME(column_sums)(dy, NULL, NULL, t->outer, t->channels, width, sums);
-    NAME(column_sums)(x, dy, mean, t->outer, t->channels, width, products);
-    for (int j = 0; j < width; j++) {
-      ((A *)t->dgamma)[c + j] = t->gamma ? (A)(products[j] * inverse[j]) : 0;
-      ((A *)t->dbeta)[c + j] = (A)sums[j];
-      scale[j] = inverse[j] * (t->gamma ? ((const A *)t->gamma)[c + j] : 1);
-      slope[j] = t->batch_stats ? (A)(products[j] / count * inverse[j] * inverse[j]) : 0;
-      offset[j] = t->batch_stats ? (A)(sums[j] / count) : 0;
-    }
-    for (int64_t r = 0; r < t->outer; r++) {
-      const S *xr = x + r * t->channels, *dyr = dy + r * t->channels;
-      S *dxr = dx + r * t->channels;
-      for (int j = 0; j < width; j++) dxr[j] = STORE(((A)LOAD(dyr[j]) - offset[j] - ((A)LOAD(xr[j]) - mean[j]) * slope[j]) * scale[j]);
-    }
-  }
-}
+#include "kernels/cpu/batch_norm_last_impl.h"
 
 /* --- LayerNorm along the last axis ------------------------------------------------------------------------------------ */
 static void NAME(layer_norm_rows)(void *context, int64_t begin, int64_t end) {

@@ -1,5 +1,7 @@
 """Samples of the normalisations."""
 
+from functools import partial
+
 import numpy as np
 
 from samples.base import Sample
@@ -30,6 +32,30 @@ def trained(*inputs, **params):
 
 def predicted(*inputs, **params):
     return batch_norm(False, *inputs, **params)
+
+
+def batch_norm_relu(train, *inputs, add=False, **params):
+    added = batch_norm(train, *inputs[:5], axis=-1, **params)
+    return np.maximum(added + inputs[5] if add else added, 0)
+
+
+def masked(mask, channels):
+    """The mask of _batch_norm_relu as zeros and ones: one bit an element, a row from a byte of its own."""
+    return np.unpackbits(mask.astype(np.uint8), axis=-1, bitorder="little")[:, :channels]
+
+
+def batch_norm_relu_backward(grad, data, gamma, mean, inverse, mask, fix_gamma=True, batch_stats=True, add=False):
+    rows = data.reshape(-1, data.shape[-1])
+    dz = grad.reshape(rows.shape) * masked(mask, rows.shape[1])
+    gamma = np.ones_like(gamma) if fix_gamma else gamma
+    unit = (rows - mean) * inverse
+    dx = dz - dz.mean(0) - unit * (dz * unit).mean(0) if batch_stats else dz
+    dgamma = np.zeros_like(gamma) if fix_gamma else (dz * unit).sum(0)
+    results = [(dx * inverse * gamma).reshape(data.shape), dgamma, dz.sum(0)]
+    return results + ([dz.reshape(data.shape)] if add else [])
+
+
+RELU_MASK = np.random.RandomState(5).randint(0, 256, (200, 10)).astype(np.uint8)
 
 
 def layer_norm(data, gamma, beta, axis=-1, eps=1e-5, output_mean_var=False):
@@ -128,6 +154,27 @@ SAMPLES = {
         batch_norm_sample((6, 3, 80, 70), 3, True, fix_gamma=False, grad=False, name="large_planes"),
         batch_norm_sample((4, 3, 5), 3, True, dtypes=("float16",), vectors=FLOAT32_VECTORS, grad=False, fix_gamma=False, name="half"),
         batch_norm_sample((0, 3, 5), 3, False, fix_gamma=False, name="no_rows"),
+    ],
+    "_batch_norm_relu": [
+        Sample([(3, 2, 2, 9), (9,), (9,), (9,), (9,)], dict(fix_gamma=False, use_global_stats=glob), partial(batch_norm_relu, True),
+               train=True, grad=(1, 2) if glob else False, ranges=[None] * 4 + [(0.5, 1.5)], dtypes=("float32", "float64"), name=f"global_{glob}", **LOOSE)
+        for glob in (True, False)
+    ] + [
+        Sample([(40, 80), (80,), (80,), (80,), (80,), (40, 80)], dict(fix_gamma=False, add=True), partial(batch_norm_relu, True),
+               train=True, grad=False, ranges=[None] * 4 + [(0.5, 1.5), None], dtypes=("float32", "float64"), name="residual", **LOOSE),
+        Sample([(2, 3, 4), (4,), (4,), (4,), (4,), (2, 3, 4)], dict(add=True), partial(batch_norm_relu, False), grad=False,
+               ranges=[None] * 4 + [(0.5, 1.5), None], dtypes=("float32", "float64"), name="predict", **LOOSE),
+        Sample([(0, 4), (4,), (4,), (4,), (4,)], {}, partial(batch_norm_relu, False), train=True, grad=False, ranges=[None] * 4 + [(0.5, 1.5)], dtypes=("float32",),
+               name="no_rows"),
+    ],
+    "_backward_batch_norm_relu": [
+        Sample([(5, 2, 11), (5, 2, 11), (11,), (11,), (11,), RELU_MASK[:10, :2]], dict(fix_gamma=False, add=add, batch_stats=batch),
+               batch_norm_relu_backward, grad=False, ranges=[None] * 4 + [(0.5, 1.5), None], dtypes=("float32", "float64"),
+               name=f"add_{add}_batch_{batch}", **LOOSE)
+        for add in (False, True) for batch in (False, True)
+    ] + [
+        Sample([(200, 80), (200, 80), (80,), (80,), (80,), RELU_MASK], dict(add=True), batch_norm_relu_backward, grad=False,
+               ranges=[None] * 4 + [(0.5, 1.5), None], dtypes=("float32", "float64"), name="large", **LOOSE),
     ],
     "LayerNorm": [
         Sample([(4, 6), (6,), (6,)], {}, layer_norm, name="rows", **LOOSE),

@@ -1,0 +1,238 @@
+/* BatchNorm kernels for one storage type with the channels last, maybe with an addition and relu behind. Included by norm_impl.h, with its
+ * macros. Statistics take one pass: sums of distances from the mean of the first ROWS rows, and of their squares, in A over ROWS rows, in
+ * double beyond. Rows are cut into pieces by shapes alone, and the pieces' sums added in order.
+ */
+
+typedef __typeof__((NAME(vector)){0} < (NAME(vector)){0}) NAME(lanes);
+enum { NAME(VECTORS) = NAME(COLUMNS) / NAME(LANES) };
+
+#define SCATTER(p, v) /* the next LANES elements of p = v */                        \
+  do {                                                                              \
+    if (sizeof(S) == sizeof(A)) memcpy((p), &(v), sizeof(v));                       \
+    else                                                                            \
+      for (int l_ = 0; l_ < NAME(LANES); l_++) (p)[l_] = STORE((v)[l_]);            \
+  } while (0)
+
+/* Bit l: whether lane l is set. */
+static inline uint32_t NAME(bits)(NAME(lanes) set) {
+#ifdef __AVX512DQ__
+  if (sizeof(A) == 4) return _mm512_movepi32_mask((__m512i)set);
+  return _mm512_movepi64_mask((__m512i)set);
+#else
+  uint32_t bits = 0;
+  for (int l = 0; l < NAME(LANES); l++) bits |= (uint32_t)(set[l] & 1) << l;
+  return bits;
+#endif
+}
+
+/* v where the bit is set, else 0. */
+static inline NAME(vector) NAME(where)(uint32_t bits, NAME(vector) v) {
+#ifdef __AVX512DQ__
+  if (sizeof(A) == 4) return (NAME(vector))_mm512_maskz_mov_epi32((__mmask16)bits, (__m512i)v);
+  return (NAME(vector))_mm512_maskz_mov_epi64((__mmask8)bits, (__m512i)v);
+#else
+  for (int l = 0; l < NAME(LANES); l++) v[l] = bits >> l & 1 ? v[l] : 0;
+  return v;
+#endif
+}
+
+static inline uint32_t NAME(mask_at)(const uint8_t *row, int64_t c) { /* LANES bits, c a multiple of 8 */
+  return sizeof(A) == 4 ? (uint32_t)row[c / 8] | (uint32_t)row[c / 8 + 1] << 8 : row[c / 8];
+}
+
+/* Sums over a piece of rows, of u = (x - center) and u * u, or with dy: of dy and dy * u, dy being 0 where relu cut off. */
+static void NAME(last_sums)(void *context, int64_t begin, int64_t end) {
+  const batch_norm *t = context;
+  const int64_t channels = t->channels, mask_stride = (channels + 7) / 8;
+  const A *center = t->dy ? t->mean : t->center;
+  for (int64_t piece = begin; piece < end; piece++) {
+    int64_t first = piece * t->piece_rows, last = t->outer - first < t->piece_rows ? t->outer : first + t->piece_rows;
+    for (int64_t c = 0; c < channels; c += NAME(COLUMNS)) {
+      int width = channels - c < NAME(COLUMNS) ? (int)(channels - c) : NAME(COLUMNS), vectors = width / NAME(LANES);
+      double *sum = t->partial + piece * 2 * channels + c, *product = sum + channels;
+      for (int j = 0; j < width; j++) sum[j] = product[j] = 0;
+      for (int64_t r0 = first; r0 < last; r0 += NAME(ROWS)) {
+        int64_t r1 = last - r0 < NAME(ROWS) ? last : r0 + NAME(ROWS);
+        if (vectors == NAME(VECTORS)) {
+          NAME(vector) a[NAME(VECTORS)] = {{0}}, b[NAME(VECTORS)] = {{0}}, middle[NAME(VECTORS)];
+          for (int k = 0; k < NAME(VECTORS); k++) memcpy(&middle[k], center + c + k * NAME(LANES), sizeof middle[k]);
+          for (int64_t r = r0; r < r1; r++) {
+            const S *x = (const S *)t->x + r * channels + c, *dy = t->dy ? (const S *)t->dy + r * channels + c : NULL;
+            const uint8_t *mask = t->mask ? t->mask + r * mask_stride : NULL;
+            for (int k = 0; k < NAME(VECTORS); k++) {
+              NAME(vector) u, v;
+              GATHER(u, x + k * NAME(LANES));
+              u -= middle[k];
+              if (dy) {
+                GATHER(v, dy + k * NAME(LANES));
+                if (mask) v = NAME(where)(NAME(mask_at)(mask, c + k * NAME(LANES)), v);
+              } else {
+                v = u;
+              }
+              a[k] += v;
+              b[k] += v * u;
+            }
+          }
+          for (int k = 0; k < NAME(VECTORS); k++)
+            for (int l = 0; l < NAME(LANES); l++) {
+              sum[k * NAME(LANES) + l] += (double)a[k][l];
+              product[k * NAME(LANES) + l] += (double)b[k][l];
+            }
+        } else {
+          A a[NAME(COLUMNS)] = {0}, b[NAME(COLUMNS)] = {0};
+          for (int64_t r = r0; r < r1; r++) {
+            const S *x = (const S *)t->x + r * channels + c, *dy = t->dy ? (const S *)t->dy + r * channels + c : NULL;
+            const uint8_t *mask = t->mask ? t->mask + r * mask_stride + c / 8 : NULL;
+            for (int j = 0; j < width; j++) {
+              A u = (A)LOAD(x[j]) - center[c + j], v = dy ? (A)LOAD(dy[j]) : u;
+              if (mask && !(mask[j / 8] >> j % 8 & 1)) v = 0;
+              a[j] += v;
+              b[j] += v * u;
+            }
+          }
+          for (int j = 0; j < width; j++) sum[j] += (double)a[j], product[j] += (double)b[j];
+        }
+      }
+    }
+  }
+}
+
+/* Adds up the pieces' sums into those of the first; channels [begin, end). */
+static void NAME(last_total)(void *context, int64_t begin, int64_t end) {
+  const batch_norm *t = context;
+  int64_t pieces = (t->outer + t->piece_rows - 1) / t->piece_rows;
+  for (int64_t piece = 1; piece < pieces; piece++) {
+    const double *from = t->partial + piece * 2 * t->channels;
+    for (int64_t c = begin; c < end; c++) {
+      t->partial[c] += from[c];
+      t->partial[t->channels + c] += from[t->channels + c];
+    }
+  }
+}
+
+/* What the sums are taken around: the mean of the first rows. */
+static void NAME(last_center)(const batch_norm *t) {
+  int64_t rows = t->outer < NAME(ROWS) ? t->outer : NAME(ROWS);
+  A *center = t->center;
+  for (int64_t c = 0; c < t->channels; c++) center[c] = 0;
+  for (int64_t r = 0; r < rows; r++)
+    for (int64_t c = 0; c < t->channels; c++) center[c] += (A)LOAD(((const S *)t->x)[r * t->channels + c]);
+  for (int64_t c = 0; c < t->channels; c++) center[c] /= (A)rows;
+}
+
+/* From the sums, or the moving statistics, to y = (x - center) * scale + shift. */
+static void NAME(last_statistics)(const batch_norm *t) {
+  A *center = t->center, *scale = t->scale, *shift = t->shift, *mean = t->mean, *inverse = t->inverse;
+  double count = (double)t->outer;
+  for (int64_t c = 0; c < t->channels; c++) {
+    if (t->batch_stats) {
+      double away = t->partial[c] / count, variance = t->partial[t->channels + c] / count - away * away;
+      NAME(batch_norm_finish)(t, c, (double)center[c] + away, variance > 0 ? variance : variance == variance ? 0 : variance);
+    } else {
+      mean[c] = ((const A *)t->moving_mean)[c];
+      inverse[c] = NAME(inverse_deviation)(((const A *)t->moving_var)[c], t->eps);
+    }
+    center[c] = mean[c];
+    scale[c] = inverse[c] * (t->gamma ? ((const A *)t->gamma)[c] : 1);
+    shift[c] = ((const A *)t->beta)[c];
+  }
+}
+
+static void NAME(last_apply)(void *context, int64_t begin, int64_t end) { /* rows */
+  const batch_norm *t = context;
+  const int64_t channels = t->channels, mask_stride = (channels + 7) / 8;
+  const A *center = t->center, *scale = t->scale, *shift = t->shift;
+  for (int64_t r = begin; r < end; r++) {
+    const S *x = (const S *)t->x + r * channels, *residual = t->residual ? (const S *)t->residual + r * channels : NULL;
+    S *y = (S *)t->y + r * channels;
+    uint8_t *mask = t->mask ? t->mask + r * mask_stride : NULL;
+    int64_t c = 0;
+    for (; c + NAME(LANES) <= channels; c += NAME(LANES)) {
+      NAME(vector) v, middle, slope, offset;
+      GATHER(v, x + c);
+      memcpy(&middle, center + c, sizeof middle);
+      memcpy(&slope, scale + c, sizeof slope);
+      memcpy(&offset, shift + c, sizeof offset);
+      v = (v - middle) * slope + offset;
+      if (sizeof(S) != sizeof(A) && t->mask) /* as the ops one by one: rounded in between */
+        for (int l = 0; l < NAME(LANES); l++) v[l] = (A)LOAD(STORE(v[l]));
+      if (residual) {
+        GATHER(middle, residual + c);
+        v = middle + v;
+        if (sizeof(S) != sizeof(A))
+          for (int l = 0; l < NAME(LANES); l++) v[l] = (A)LOAD(STORE(v[l]));
+      }
+      if (mask) {
+        uint32_t bits = NAME(bits)(~(v <= 0));
+        v = NAME(where)(bits, v);
+        mask[c / 8] = (uint8_t)bits;
+        if (sizeof(A) == 4) mask[c / 8 + 1] = (uint8_t)(bits >> 8);
+      }
+      SCATTER(y + c, v);
+    }
+    for (int64_t j = c / 8; mask && j < mask_stride; j++) mask[j] = 0;
+    for (; c < channels; c++) {
+      S v = STORE(((A)LOAD(x[c]) - center[c]) * scale[c] + shift[c]);
+      if (residual) v = STORE((A)LOAD(residual[c]) + (A)LOAD(v));
+      if (mask) {
+        bool kept = !((A)LOAD(v) <= 0);
+        mask[c / 8] |= (uint8_t)(kept << c % 8);
+        v = kept ? v : STORE((A)0);
+      }
+      y[c] = v;
+    }
+  }
+}
+
+/* From the sums to dx = (dz - offset - (x - mean) * slope) * scale; slope is kept in `center`. */
+static void NAME(last_backward_statistics)(const batch_norm *t) {
+  A *slope = t->center, *scale = t->scale, *shift = t->shift;
+  const A *inverse = t->inverse;
+  double count = (double)t->outer;
+  for (int64_t c = 0; c < t->channels; c++) {
+    double sum = t->outer ? t->partial[c] : 0, product = t->outer ? t->partial[t->channels + c] : 0;
+    A inv = inverse[c], gamma = t->gamma ? ((const A *)t->gamma)[c] : 1;
+    ((A *)t->dgamma)[c] = t->gamma ? (A)(product * inv) : 0;
+    ((A *)t->dbeta)[c] = (A)sum;
+    scale[c] = inv * gamma;
+    slope[c] = t->batch_stats ? (A)(product / count * inv * inv) : 0;
+    shift[c] = t->batch_stats ? (A)(sum / count) : 0;
+  }
+  if (t->kept_mean != t->mean) memcpy(t->kept_mean, t->mean, (size_t)t->channels * sizeof(A));
+}
+
+static void NAME(last_backward_apply)(void *context, int64_t begin, int64_t end) { /* rows */
+  const batch_norm *t = context;
+  const int64_t channels = t->channels, mask_stride = (channels + 7) / 8;
+  const A *slope = t->center, *scale = t->scale, *shift = t->shift, *mean = t->kept_mean;
+  for (int64_t r = begin; r < end; r++) {
+    const S *x = (const S *)t->x + r * channels, *dy = (const S *)t->dy + r * channels;
+    S *dx = (S *)t->y + r * channels, *dresidual = t->dresidual ? (S *)t->dresidual + r * channels : NULL;
+    const uint8_t *mask = t->mask ? t->mask + r * mask_stride : NULL;
+    int64_t c = 0;
+    for (; c + NAME(LANES) <= channels; c += NAME(LANES)) {
+      NAME(vector) u, v, w;
+      GATHER(u, x + c);
+      GATHER(v, dy + c);
+      if (mask) v = NAME(where)(NAME(mask_at)(mask, c), v);
+      if (dresidual) SCATTER(dresidual + c, v);
+      memcpy(&w, shift + c, sizeof w);
+      v -= w;
+      memcpy(&w, mean + c, sizeof w);
+      u -= w;
+      memcpy(&w, slope + c, sizeof w);
+      v -= u * w;
+      memcpy(&w, scale + c, sizeof w);
+      v *= w;
+      SCATTER(dx + c, v);
+    }
+    for (; c < channels; c++) {
+      A v = mask && !(mask[c / 8] >> c % 8 & 1) ? 0 : (A)LOAD(dy[c]);
+      A result = (v - shift[c] - ((A)LOAD(x[c]) - mean[c]) * slope[c]) * scale[c];
+      if (dresidual) dresidual[c] = STORE(v);
+      dx[c] = STORE(result);
+    }
+  }
+}
+
+#undef SCATTER
