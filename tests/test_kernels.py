@@ -119,7 +119,7 @@ def test_batch_norm_moves_its_statistics():
     (lambda: mx.nd.FullyConnected(mx.nd.ones((2, 3)), mx.nd.ones((4, 5)), mx.nd.ones((4,)), num_hidden=4), ["FullyConnected", "(2, 3)"]),
     (lambda: mx.nd.Convolution(mx.nd.ones((1, 1, 2, 2)), mx.nd.ones((1, 1, 3, 3)), kernel=(3, 3), num_filter=1, no_bias=True),
      ["Convolution", "larger"]),
-    (lambda: mx.nd.Convolution(mx.nd.ones((1, 1, 4, 4)), mx.nd.ones((1, 1, 3, 3)), kernel=(3, 3), num_filter=1, no_bias=True, layout="NHWC"),
+    (lambda: mx.nd.Convolution(mx.nd.ones((1, 1, 4, 4)), mx.nd.ones((1, 1, 3, 3)), kernel=(3, 3), num_filter=1, no_bias=True, layout="NCW"),
      ["NHWC", "NCHW"]),
     (lambda: mx.nd.Pooling(mx.nd.ones((1, 1, 4, 4)), kernel=(2, 2), stride=(0, 1)), ["Pooling", "stride"]),
     (lambda: mx.nd.Deconvolution(mx.nd.ones((1, 1, 2**20)), mx.nd.ones((1, 1, 2)), kernel=(2,), stride=(2**31,), num_filter=1), []),

@@ -6,6 +6,7 @@
 static const mpg_rewrite_rule *const rules[] = {
     &mpg_rule_folded_norm,
     &mpg_rule_transposed_product,
+    &mpg_rule_channels_last, /* the last: others match convolutions as they are traced */
 };
 
 static const mpg_operand none = {{UINT32_MAX, 0}, false};

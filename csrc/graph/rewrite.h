@@ -95,5 +95,6 @@ void mpg_rewrite_replace(mpg_rewrite *r, uint32_t output, mpg_value value);
 /* The rules, one file each. */
 extern const mpg_rewrite_rule mpg_rule_transposed_product; /* products.c */
 extern const mpg_rewrite_rule mpg_rule_folded_norm;        /* fold.c */
+extern const mpg_rewrite_rule mpg_rule_channels_last;      /* layout.c */
 
 #endif

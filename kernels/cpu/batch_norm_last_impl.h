@@ -1,10 +1,10 @@
 /* BatchNorm kernels for one storage type with the channels last, maybe with an addition and relu behind. Included by norm_impl.h, with its
- * macros. Statistics take one pass: sums of distances from the mean of the first ROWS rows, and of their squares, in A over ROWS rows, in
- * double beyond. Rows are cut into pieces by shapes alone, and the pieces' sums added in order.
+ * macros. Statistics take one pass: sums of distances from the mean of the first ROWS rows, and of their squares, in A over FEW rows, of
+ * those over ROWS rows, in double beyond. Rows are cut into pieces by shapes alone, and the pieces' sums added in order.
  */
 
 typedef __typeof__((NAME(vector)){0} < (NAME(vector)){0}) NAME(lanes);
-enum { NAME(VECTORS) = NAME(COLUMNS) / NAME(LANES) };
+enum { NAME(VECTORS) = NAME(COLUMNS) / NAME(LANES), NAME(FEW) = 16 };
 
 #define SCATTER(p, v) /* the next LANES elements of p = v */                        \
   do {                                                                              \
@@ -54,43 +54,51 @@ static void NAME(last_sums)(void *context, int64_t begin, int64_t end) {
       for (int64_t r0 = first; r0 < last; r0 += NAME(ROWS)) {
         int64_t r1 = last - r0 < NAME(ROWS) ? last : r0 + NAME(ROWS);
         if (vectors == NAME(VECTORS)) {
-          NAME(vector) a[NAME(VECTORS)] = {{0}}, b[NAME(VECTORS)] = {{0}}, middle[NAME(VECTORS)];
+          NAME(vector) as[NAME(VECTORS)] = {{0}}, bs[NAME(VECTORS)] = {{0}}, middle[NAME(VECTORS)];
           for (int k = 0; k < NAME(VECTORS); k++) memcpy(&middle[k], center + c + k * NAME(LANES), sizeof middle[k]);
-          for (int64_t r = r0; r < r1; r++) {
-            const S *x = (const S *)t->x + r * channels + c, *dy = t->dy ? (const S *)t->dy + r * channels + c : NULL;
-            const uint8_t *mask = t->mask ? t->mask + r * mask_stride : NULL;
-            for (int k = 0; k < NAME(VECTORS); k++) {
-              NAME(vector) u, v;
-              GATHER(u, x + k * NAME(LANES));
-              u -= middle[k];
-              if (dy) {
-                GATHER(v, dy + k * NAME(LANES));
-                if (mask) v = NAME(where)(NAME(mask_at)(mask, c + k * NAME(LANES)), v);
-              } else {
-                v = u;
+          for (int64_t rf = r0; rf < r1; rf += NAME(FEW)) {
+            NAME(vector) a[NAME(VECTORS)] = {{0}}, b[NAME(VECTORS)] = {{0}};
+            for (int64_t r = rf; r < (r1 - rf < NAME(FEW) ? r1 : rf + NAME(FEW)); r++) {
+              const S *x = (const S *)t->x + r * channels + c, *dy = t->dy ? (const S *)t->dy + r * channels + c : NULL;
+              const uint8_t *mask = t->mask ? t->mask + r * mask_stride : NULL;
+              for (int k = 0; k < NAME(VECTORS); k++) {
+                NAME(vector) u, v;
+                GATHER(u, x + k * NAME(LANES));
+                u -= middle[k];
+                if (dy) {
+                  GATHER(v, dy + k * NAME(LANES));
+                  if (mask) v = NAME(where)(NAME(mask_at)(mask, c + k * NAME(LANES)), v);
+                } else {
+                  v = u;
+                }
+                a[k] += v;
+                b[k] += v * u;
               }
-              a[k] += v;
-              b[k] += v * u;
             }
+            for (int k = 0; k < NAME(VECTORS); k++) as[k] += a[k], bs[k] += b[k];
           }
           for (int k = 0; k < NAME(VECTORS); k++)
             for (int l = 0; l < NAME(LANES); l++) {
-              sum[k * NAME(LANES) + l] += (double)a[k][l];
-              product[k * NAME(LANES) + l] += (double)b[k][l];
+              sum[k * NAME(LANES) + l] += (double)as[k][l];
+              product[k * NAME(LANES) + l] += (double)bs[k][l];
             }
         } else {
-          A a[NAME(COLUMNS)] = {0}, b[NAME(COLUMNS)] = {0};
-          for (int64_t r = r0; r < r1; r++) {
-            const S *x = (const S *)t->x + r * channels + c, *dy = t->dy ? (const S *)t->dy + r * channels + c : NULL;
-            const uint8_t *mask = t->mask ? t->mask + r * mask_stride + c / 8 : NULL;
-            for (int j = 0; j < width; j++) {
-              A u = (A)LOAD(x[j]) - center[c + j], v = dy ? (A)LOAD(dy[j]) : u;
-              if (mask && !(mask[j / 8] >> j % 8 & 1)) v = 0;
-              a[j] += v;
-              b[j] += v * u;
+          A as[NAME(COLUMNS)] = {0}, bs[NAME(COLUMNS)] = {0};
+          for (int64_t rf = r0; rf < r1; rf += NAME(FEW)) {
+            A a[NAME(COLUMNS)] = {0}, b[NAME(COLUMNS)] = {0};
+            for (int64_t r = rf; r < (r1 - rf < NAME(FEW) ? r1 : rf + NAME(FEW)); r++) {
+              const S *x = (const S *)t->x + r * channels + c, *dy = t->dy ? (const S *)t->dy + r * channels + c : NULL;
+              const uint8_t *mask = t->mask ? t->mask + r * mask_stride + c / 8 : NULL;
+              for (int j = 0; j < width; j++) {
+                A u = (A)LOAD(x[j]) - center[c + j], v = dy ? (A)LOAD(dy[j]) : u;
+                if (mask && !(mask[j / 8] >> j % 8 & 1)) v = 0;
+                a[j] += v;
+                b[j] += v * u;
+              }
             }
+            for (int j = 0; j < width; j++) as[j] += a[j], bs[j] += b[j];
           }
-          for (int j = 0; j < width; j++) sum[j] += (double)a[j], product[j] += (double)b[j];
+          for (int j = 0; j < width; j++) sum[j] += (double)as[j], product[j] += (double)bs[j];
         }
       }
     }
