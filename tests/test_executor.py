@@ -308,7 +308,7 @@ def test_symbol_block_of_internals():
     block = gluon.SymbolBlock([symbol.get_internals()["net_relu0_fwd_output"], symbol], mx.sym.var("data"), params=net.collect_params())
     for _ in range(2):
         for got, want in zip(block(x), expected):
-            np.testing.assert_array_equal(got.asnumpy(), want)
+            np.testing.assert_allclose(got.asnumpy(), want, rtol=1e-6, atol=1e-6)
         block.hybridize(False)
     nested = nn.HybridSequential()
     nested.add(gluon.SymbolBlock(symbol, mx.sym.var("data"), params=net.collect_params()), nn.Dense(2))
