@@ -1,0 +1,200 @@
+"""Symbols as pictures and as tables.
+
+`plot_network` needs the Python package graphviz; rendering its result needs Graphviz's program ``dot``, too.
+"""
+
+import warnings
+
+from . import _core
+from .symbol import Symbol
+from .symbol._graph import placement, states, topological
+from .symbol._infer import Inference, known
+
+__all__ = ["plot_network", "print_summary"]
+
+# The inputs of ops that are parameters, by their names there.
+_PARAMETERS = ("weight", "bias", "gamma", "beta", "parameters")
+_STATES = ("moving_mean", "moving_var")
+# What tells apart nodes of one op.
+_DETAILS = {
+    "Convolution": ("kernel", "stride", "num_filter"), "Deconvolution": ("kernel", "stride", "num_filter"), "Pooling": ("pool_type", "kernel", "stride"),
+    "FullyConnected": ("num_hidden",), "Activation": ("act_type",), "LeakyReLU": ("act_type",), "Dropout": ("p",), "RNN": ("mode", "state_size"),
+    "Embedding": ("input_dim", "output_dim"),
+}  # fmt: skip
+_KINDS = {
+    "Convolution": 1, "Deconvolution": 1, "FullyConnected": 1, "RNN": 1, "dot": 1, "batch_dot": 1, "Activation": 2, "LeakyReLU": 2, "BatchNorm": 3,
+    "LayerNorm": 3, "Pooling": 4, "Concat": 5, "Flatten": 5, "Reshape": 5, "softmax": 6, "SoftmaxOutput": 6, "LinearRegressionOutput": 6,
+}  # fmt: skip
+# Of inputs, then by kind of op, then all others; for groups and devices the same in their order.
+_COLOURS = ("#e9e9ed", "#f4a59a", "#fbe7a1", "#c9b8e8", "#a8c8ec", "#f8c58c", "#bfe3a5", "#f3c6dd", "#a5ddd3")
+
+
+def _is_parameter(node, users, given):
+    """Whether a variable is a parameter (or state) of the ops that read it."""
+    if node.call is not None or node.name in given:
+        return False
+    slots = [user.call.input_names(len(user.inputs))[i] for user, i in users.get(node, ())]
+    return bool(slots) and all(slot in _PARAMETERS or slot in _STATES for slot in slots)
+
+
+def _users(order):
+    users = {}
+    for node in order:
+        for i, (source, _) in enumerate(node.inputs):
+            users.setdefault(source, []).append((node, i))
+    return users
+
+
+def _shape_text(shape):
+    return "x".join(map(str, shape))
+
+
+def print_summary(symbol, shape=None, line_length=120, positions=(0.44, 0.64, 0.74, 1.0)):
+    """Prints a table of the symbol's nodes: output shapes without the batch, numbers of parameters (each counted where it is first used),
+    and inputs.
+
+    Parameters
+    ----------
+    symbol : Symbol
+    shape : dict of str to tuple, optional
+        The shapes of inputs; without it only shapes that the symbol itself says are known, and unknown parameters count as 0.
+    line_length : int, default 120
+    positions : sequence of float or int
+        Where the columns end: as parts of a line, or in characters.
+    """
+    if not isinstance(symbol, Symbol):
+        raise TypeError(f"print_summary: symbol must be a Symbol, not {type(symbol).__name__}")
+    if shape is not None and symbol.infer_shape_partial(**shape)[1] and symbol.infer_shape(**shape)[1] is None:
+        raise ValueError("Input shape is incomplete")
+    order = topological(symbol._entries)
+    users, inference, given = _users(order), Inference(symbol._entries, dict(shape or {}), {}), shape or {}
+    heads = {node for node, _ in symbol._entries}
+    ends = [int(line_length * part) for part in positions] if positions[-1] <= 1 else list(positions)
+
+    def row(*fields):
+        line = ""
+        for field, end in zip(fields, ends):
+            line = (line + str(field))[:end].ljust(end)
+        print(line)
+
+    def size_of(variable):
+        found = inference.of([variable])[0][0]
+        size = 1
+        for part in found if known(found) else (0,):
+            size *= part
+        return size
+
+    written, counted, total = states(order), set(), 0
+    shown = [node for node in order if node.call is not None or node in heads or not _is_parameter(node, users, given)]
+    print("_" * line_length)
+    row("Layer (type)", "Output Shape", "Param #", "Previous Layer")
+    print("=" * line_length)
+    for node in shown:
+        mine = [source for source, _ in node.inputs if _is_parameter(source, users, given) and source not in counted and source not in written]
+        counted.update(mine)
+        count = sum(map(size_of, dict.fromkeys(mine)))
+        total += count
+        before = [source.name for source, _ in node.inputs if not _is_parameter(source, users, given)] or [""]
+        out = inference.of([node])[0][0] if shape is not None else None
+        kind = "null" if node.call is None else node.call.name
+        row(f"{node.name}({kind})", _shape_text(out[1:]) if known(out) else "", count, before[0])
+        for name in before[1:]:
+            row("", "", "", name)
+        print(("=" if node is shown[-1] else "_") * line_length)
+    print(f"Total params: {total}")
+    print("_" * line_length)
+
+
+def _label(node):
+    if node.call is None:
+        return node.name
+    details = [node.attrs[key].strip("()").replace(", ", "x") for key in _DETAILS.get(node.call.name, ()) if key in node.attrs]
+    return "\n".join([node.name, node.call.name + (f" {', '.join(details)}" if details else "")])
+
+
+def _places(order, group2ctx):
+    """Where nodes run, as text: a device with `group2ctx` or where the symbol itself names devices, else a group; and the order of these."""
+    found = {}
+    devices = placement(order, group2ctx, {}) if group2ctx or any(node.call is not None and node.call.copies for node in order) else {}
+    for node in order:
+        place = str(devices[node]) if node in devices else None if group2ctx else node.get("ctx_group")
+        if place is not None:
+            found[node] = place
+    return found, sorted(set(found.values()))
+
+
+def plot_network(symbol, title="plot", save_format="pdf", shape=None, dtype=None, node_attrs=None, hide_weights=True, group2ctx=None):
+    """The graph of a symbol, for Graphviz.
+
+    Nodes are coloured by what they do; where ops belong to groups (``AttrScope(ctx_group=...)``), by group, and with `group2ctx` by
+    device. Edges between two of them are drawn thick.
+
+    Parameters
+    ----------
+    symbol : Symbol
+    title, save_format : str
+        The name of the file that ``render()`` of the result writes, and its format.
+    shape : dict of str to tuple, optional
+        The shapes of inputs; then edges show the shapes of what flows along them.
+    dtype : dict of str to dtype, optional
+        The dtypes of inputs; then edges show dtypes, too.
+    node_attrs : dict of str to str, optional
+        Attributes of Graphviz for all nodes.
+    hide_weights : bool, default True
+        Whether parameters are left out.
+    group2ctx : dict of str to Context, optional
+
+    Returns
+    -------
+    graphviz.Digraph
+        Jupyter shows it; ``view()`` and ``render()`` need the program ``dot``.
+    """
+    try:
+        from graphviz import Digraph
+    except ImportError:
+        raise ImportError("plot_network needs the package graphviz: pip install graphviz (and, to render, the program dot of Graphviz)") from None
+    if not isinstance(symbol, Symbol):
+        raise TypeError(f"plot_network: symbol must be a Symbol, not {type(symbol).__name__}")
+    order = topological(symbol._entries)
+    names = [node.name for node in order]
+    repeated = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if repeated:
+        warnings.warn(
+            "There are multiple variables with the same name in your graph, this may result in cyclic graph. Repeated names: " + ",".join(repeated),
+            RuntimeWarning, stacklevel=2,
+        )  # fmt: skip
+    types = {name: _core.dtype_name(one) for name, one in (dtype or {}).items()}
+    inference = Inference(symbol._entries, dict(shape or {}), types)
+    for what, field, wanted in (("shape", 0, shape), ("type", 1, dtype)):
+        if wanted is not None and not all(known(desc[0]) if field == 0 else desc[1] for desc in inference.outputs()):
+            raise ValueError(f"Input {what} is incomplete: name the {what}s of {', '.join(symbol.list_inputs())} that nothing else tells")
+    users = _users(order)
+    places, colours = _places(order, group2ctx)
+    hidden = {node for node in order if hide_weights and _is_parameter(node, users, shape or {})}
+    ids = {node: f"n{i}" for i, node in enumerate(order)}
+    attributes = {"shape": "box", "style": "rounded,filled", "fontname": "Helvetica", "fontsize": "11", "color": "#5b6270", **(node_attrs or {})}
+    graph = Digraph(name=title, format=save_format, node_attr=attributes, edge_attr={"fontname": "Helvetica", "fontsize": "9", "color": "#5b6270"})
+    graph.attr(rankdir="BT")
+    for node in order:
+        if node in hidden:
+            continue
+        if node in places:
+            colour = _COLOURS[1 + colours.index(places[node]) % (len(_COLOURS) - 1)]
+        else:
+            colour = _COLOURS[0 if node.call is None else _KINDS.get(node.call.name, 8) if not colours else 0]
+        graph.node(ids[node], _label(node), fillcolor=colour, **({"shape": "oval"} if node.call is None else {}))
+    for node in order:
+        for source, index in node.inputs:
+            if source in hidden:
+                continue
+            found, kind = inference.values[inference._place[source]][index]
+            parts = [_shape_text(found[1:]) if found and len(found) > 1 else _shape_text(found or ())] if shape is not None else []
+            parts += [kind] if dtype is not None and kind else []
+            crosses = node in places and source in places and places[node] != places[source]
+            graph.edge(ids[source], ids[node], label=" ".join(parts), **({"penwidth": "2.5", "color": "#b3261e"} if crosses else {}))
+    if colours:
+        with graph.subgraph(name="cluster_places") as legend:
+            legend.attr(label="devices" if group2ctx or "(" in colours[0] else "groups", fontname="Helvetica", color="#c4c8d0")
+            for i, place in reversed(list(enumerate(colours))):
+                legend.node(f"place{i}", place, fillcolor=_COLOURS[1 + i % (len(_COLOURS) - 1)], shape="box")
+    return graph
