@@ -68,19 +68,21 @@ def sentences_of(text, vocabulary=None, most=2000):
     return coded, vocabulary
 
 
-def train(train_data, valid_data, words, groups, options, epochs):
+def train(coded, words, groups, options):
+    """A trained module, and the iterator over validation sentences."""
     random.seed(1)
     np.random.seed(1)
     mx.random.seed(1)
-    train_data.idx.sort()
-    train_data.reset()
+    train_data, valid_data = [
+        mx.rnn.BucketSentenceIter(sentences, options.batch, buckets=list(options.buckets), invalid_label=PADDING) for sentences in coded
+    ]
     module = mx.mod.BucketingModule(generator(words, options), default_bucket_key=train_data.default_bucket_key, group2ctxs=groups)
     module.fit(
-        train_data, eval_data=valid_data, eval_metric=mx.metric.Perplexity(PADDING), num_epoch=epochs, optimizer="adam",
+        train_data, eval_data=valid_data, eval_metric=mx.metric.Perplexity(PADDING), num_epoch=options.epochs, optimizer="adam",
         optimizer_params={"learning_rate": options.lr, "clip_gradient": 1.0, "rescale_grad": 1.0}, initializer=mx.init.Xavier(factor_type="in", magnitude=2.34),
         batch_end_callback=mx.callback.Speedometer(options.batch, 50, auto_reset=False),
     )  # fmt: skip
-    return module
+    return module, valid_data
 
 
 def main():
@@ -101,25 +103,20 @@ def main():
 
     train_text, valid_text = read_text(options.text, options.limit)
     coded, vocabulary = sentences_of(train_text, most=options.vocab)
+    coded = coded, sentences_of(valid_text, vocabulary)[0]
     words = len(vocabulary) + 1
-    iterators = []
-    for sentences in (coded, sentences_of(valid_text, vocabulary)[0]):
-        iterators.append(mx.rnn.BucketSentenceIter(sentences, options.batch, buckets=list(options.buckets), invalid_label=PADDING))
-    print(f"vocabulary {words}, buckets {', '.join(map(str, iterators[0].buckets))}")
-
     devices = list(map(parse_device, options.devices))
     groups = groups_of(devices, options.layers)
-    module = train(*iterators, words, groups, options, options.epochs)
-    perplexity = dict(module.score(iterators[1], mx.metric.Perplexity(PADDING)))["perplexity"]
-    uniform = float(words)
-    print(f"validation perplexity {perplexity:.2f}; guessing has {uniform:.0f}")
+    module, valid_data = train(coded, words, groups, options)
+    perplexity = dict(module.score(valid_data, mx.metric.Perplexity(PADDING)))["perplexity"]
+    print(f"vocabulary {words}; validation perplexity {perplexity:.2f}")
     mx.nd.waitall()
     for device in dict.fromkeys(devices):
         stats = mx.context.memory_stats(device)
         names = sorted({name for name, ctx in groups.items() if ctx == device})
         print(f"{device}: {', '.join(names)}; {stats['peak_in_use'] / 1e6:.1f} MB at most for {len(module._buckets)} buckets")
     if options.check:
-        single = train(*iterators, words, dict.fromkeys(groups, devices[0]), options, options.epochs)
+        single, _ = train(coded, words, dict.fromkeys(groups, devices[0]), options)
         pairs = zip(module.get_params()[0].values(), single.get_params()[0].values())
         print("equal bit for bit on one device:", "yes" if all(np.array_equal(a.asnumpy(), b.asnumpy()) for a, b in pairs) else "no")
 

@@ -165,12 +165,13 @@ def plot_network(symbol, title="plot", save_format="pdf", shape=None, dtype=None
         )  # fmt: skip
     types = {name: _core.dtype_name(one) for name, one in (dtype or {}).items()}
     inference = Inference(symbol._entries, dict(shape or {}), types)
-    for what, field, wanted in (("shape", 0, shape), ("type", 1, dtype)):
-        if wanted is not None and not all(known(desc[0]) if field == 0 else desc[1] for desc in inference.outputs()):
-            raise ValueError(f"Input {what} is incomplete: name the {what}s of {', '.join(symbol.list_inputs())} that nothing else tells")
     users = _users(order)
     places, colours = _places(order, group2ctx)
     hidden = {node for node in order if hide_weights and _is_parameter(node, users, shape or {})}
+    descs = [desc for node, values in zip(order, inference.values) if node.call is not None for desc in values]
+    for what, wanted, complete in (("shape", shape, all(known(desc[0]) for desc in descs)), ("type", dtype, all(desc[1] for desc in descs))):
+        if wanted is not None and not complete:
+            raise ValueError(f"Input {what} is incomplete: name the {what}s of {', '.join(symbol.list_inputs())} that nothing else tells")
     ids = {node: f"n{i}" for i, node in enumerate(order)}
     attributes = {"shape": "box", "style": "rounded,filled", "fontname": "Helvetica", "fontsize": "11", "color": "#5b6270", **(node_attrs or {})}
     graph = Digraph(name=title, format=save_format, node_attr=attributes, edge_attr={"fontname": "Helvetica", "fontsize": "9", "color": "#5b6270"})

@@ -51,3 +51,23 @@ def test_model_parallel_lm_on_the_standard_library(tmp_path):
 def test_model_parallel_lm_names_a_wrong_device(tmp_path):
     with pytest.raises(AssertionError, match="--devices takes two names"):
         run("model_parallel_lm.py", *SMALL, "--devices", "cpu0", "cpu1", cwd=tmp_path)
+
+
+def test_bucketing_lm(tmp_path):
+    """Sentences of four lengths, each made of few."""
+    lines = ["a dog ran", "the cat sat on the mat", "a bird flew over the dog and the cat", "the big dog and the small cat sat on the old log of the yard"]
+    (tmp_path / "text.txt").write_text("\n".join(lines[(i * i) % 4 if i % 3 else i % 4] for i in range(2400)))
+    small = ["--hidden", "24", "--batch", "16", "--buckets", "6", "9", "12", "18", "--vocab", "50", "--epochs", "2", "--lr", "0.01"]
+    output = run("bucketing_lm.py", *small, "--text", "text.txt", "--check", cwd=tmp_path)
+    assert "equal bit for bit on one device: yes" in output
+    assert float(re.search(r"validation perplexity ([\d.]+)", output)[1]) < 3
+    assert re.search(r"cpu\(2\): decode, layer2; .* for [34] buckets", output)
+    with pytest.raises(AssertionError, match="'cpu0' is no device"):
+        run("bucketing_lm.py", *small, "--devices", "cpu0", cwd=tmp_path)
+
+
+def test_matrix_factorization(tmp_path):
+    output = run("matrix_factorization.py", "--users", "300", "--items", "200", "--ratings", "20000", "--batch", "64", "--epochs", "6", cwd=tmp_path)
+    error, mean = map(float, re.search(r"validation error ([\d.]+); the mean has ([\d.]+)", output).groups())
+    assert error < 0.5 * mean
+    assert "user_table_weight (300, 16) on cpu(0)" in output and "user_hidden_weight (32, 16) on cpu(1)" in output

@@ -331,3 +331,36 @@ def test_python_loss_module():
         loss.backward()
     with pytest.raises(NotImplementedError, match="_compute_output_shapes"):
         mx.mod.PythonModule(["data"], None, ["out"]).bind([("data", (2, 2))])
+
+
+def test_csv_iter(tmp_path):
+    (tmp_path / "data.csv").write_text("1,2\n3,4\n5,6\n")
+    (tmp_path / "label.csv").write_text("7\n8\n9\n")
+    files = {"data_csv": str(tmp_path / "data.csv"), "label_csv": str(tmp_path / "label.csv"), "batch_size": 2}
+
+    def epoch(batches):
+        seen = [(batch.data[0].asnumpy()[:, 0].tolist(), batch.label[0].asnumpy().tolist(), batch.pad) for batch in batches]
+        batches.reset()
+        return seen
+
+    batches = mx.io.CSVIter(data_shape=(2,), **files)
+    assert batches.provide_data[0].shape == (2, 2) and batches.provide_label[0].shape == (2,)
+    assert epoch(batches) == [([1, 3], [7, 8], 0), ([5, 1], [9, 7], 1)]
+    assert epoch(batches) == [([3, 5], [8, 9], 0)]
+    assert epoch(batches) == [([1, 3], [7, 8], 0), ([5, 1], [9, 7], 1)]
+    again = mx.io.CSVIter(data_shape=(2, 1), round_batch=False, dtype="int64", **files)
+    assert [epoch(again), epoch(again)] == [[([[1], [3]], [7, 8], 0), ([[5], [1]], [9, 7], 1)]] * 2
+    assert next(again).data[0].dtype == np.int64
+    with pytest.raises(mx.MXNetError, match=r"lines of .*data.csv have 2 numbers, the shape \(3,\) has 3"):
+        mx.io.CSVIter(data_shape=(3,), **files)
+    (tmp_path / "label.csv").write_text("7\n")
+    with pytest.raises(mx.MXNetError, match="3 lines"):
+        mx.io.CSVIter(data_shape=(2,), **files)
+    (tmp_path / "data.csv").write_text("1,2\n3,x\n")
+    with pytest.raises(mx.MXNetError, match="data.csv"):
+        mx.io.CSVIter(data_shape=(2,), **files)
+
+
+def test_numpy_arrays_become_float32():
+    batch = next(mx.io.NDArrayIter({"a": np.arange(4), "b": np.ones(4)}, np.arange(4), 2))
+    assert [array.dtype for array in (*batch.data, *batch.label)] == [np.float32] * 3

@@ -94,7 +94,7 @@ class DataIter:
 
 
 def _named(data, allow_empty, name):
-    """A list of (name, NDArray) from an array, a list or a dict of arrays."""
+    """A list of (name, NDArray) from an array, a list or a dict of arrays; NumPy arrays become float32."""
     if data is None:
         data = []
     if isinstance(data, (np.ndarray, nd.NDArray)):
@@ -105,7 +105,7 @@ def _named(data, allow_empty, name):
         data = {name: data[0]} if len(data) == 1 else {f"_{i}_{name}": array for i, array in enumerate(data)}
     if not isinstance(data, dict):
         raise TypeError("Input must be NDArray, numpy.ndarray, a list of them or dict with them as values")
-    return [(key, array if isinstance(array, nd.NDArray) else nd.array(array, dtype=getattr(array, "dtype", None))) for key, array in sorted(data.items())]
+    return [(key, array if isinstance(array, nd.NDArray) else nd.array(array)) for key, array in sorted(data.items())]
 
 
 class NDArrayIter(DataIter):

@@ -1,0 +1,86 @@
+"""`CSVIter`: batches of the lines of a CSV file."""
+
+import numpy as np
+
+from .. import _core
+from .. import ndarray as nd
+from ..base import MXNetError
+from .io import DataBatch, DataDesc, _WholeBatchIter
+
+__all__ = ["CSVIter"]
+
+
+def _read(path, shape, dtype):
+    """The lines of a file, each of the shape."""
+    try:
+        values = np.loadtxt(path, delimiter=",", dtype=dtype, ndmin=2)
+    except ValueError as error:
+        raise MXNetError(f"CSVIter: {path}: {error}") from None
+    size = int(np.prod(shape))
+    if values.shape[0] == 0:
+        raise MXNetError(f"CSVIter: {path} is empty")
+    if values.shape[1] != size:
+        raise MXNetError(f"CSVIter: the lines of {path} have {values.shape[1]} numbers, the shape {shape} has {size}")
+    return values.reshape((-1, *shape))
+
+
+class CSVIter(_WholeBatchIter):
+    """Batches of the lines of a CSV file, which is read as a whole.
+
+    Parameters
+    ----------
+    data_csv : str
+        The file of the data; a line is a sample.
+    data_shape : tuple of int
+        The shape of a sample.
+    label_csv : str, optional
+        The file of the labels; without one they are zeros.
+    label_shape : tuple of int, default (1,)
+    batch_size : int
+    round_batch : bool, default True
+        Whether the samples that fill up the last batch count as the first ones of the next epoch.
+    dtype : str, default 'float32'
+    data_name, label_name : str
+    """
+
+    def __init__(
+        self, data_csv, data_shape, label_csv=None, label_shape=(1,), batch_size=1, round_batch=True, dtype="float32", data_name="data",
+        label_name="softmax_label", prefetch_buffer=4,
+    ):  # fmt: skip
+        super().__init__(batch_size)
+        dtype = np.dtype(_core.dtype_name(dtype or "float32"))
+        self._data = _read(data_csv, tuple(data_shape), dtype)
+        count = len(self._data)
+        self._label = np.zeros((count, *label_shape), dtype) if label_csv is None else _read(label_csv, tuple(label_shape), dtype)
+        if len(self._label) != count:
+            raise MXNetError(f"CSVIter: {data_csv} has {count} lines, {label_csv} has {len(self._label)}")
+        if tuple(label_shape) == (1,):
+            self._label = self._label.reshape((-1,))
+        self._round = round_batch
+        self._begin = 0  # of the coming batch; beyond the end: of the coming epoch
+        self.provide_data = [DataDesc(data_name, (batch_size, *self._data.shape[1:]), dtype.type)]
+        self.provide_label = [DataDesc(label_name, (batch_size, *self._label.shape[1:]), dtype.type)]
+
+    def reset(self):
+        """Starts over."""
+        count = len(self._data)
+        self._begin = self._begin - count if self._round and self._begin > count else 0
+
+    def iter_next(self):
+        count, begin = len(self._data), self._begin
+        if begin >= count:
+            return False
+        self._begin = begin + self.batch_size
+        rows = np.arange(begin, self._begin) % count
+        pad = max(self._begin - count, 0)
+        arrays = [nd.array(values[rows], dtype=values.dtype) for values in (self._data, self._label)]
+        self.current_batch = DataBatch(arrays[:1], arrays[1:], pad, rows)
+        return True
+
+    def getdata(self):
+        """The data of the current batch."""
+        return self.current_batch.data[0]
+
+    def getlabel(self):
+        """The labels of the current batch."""
+        return self.current_batch.label[0]
