@@ -37,7 +37,7 @@ _LAZY = {
     "attribute": "attribute", "callback": "callback", "comm": "comm", "contrib": "contrib", "executor": "executor", "gluon": "gluon", "image": "image", "info": "info",
     "init": "initializer", "initializer": "initializer", "io": "io", "kv": "kvstore", "kvstore": "kvstore", "log": "log", "lr_scheduler": "lr_scheduler",
     "metric": "metric", "mod": "module", "model": "model", "module": "module", "mon": "monitor", "monitor": "monitor", "name": "name", "np": "numpy", "numpy": "numpy", "opt": "optimizer", "optimizer": "optimizer",
-    "parallel": "parallel", "profiler": "profiler", "recordio": "recordio", "registry": "registry", "rnn": "rnn", "sym": "symbol", "symbol": "symbol",
+    "operator": "operator", "parallel": "parallel", "profiler": "profiler", "recordio": "recordio", "registry": "registry", "rnn": "rnn", "sym": "symbol", "symbol": "symbol",
     "test_utils": "test_utils", "viz": "visualization", "visualization": "visualization",
 }  # fmt: skip
 _LAZY_NAMES = {"AttrScope": "attribute", "Symbol": "symbol"}

@@ -13,7 +13,6 @@ from . import ndarray as nd
 from ._watched import WatchedRun, deliver
 from .base import MXNetError
 from .context import Context
-from .symbol._control import Control
 from .symbol._graph import placement, states, topological
 from .symbol._infer import Inference, known, parse_shape
 
@@ -41,7 +40,7 @@ class Program:
                 self.steps.append((self.place[node], node, sources, device if moves and not node.call.copies else None, device))
         self.heads = [(self.place[node], index) for node, index in entries]
         # Whether it has to look at values on the way, and is compiled in parts.
-        self.splits = any(isinstance(node.call, Control) for node in order)
+        self.splits = any(getattr(node.call, "splits", False) for node in order)
         self._entries = entries
         # Nodes that make arrays of a shape with open sizes, as states to begin with have: the sizes follow from what is done with them.
         self._open = [node for node in order if node.call is not None and node.call.creates and 0 in parse_shape(node.attrs.get("shape", "()"))]
@@ -286,7 +285,7 @@ class Executor:
     def _check_heads(self, grads):
         for (at, index), grad, flows in zip(self._program.heads, grads, self._flows):
             node = self._program.order[at]
-            if flows and grad is None and not (node.call is not None and node.call.name in LOSSES):
+            if flows and grad is None and not (node.call is not None and (node.call.name in LOSSES or getattr(node.call, "loss", False))):
                 raise MXNetError(
                     f"backward: the output {node.output_name(index)} is not that of a loss layer, so out_grads must have a gradient for it. To minimize "
                     "the output itself, bind mx.sym.make_loss of it"

@@ -8,6 +8,7 @@ from .. import _core
 from .._core import NDArray, array, from_dlpack, to_dlpack_for_read, to_dlpack_for_write, waitall
 
 __all__ = [
+    "Custom",
     "add", "arange", "array", "cast_storage", "concatenate", "divide", "empty", "equal", "eye", "from_dlpack", "from_numpy", "full", "greater", "greater_equal", "histogram",
     "hypot", "lesser", "lesser_equal", "linspace", "logical_and", "logical_or", "logical_xor", "maximum", "minimum", "modulo", "moveaxis", "multiply",
     "not_equal", "onehot_encode", "ones", "power", "split_v2", "subtract", "to_dlpack_for_read", "to_dlpack_for_write", "true_divide", "waitall", "zeros",
@@ -192,3 +193,18 @@ def histogram(a, bins=10, range=None):
         raise ValueError(f"histogram: bins is an integer or an NDArray of edges, got {type(bins).__name__}")
     counts, edges = np.histogram(a.asnumpy(), bins=edges, range=range)
     return array(counts, ctx=a.context, dtype="int64" if isinstance(bins, NDArray) else "float32"), array(edges, ctx=a.context, dtype=a.dtype)
+
+
+def Custom(*data, op_type=None, name=None, **kwargs):
+    """Calls an op written in Python; see `mx.operator`.
+
+    Parameters
+    ----------
+    *data, **kwargs
+        Inputs by position or name; parameters of the op by name.
+    op_type : str
+        The name under which it is registered.
+    """
+    from ..operator import custom_array
+
+    return custom_array(*data, op_type=op_type, name=name, **kwargs)

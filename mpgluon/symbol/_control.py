@@ -81,6 +81,7 @@ class Control:
     creates = copies = False
     context = None
     differentiable = True
+    splits = True  # compiled programs may be cut where it runs
 
     def __init__(self, attrs, graphs, num_inputs):
         self.graphs = graphs

@@ -182,7 +182,22 @@ def _control_node(op, name, attrs, inputs, graphs, version, counted, depth):
         raise MXNetError(f"{name}: {error}") from None
 
 
+def _custom_node(name, attrs, inputs):
+    from ..operator import CustomCall
+
+    params = {key: value for key, value in attrs.items() if key != "op_type" and not key.startswith("__")}
+    try:
+        call = CustomCall(attrs.get("op_type"), params)
+    except MXNetError as error:
+        raise MXNetError(f"{name}: {error}") from None
+    if len(inputs) != call.num_inputs(0):
+        raise MXNetError(f"{name}: {call.op_type} takes {call.num_inputs(0)} inputs, the file gives {len(inputs)}")
+    return Node(name, attrs, call, tuple(inputs))
+
+
 def _op_node(op, name, attrs, inputs, version):
+    if op == "Custom":
+        return _custom_node(name, attrs, inputs)
     try:
         known = {param["name"] for param in _core.get_op(op).describe()["params"]}
     except MXNetError:

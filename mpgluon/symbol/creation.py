@@ -6,7 +6,7 @@ from .. import _core
 from ._functions import Function, is_number, node_of
 from .symbol import Symbol
 
-__all__ = ["arange", "eye", "full", "histogram", "hypot", "linspace", "maximum", "minimum", "ones", "pow", "power", "split_v2", "zeros"]
+__all__ = ["Custom", "arange", "eye", "full", "histogram", "hypot", "linspace", "maximum", "minimum", "ones", "pow", "power", "split_v2", "zeros"]
 
 
 def _call(op, *args, **kwargs):
@@ -85,3 +85,18 @@ minimum = _either(
     "_minimum", "_minimum", "_minimum_scalar", "_minimumscalar", "_minimum_scalar", "_minimumscalar", lambda a, b: a if a < b else b, "minimum", "The smaller of both"
 )  # fmt: skip
 hypot = _either("_hypot", "_hypot", "_hypot_scalar", "_hypotscalar", "_hypot_scalar", "_hypotscalar", np.hypot, "hypot", "sqrt(left**2 + right**2)")
+
+
+def Custom(*data, op_type=None, name=None, **kwargs):
+    """Calls an op written in Python; see `mx.operator`.
+
+    Parameters
+    ----------
+    *data, **kwargs
+        Inputs by position or name; parameters of the op by name.
+    op_type : str
+        The name under which it is registered.
+    """
+    from ..operator import custom_symbol
+
+    return custom_symbol(*data, op_type=op_type, name=name, **kwargs)

@@ -1,0 +1,290 @@
+"""Ops written in Python: `CustomOp` computes, `CustomOpProp` describes, `register` names the two.
+
+``mx.nd.Custom(x, op_type="name")`` runs one at once, ``mx.sym.Custom`` makes a node of it. In a hybridized block or an executor the
+compiled program is cut there: the op runs on the host between two parts, and reads and writes arrays as everywhere.
+"""
+
+from collections import namedtuple
+
+import numpy as np
+
+from . import _core, _split, autograd
+from . import ndarray as nd
+from .base import MXNetError
+
+__all__ = ["CustomOp", "CustomOpProp", "OperatorArguments", "get_all_registered_operators", "get_operator_arguments", "register"]
+
+OperatorArguments = namedtuple("OperatorArguments", ["narg", "names", "types"])
+
+
+class CustomOp:
+    """The base of ops' computations."""
+
+    def forward(self, is_train, req, in_data, out_data, aux):
+        """Computes `out_data` from `in_data`; all are lists of NDArray.
+
+        Parameters
+        ----------
+        is_train : bool
+        req : list of str
+            What to do with each output: see `assign`.
+        aux : list of NDArray
+            Auxiliary states, which may be written.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.forward is not defined")
+
+    def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+        """Computes `in_grad` from the others; `req` is for each of them."""
+        raise NotImplementedError(f"{type(self).__name__}.backward is not defined")
+
+    def assign(self, dst, req, src):
+        """Writes `src` into `dst` ('write', 'inplace'), adds it ('add'), or does nothing ('null')."""
+        if req in ("write", "inplace"):
+            dst[:] = src
+        elif req == "add":
+            dst[:] += src
+        elif req != "null":
+            raise ValueError(f"assign: req is 'null', 'write', 'inplace' or 'add', not {req!r}")
+
+
+class CustomOpProp:
+    """The base of descriptions of ops. Parameters of a call are passed to the constructor as text.
+
+    Parameters
+    ----------
+    need_top_grad : bool, default True
+        Whether backward reads the gradients of the outputs; a loss does not.
+    """
+
+    def __init__(self, need_top_grad=True):
+        self.need_top_grad_ = need_top_grad
+
+    def list_arguments(self):
+        """The names of the inputs."""
+        return ["data"]
+
+    def list_outputs(self):
+        """The names of the outputs."""
+        return ["output"]
+
+    def list_auxiliary_states(self):
+        """The names of the auxiliary states."""
+        return []
+
+    def infer_shape(self, in_shape):
+        """``(input shapes, output shapes, shapes of auxiliary states)`` from the inputs' shapes, of which all but the first may be empty."""
+        return in_shape, [in_shape[0]] * len(self.list_outputs()), []
+
+    def infer_type(self, in_type):
+        """Likewise for dtypes."""
+        return in_type, [in_type[0]] * len(self.list_outputs()), [in_type[0]] * len(self.list_auxiliary_states())
+
+    def declare_backward_dependency(self, out_grad, in_data, out_data):
+        """What backward reads; everything is kept for it anyway."""
+        return [*(out_grad if self.need_top_grad_ else ()), *in_data, *out_data]
+
+    def create_operator(self, ctx, in_shapes, in_dtypes):
+        """The CustomOp for inputs of these shapes and dtypes."""
+        raise NotImplementedError(f"{type(self).__name__}.create_operator is not defined")
+
+
+_props = {}
+
+
+def register(reg_name):
+    """A decorator of CustomOpProp classes: makes one known as ``op_type=reg_name``."""
+
+    def decorate(prop):
+        if not (isinstance(prop, type) and issubclass(prop, CustomOpProp)):
+            raise TypeError(f"register: {prop!r} is no subclass of CustomOpProp")
+        _props[reg_name] = prop
+        return prop
+
+    return decorate
+
+
+def _known(shape):
+    return shape is not None and all(size > 0 for size in shape)
+
+
+class CustomCall:
+    """A call of a registered op with parameters; as a node of a symbol it answers as `_core.OpCall` does."""
+
+    name = "Custom"
+    creates = copies = False
+    context = None
+    differentiable = True
+    splits = True  # compiled programs are cut where it runs
+
+    def __init__(self, op_type, params):
+        if op_type not in _props:
+            raise MXNetError(f"Custom: no op is registered as {op_type!r}; there are {', '.join(sorted(_props)) or 'none'} (mx.operator.register)")
+        self.op_type = op_type
+        self.params = {key: str(value) for key, value in params.items()}
+        self.prop = self._ask("the constructor", lambda: _props[op_type](**self.params))
+        self.arguments = list(self._ask("list_arguments", self.prop.list_arguments))
+        self.auxiliary = list(self._ask("list_auxiliary_states", self.prop.list_auxiliary_states))
+        self.outputs = list(self._ask("list_outputs", self.prop.list_outputs))
+        self.loss = not self.prop.need_top_grad_
+
+    def _ask(self, what, function):
+        """What the user's code gives; its mistakes as MXNetError that names the op."""
+        try:
+            return function()
+        except MXNetError:
+            raise
+        except Exception as error:
+            raise MXNetError(f"Custom: {what} of {self.op_type!r} failed: {type(error).__name__}: {error}") from error
+
+    # As a node
+
+    def num_inputs(self, given):
+        return len(self.arguments) + len(self.auxiliary)
+
+    def input_names(self, count):
+        return tuple([*self.arguments, *self.auxiliary])[:count]
+
+    def output_names(self, count):
+        return tuple(self.outputs)
+
+    def states(self, count):
+        return tuple([False] * len(self.arguments) + [True] * len(self.auxiliary))
+
+    def text(self, name):
+        return self.params[name]
+
+    def infer(self, inputs, outputs, train):
+        """(completed inputs, outputs) as (shape, dtype) pairs."""
+        shapes, dtypes = self._infer_shapes([desc[0] for desc in inputs]), self._infer_dtypes([desc[1] for desc in inputs])
+        pairs = list(zip(shapes, dtypes))
+        completed = [(new[0] if _known(new[0]) else old[0], old[1] or new[1]) for old, new in zip(inputs, pairs)]
+        return completed, pairs[len(inputs) :]
+
+    def _infer_shapes(self, shapes):
+        args, total = shapes[: len(self.arguments)], len(shapes) + len(self.outputs)
+        if not args or not all(map(_known, args[:1])):
+            return [None] * total
+        try:
+            found = self.prop.infer_shape([list(shape or ()) for shape in args])
+            groups = [[tuple(map(int, shape)) for shape in group] for group in (*found, ())[:3]]
+        except Exception as error:
+            if all(map(_known, args)):
+                raise MXNetError(f"Custom: infer_shape of {self.op_type!r} failed for {args}: {type(error).__name__}: {error}") from error
+            return [None] * total  # it may need what is not known yet
+        self._check("infer_shape", groups)
+        ins, outs, aux = groups
+        for name, old, new in zip(self.arguments, args, ins):
+            if _known(old) and tuple(old) != new:
+                raise MXNetError(f"Custom: infer_shape of {self.op_type!r} wants {name} to be {new}, it is {tuple(old)}")
+        return [*ins, *aux, *outs]
+
+    def _infer_dtypes(self, dtypes):
+        args = dtypes[: len(self.arguments)]
+        if not args or args[0] is None:
+            return [None] * (len(dtypes) + len(self.outputs))
+        given = [np.dtype(name or args[0]).type if (name or args[0]) != "bfloat16" else _core.bfloat16 for name in args]
+        found = self._ask("infer_type", lambda: self.prop.infer_type(given))
+        groups = [[_core.dtype_name(dtype) for dtype in group] for group in (*found, ())[:3]]
+        self._check("infer_type", groups)
+        ins, outs, aux = groups
+        return [*ins, *aux, *outs]
+
+    def _check(self, what, groups):
+        for group, names, kind in zip(groups, (self.arguments, self.outputs, self.auxiliary), ("inputs", "outputs", "auxiliary states")):
+            if len(group) != len(names):
+                raise MXNetError(f"Custom: {what} of {self.op_type!r} gives {len(group)} {kind}; it has {', '.join(names) or 'none'}")
+
+    # Running
+
+    def run(self, inputs, device=None):
+        """The outputs, for arrays of the arguments and auxiliary states."""
+        descs = [(array.shape, _core.dtype_name(array.dtype)) for array in inputs]
+        ctx = inputs[0].context if inputs else device
+        strays = [f"{name} on {array.context}" for name, array in zip(self.input_names(len(inputs)), inputs) if array.context != ctx]
+        if strays:
+            raise MXNetError(f"Custom: the inputs of {self.op_type!r} are on different devices: {', '.join(strays)}, the others on {ctx}; move one with as_in_context")
+        _, found = self.infer(descs, [], autograd.is_training())
+        if any(array._traced for array in inputs):
+            tracer = _split.current()
+            if tracer is None:
+                raise MXNetError(f"Custom: {self.op_type!r} runs Python code on values, which is not possible in this trace")
+            return tracer.host(f"Custom {self.op_type}", lambda arrays: self._compute(arrays, found, ctx), inputs, [(shape, dtype, ctx) for shape, dtype in found])
+        return self._compute(inputs, found, ctx)
+
+    def _compute(self, inputs, found, ctx):
+        count = len(self.arguments)
+        args, aux = [array.detach() for array in inputs[:count]], [array.detach() for array in inputs[count:]]
+        outputs = [nd.zeros(shape, ctx=ctx, dtype=dtype) for shape, dtype in found]
+        train = autograd.is_training()
+
+        def forward():
+            op = self.prop.create_operator(str(ctx), [array.shape for array in args], [array.dtype for array in args])
+            op.forward(is_train=train, req=["write"] * len(outputs), in_data=args, out_data=outputs, aux=aux)
+            return op
+
+        with autograd.pause(train_mode=train):
+            op = self._ask("forward", forward)
+        if not autograd.is_recording():
+            return outputs
+        results = [array.detach() for array in outputs]
+
+        def backward(*out_grads):
+            grads = [nd.zeros_like(array) for array in args]
+            tops = [nd.zeros_like(array) if grad is None else grad for grad, array in zip(out_grads, results)]
+            req = ["null" if np.dtype(array.dtype).kind in "iub" else "write" for array in args]
+            with autograd.pause(train_mode=train):
+                self._ask("backward", lambda: op.backward(req=req, out_grad=tops, in_data=args, out_data=results, in_grad=grads, aux=aux))
+            return grads
+
+        _core.record_function(backward, list(inputs[:count]), outputs)
+        return outputs
+
+
+def custom_array(*data, op_type=None, name=None, **kwargs):
+    """``mx.nd.Custom``."""
+    arrays = {key: value for key, value in kwargs.items() if isinstance(value, nd.NDArray)}
+    call = CustomCall(op_type, {key: value for key, value in kwargs.items() if key not in arrays})
+    names = call.input_names(call.num_inputs(0))
+    if len(data) > len(names):
+        raise TypeError(f"Custom: {op_type!r} takes {len(names)} inputs, {len(data)} given")
+    given = {**dict(zip(names, data)), **arrays}
+    for key in (*arrays, *names):
+        if key not in names or not isinstance(given.get(key), nd.NDArray):
+            raise TypeError(f"Custom: the inputs of {op_type!r} are the NDArrays {', '.join(names)}; {key!r} is {'none of them' if key not in names else 'missing'}")
+    outputs = call.run([given[key] for key in names])
+    return outputs[0] if len(outputs) == 1 else outputs
+
+
+def custom_symbol(*data, op_type=None, name=None, attr=None, **kwargs):
+    """``mx.sym.Custom``."""
+    from .name import NameManager
+    from .symbol import Symbol
+    from .symbol._functions import attributes, single
+    from .symbol._graph import make
+
+    given = {key: value for key, value in kwargs.items() if isinstance(value, Symbol)}
+    extra = {key: str(value) for key, value in kwargs.items() if key.startswith("__") and key.endswith("__")}
+    params = {key: value for key, value in kwargs.items() if key not in given and key not in extra}
+    call = CustomCall(op_type, params)
+    names = call.input_names(call.num_inputs(0))
+    if len(data) > len(names):
+        raise TypeError(f"Custom: {op_type!r} takes {len(names)} inputs, {len(data)} given")
+    for key, value in zip(names, data):
+        given[key] = value
+    entries = {key: single(value, f"Custom: {key}") for key, value in given.items()}
+    texts = {"op_type": op_type, **call.params, **attributes(attr, extra)}
+    node = make(call, texts, NameManager.current().get(name, "custom"), None, entries)
+    return Symbol([(node, i) for i in range(node.num_outputs)])
+
+
+def get_all_registered_operators():
+    """The names of all ops."""
+    return sorted(_core.ops())
+
+
+def get_operator_arguments(op_name):
+    """The inputs and parameters of an op, as OperatorArguments."""
+    info = _core.get_op(op_name).describe()
+    names = [entry["name"] for entry in info["inputs"]] + [param["name"] for param in info["params"]]
+    types = ["NDArray-or-Symbol"] * len(info["inputs"]) + [str(param.get("kind", param.get("type", ""))) for param in info["params"]]
+    return OperatorArguments(len(names), names, types)

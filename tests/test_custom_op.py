@@ -1,0 +1,174 @@
+"""Ops written in Python, eager, in hybridized blocks and in symbols."""
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import autograd, gluon
+
+
+class Power(mx.operator.CustomOp):
+    def __init__(self, exponent):
+        self.exponent = exponent
+
+    def forward(self, is_train, req, in_data, out_data, aux):
+        aux[0][:] += 1
+        self.assign(out_data[0], req[0], mx.nd.array(in_data[0].asnumpy() ** self.exponent, ctx=in_data[0].context))
+        self.assign(out_data[1], "add", in_data[0] + int(is_train))
+
+    def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+        self.assign(in_grad[0], req[0], self.exponent * in_data[0] ** (self.exponent - 1) * out_grad[0] + out_grad[1])
+
+
+@mx.operator.register("test_power")
+class PowerProp(mx.operator.CustomOpProp):
+    def __init__(self, exponent="2"):
+        super().__init__()
+        self.exponent = int(exponent)
+
+    def list_outputs(self):
+        return ["power", "same"]
+
+    def list_auxiliary_states(self):
+        return ["calls"]
+
+    def infer_shape(self, in_shape):
+        return in_shape, [in_shape[0]] * 2, [(1,)]
+
+    def create_operator(self, ctx, in_shapes, in_dtypes):
+        return Power(self.exponent)
+
+
+@mx.operator.register("test_softmax")
+class SoftmaxProp(mx.operator.CustomOpProp):
+    def __init__(self):
+        super().__init__(need_top_grad=False)
+
+    def list_arguments(self):
+        return ["data", "label"]
+
+    def infer_shape(self, in_shape):
+        return [in_shape[0], (in_shape[0][0],)], [in_shape[0]], []
+
+    def create_operator(self, ctx, in_shapes, in_dtypes):
+        class Softmax(mx.operator.CustomOp):
+            def forward(self, is_train, req, in_data, out_data, aux):
+                self.assign(out_data[0], req[0], mx.nd.softmax(in_data[0]))
+
+            def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+                label = mx.nd.one_hot(in_data[1], in_data[0].shape[1])
+                self.assign(in_grad[0], req[0], out_data[0] - label)
+
+        return Softmax()
+
+
+@pytest.mark.parametrize("device", [mx.cpu(0), mx.cpu(2)])
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_in_blocks(hybrid, device):
+    class Net(gluon.HybridBlock):
+        def hybrid_forward(self, F, x, calls):
+            power, same = F.Custom(F.relu(x), calls, op_type="test_power", exponent=3)
+            return power * 2 + same
+
+    net = Net()
+    net.hybridize(hybrid)
+    x, calls = mx.nd.array([1, 2, -3], ctx=device), mx.nd.zeros(1, ctx=device)
+    x.attach_grad()
+    for call in range(1, 4):
+        with autograd.record():
+            y = net(x, calls)
+        y.backward()
+        assert y.asnumpy().tolist() == [4, 19, 1] and x.grad.asnumpy().tolist() == [7, 25, 0] and calls.asscalar() == call
+        assert y.context == device
+    assert net(x, calls).asnumpy().tolist() == [3, 18, 0]  # not in training
+
+
+def test_as_a_node_of_a_symbol():
+    power = mx.sym.Custom(data=mx.sym.var("x") + 1, op_type="test_power", exponent=3, name="p", attr={"ctx_group": "g"})
+    assert power.list_outputs() == ["p_power", "p_same"] and power.list_auxiliary_states() == ["p_calls"]
+    assert power.attr("op_type") == "test_power" and power.attr("ctx_group") == "g"
+    assert power.infer_shape(x=(2, 3)) == ([(2, 3)], [(2, 3)] * 2, [(1,)])
+    assert power.infer_type(x="float64")[1] == [np.float64] * 2
+    net = mx.sym.load_json((power[0] * 2 + power[1]).tojson())
+    executor = net.simple_bind(mx.cpu(), x=(3,), group2ctx={"g": mx.cpu(1)})
+    for _ in range(3):
+        executor.forward(is_train=True, x=mx.nd.array([0, 1, 2]))
+        executor.backward([mx.nd.ones(3)])
+    assert executor.outputs[0].asnumpy().tolist() == [4, 19, 58] and executor.grad_dict["x"].asnumpy().tolist() == [7, 25, 55]
+    assert executor.aux_dict["p_calls"].asscalar() == 3
+    executor.set_monitor_callback(lambda name, array: None)
+    executor.forward(is_train=True)
+    executor.backward([mx.nd.ones(3)])
+    assert executor.grad_dict["x"].asnumpy().tolist() == [7, 25, 55]
+
+
+def test_losses_train_modules():
+    data = np.random.RandomState(0).uniform(-1, 1, (64, 4)).astype("float32")
+    label = (data.sum(axis=1) > 0).astype("float32")
+    params = []
+    for custom in (True, False):
+        scores = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, name="fc")
+        loss = mx.sym.Custom(scores, mx.sym.var("softmax_label"), op_type="test_softmax", name="softmax") if custom else mx.sym.SoftmaxOutput(scores, name="softmax")
+        module = mx.mod.Module(loss)
+        mx.random.seed(0)
+        module.fit(mx.io.NDArrayIter(data, label, 16), num_epoch=2, initializer=mx.init.Xavier())
+        params.append(module.get_params()[0])
+    for name, array in params[0].items():
+        np.testing.assert_allclose(array.asnumpy(), params[1][name].asnumpy(), rtol=1e-5, atol=1e-7)
+    inferred = mx.sym.Custom(data=mx.sym.var("x"), op_type="test_softmax", name="s")
+    assert inferred.list_arguments() == ["x", "s_label"] and inferred.infer_shape(x=(5, 3))[0] == [(5, 3), (5,)]
+
+
+def test_errors():
+    @mx.operator.register("test_wrong")
+    class Wrong(mx.operator.CustomOpProp):
+        def __init__(self, what="forward"):
+            super().__init__()
+            self.what = what
+
+        def infer_shape(self, in_shape):
+            if self.what == "shape":
+                raise KeyError("oops")
+            return in_shape, [in_shape[0]] * (2 if self.what == "count" else 1), []
+
+        def create_operator(self, ctx, in_shapes, in_dtypes):
+            what = self.what
+
+            class Op(mx.operator.CustomOp):
+                def forward(self, is_train, req, in_data, out_data, aux):
+                    if what == "forward":
+                        raise ValueError("bad input")
+                    self.assign(out_data[0], req[0], in_data[0])
+
+            return Op()
+
+    x = mx.nd.ones(3)
+    for what, message in [("forward", "forward of 'test_wrong' failed: ValueError: bad input"), ("shape", "infer_shape of 'test_wrong' failed.*oops"),
+                          ("count", "gives 2 outputs")]:  # fmt: skip
+        with pytest.raises(mx.MXNetError, match=message):
+            mx.nd.Custom(x, op_type="test_wrong", what=what)
+    x.attach_grad()
+    with autograd.record():
+        y = mx.nd.Custom(x, op_type="test_wrong", what="none")
+    with pytest.raises(mx.MXNetError, match="backward of 'test_wrong' failed: NotImplementedError"):
+        y.backward()
+    with pytest.raises(mx.MXNetError, match="constructor of 'test_wrong' failed"):
+        mx.nd.Custom(x, op_type="test_wrong", unknown=1)
+    with pytest.raises(mx.MXNetError, match="no op is registered as 'nothing'"):
+        mx.sym.Custom(mx.sym.var("x"), op_type="nothing")
+    with pytest.raises(mx.MXNetError, match="p: Custom: no op is registered as 'gone'"):
+        mx.sym.load_json(mx.sym.Custom(mx.sym.var("x"), op_type="test_wrong", name="p").tojson().replace("test_wrong", "gone"))
+    with pytest.raises(TypeError, match="'label' is missing"):
+        mx.nd.Custom(x, op_type="test_softmax")
+    with pytest.raises(mx.MXNetError, match=r"different devices: label on cpu\(1\)"):
+        mx.nd.Custom(mx.nd.ones((2, 2)), mx.nd.ones(2, ctx=mx.cpu(1)), op_type="test_softmax")
+    with pytest.raises(TypeError, match="no subclass"):
+        mx.operator.register("x")(int)
+    with pytest.raises(ValueError, match="assign"):
+        mx.operator.CustomOp().assign(x, "put", x)
+
+
+def test_registered_ops():
+    assert {"Convolution", "dot"} <= set(mx.operator.get_all_registered_operators())
+    found = mx.operator.get_operator_arguments("Activation")
+    assert found.names == ["data", "act_type"] and found.narg == 2
