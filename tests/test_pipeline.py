@@ -401,6 +401,62 @@ def shuffled_engine():
     mx.engine.set_mode("async")
 
 
+# --- Memory ---
+
+
+def big(i):
+    part = nn.HybridSequential()
+    with part.name_scope():
+        for _ in range(4):
+            part.add(nn.Dense(256, in_units=256, activation="tanh"))
+    return part
+
+
+def peaks_of(schedule, pieces=8):
+    net = Chain([0, 1, 2], big)
+    train = TrainStep(net, loss_of, None, Pipeline(pieces, schedule))
+    x = data((512, 256))
+    for _ in range(2):
+        train(x, [])
+    nd.waitall()
+    before = {}
+    for ctx in CPU[:3]:
+        mx.context.reset_peak_memory(ctx)
+        before[ctx] = mx.context.memory_stats(ctx)["in_use"]
+    loss = train(x, [])
+    nd.waitall()
+    measured = {ctx: mx.context.memory_stats(ctx)["peak_in_use"] - before[ctx] for ctx in before}
+    assert loss.shape == (512,)
+    return train.pipeline.report().planned_bytes, measured
+
+
+@pytest.mark.parametrize("schedule", schedules.NAMES)
+def test_the_planned_peak_is_the_measured_one(schedule):
+    planned, measured = peaks_of(schedule)
+    for ctx in planned:
+        assert abs(measured[ctx] - planned[ctx]) <= 0.05 * planned[ctx] + 3 * 512 * 4, (ctx, planned, measured)
+
+
+def test_1f1b_takes_less_memory_than_gpipe():
+    few, all_of_them = peaks_of("1f1b")[1], peaks_of("gpipe")[1]
+    assert few[CPU[2]] < 0.5 * all_of_them[CPU[2]]
+    assert few[CPU[0]] < 0.8 * all_of_them[CPU[0]]
+
+
+def test_a_schedule_that_does_not_fit_is_refused():
+    net = Chain([0, 1, 2], big)
+    train = TrainStep(net, loss_of, None, Pipeline(4, "gpipe"))
+    mx.nd.waitall()
+    limit = mx.context.memory_stats(CPU[1])["in_use"] + 200_000
+    mx.context.set_memory_limit(CPU[1], limit)
+    try:
+        with pytest.raises(ScheduleError, match=r"bytes on cpu\(1\).*more than its limit"):
+            train(data((512, 256)), [])
+    finally:
+        mx.context.set_memory_limit(CPU[1], None)
+    train(data((512, 256)), [])
+
+
 # --- Reports and mistakes ---
 
 

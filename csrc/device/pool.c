@@ -94,6 +94,12 @@ static bool find_class(size_t size, int *index, size_t *rounded) {
   return true;
 }
 
+size_t mpg_pool_block_size(size_t size) {
+  int index;
+  size_t rounded = size;
+  return size && find_class(size, &index, &rounded) ? rounded : size;
+}
+
 mpg_status mpg_pool_create(mpg_device *device, mpg_pool **pool) {
   *pool = mpg_calloc(1, sizeof **pool);
   if (!*pool) return mpg_out_of_host_memory(sizeof **pool);

@@ -26,7 +26,7 @@ static PyObject *describe_segment(const mpg_program_set *set, const mpg_program_
     if (instruction->kind == MPG_SIGNAL) continue;
     bool waiting = instruction->kind == MPG_WAIT;
     PyObject *item = waiting ? PyLong_FromUnsignedLong(instruction->segment)
-                             : PyUnicode_FromFormat("%s/%s", mpg_scope_text(instruction->scope), instruction->op->name);
+                             : PyUnicode_FromFormat("%s/%s", mpg_scope_text(instruction->scope), mpg_instruction_name(instruction));
     int added = item != NULL ? PyList_Append(waiting ? waits : ops, item) : -1;
     Py_XDECREF(item);
     if (added < 0) goto done;
@@ -57,7 +57,7 @@ static PyObject *describe_set(const mpg_program_set *set) {
     Py_XDECREF(item);
   }
   for (uint32_t i = 0; blocks != NULL && i < set->num_blocks; i++) {
-    PyObject *item = Py_BuildValue("NnO", context_of(set->programs[set->block_devices[i]].device->id), (Py_ssize_t)set->block_sizes[i],
+    PyObject *item = Py_BuildValue("NnO", context_of(set->programs[set->block_devices[i]].device->id), (Py_ssize_t)mpg_pool_block_size(set->block_sizes[i]),
                                    i >= set->first_block ? Py_True : Py_False);
     if (item == NULL || PyList_Append(blocks, item) < 0) Py_CLEAR(blocks);
     Py_XDECREF(item);
@@ -154,7 +154,7 @@ static PyObject *staged_call_forward(PyObject *object, PyObject *unused) {
 
 static PyMethodDef staged_call_methods[] = {
     {"forward", staged_call_forward, METH_NOARGS,
-     "forward()\n--\n\nThe forward programs: {'segments': [...], 'blocks': [(device, bytes, of this phase)]}. A segment is a dict of device,\n"
+     "forward()\n--\n\nThe forward programs: {'segments': [...], 'blocks': [(device, bytes with the pool's rounding, of this phase)]}. A segment is a dict of device,\n"
      "depth, deferred, waits (segments it waits for), ops, blocks (that it touches) and bytes_sent."},
     {0}};
 static PyGetSetDef staged_call_properties[] = {

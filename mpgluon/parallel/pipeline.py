@@ -7,6 +7,7 @@ import numpy as np
 from .. import _core, autograd
 from .. import ndarray as nd
 from ..base import MXNetError
+from ..context import memory_stats
 from ..gluon import _compiled
 from . import schedules
 from .report import Report
@@ -296,6 +297,18 @@ class PipelinedCall:
         _compiled.CompiledCall(self._block, {}).discover(args)
 
 
+def _check_memory(peaks):
+    """Raises where a device's limit leaves less than the schedule needs."""
+    for ctx, needed in peaks.items():
+        stats = memory_stats(ctx)
+        left = stats["limit"] - stats["in_use"]
+        if stats["limit"] and needed > left:
+            raise schedules.ScheduleError(
+                f"the schedule needs {needed:,} bytes on {ctx} for micro-batches under way, {needed - left:,} more than its limit of {stats['limit']:,} "
+                f"leaves beside the {stats['in_use']:,} in use. More micro-batches, schedule='1f1b' or recompute take less"
+            )
+
+
 class _Driver:
     """Queues the passes of a run by the pipeline's schedule."""
 
@@ -321,6 +334,7 @@ class _Driver:
     def train(self, run):
         """Both passes, interleaved."""
         stages, table, items = self._prepare(run, "FB")
+        _check_memory(stages.peaks(items, "FB") if any(memory_stats(ctx)["limit"] for ctx in stages.contexts) else {})
         run.submit(items)
         self.pipeline._last = (run, stages, table, "FB", self.pipeline.micro_batches)
 

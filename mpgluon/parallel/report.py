@@ -23,6 +23,8 @@ class Report:
         What each device sent to others.
     times : dict of (kind, stage) to float
         Mean seconds of the actions.
+    planned_bytes : dict of Context to int
+        The most memory that the micro-batches under way take on each device, by plan.
     """
 
     def __init__(self, run, stages, table, phases, micro_batches):
@@ -51,6 +53,7 @@ class Report:
         complete = {key: self.times.get(key, 0.0) for key in {(a.kind, a.stage) for row in table for a in row}}
         self.planned = schedules.simulate(table, stages.graph, micro_batches, complete, phases)
         self.planned_bubble = self.planned.bubble
+        self.planned_bytes = stages.peaks(stages.items(table, micro_batches, phases), phases)
         self.bytes_copied = {ctx: count for ctx, count in stages.bytes_sent(phases).items()}
 
     def __repr__(self):
@@ -58,9 +61,9 @@ class Report:
             f"{len(self.stages)} stages, {self.micro_batches} micro-batches: {self.seconds * 1e3:.2f} ms, bubble {self.bubble:.1%} "
             f"(planned {self.planned.length * 1e3:.2f} ms, {self.planned_bubble:.1%})"
         ]
-        rows = [("device", "busy ms", "idle ms", "bytes sent")]
+        rows = [("device", "busy ms", "idle ms", "bytes sent", "bytes of micro-batches")]
         for ctx, busy in self.busy.items():
-            rows.append((str(ctx), f"{busy * 1e3:.2f}", f"{self.idle[ctx] * 1e3:.2f}", f"{self.bytes_copied.get(ctx, 0):,}"))
+            rows.append((str(ctx), f"{busy * 1e3:.2f}", f"{self.idle[ctx] * 1e3:.2f}", f"{self.bytes_copied.get(ctx, 0):,}", f"{self.planned_bytes.get(ctx, 0):,}"))
         rows_of_stages = [("stage", "device", "forward ms", "backward ms", "deferred ms", "blocks")]
         for s, name in enumerate(self.stages.names):
             ms = [f"{self.times[kind, s] * 1e3:.3f}" if (kind, s) in self.times else "" for kind in "FBW"]

@@ -108,6 +108,37 @@ class Stages:
         kinds = ["F"] * ("F" in phases) + (["B"] + ["W"] * self.graph.deferred) * ("B" in phases)
         return [Action(kind, s, m) for kind in kinds for s in range(len(self)) for m in range(micro_batches)]
 
+    def peaks(self, items, phases):
+        """The most bytes that the blocks of all pieces take on each device, when items are queued in this order.
+
+        A block is taken with the first segment that touches it and given back behind the last.
+        """
+        uses, sizes, held = {}, {}, {}
+        for phase, described in enumerate((self.forward, self.backward)):
+            if "FB"[phase] not in phases or described is None:
+                continue
+            for piece, programs in enumerate(described):
+                for number, (ctx, size, _) in enumerate(programs["blocks"]):
+                    sizes[piece, number] = (ctx, size)
+                for segment in programs["segments"]:
+                    for block in segment["blocks"]:
+                        uses[piece, block] = uses.get((piece, block), 0) + 1
+        now, peaks = {ctx: 0 for ctx in self.contexts}, {ctx: 0 for ctx in self.contexts}
+        for phase, piece, number in zip(*[iter(items)] * 3):
+            blocks = (self.forward, self.backward)[phase][piece]["segments"][number]["blocks"]
+            for block in blocks:
+                if (piece, block) not in held:
+                    ctx, size = sizes[piece, block]
+                    held[piece, block] = True
+                    now[ctx] += size
+                    peaks[ctx] = max(peaks[ctx], now[ctx])
+            for block in blocks:
+                uses[piece, block] -= 1
+                if not uses[piece, block]:
+                    ctx, size = sizes[piece, block]
+                    now[ctx] -= size
+        return peaks
+
     def bytes_sent(self, phases):
         """Bytes that one step passes from device to device: (from, number of bytes) summed up."""
         total = {}
