@@ -211,7 +211,7 @@ static mpg_status plan_forward(mpg_compiled *c, mpg_order *order) {
   if (c->stages != MPG_STAGES_NONE) MPG_GOTO(mpg_graph_stages(&c->graph, order, NULL, 0, false));
   mpg_plan_request request = {.graph = &c->graph, .order = order, .num_externals = mpg_compiled_forward_externals(c),
                               .external = c->external, .saved = c->saved};
-  MPG_GOTO(mpg_schedule(&request, order, false, &c->plan));
+  MPG_GOTO(mpg_schedule(&request, order, c->stages == MPG_STAGES_NONE, &c->plan));
 fail:
   mpg_free(roots);
   return status;

@@ -14,7 +14,7 @@ typedef struct lifetime {
 typedef struct item { /* memory that has a place, or wants one */
   size_t offset, size;
   lifetime life;
-  uint32_t value;
+  uint32_t value, block; /* UINT32_MAX: a new one */
 } item;
 
 typedef struct item_list {
@@ -243,12 +243,20 @@ static mpg_status put(item_list *list, const item *placed) {
   return MPG_OK;
 }
 
-static int largest_first(const void *a, const void *b) {
-  const item *x = a, *y = b;
-  if (x->size != y->size) return x->size > y->size ? -1 : 1;
+/* In which order places are given: what decides, then the earlier, then the lower number. */
+static int compare(size_t a, size_t b, const item *x, const item *y) {
+  if (a != b) return a > b ? -1 : 1;
   if (x->life.begin != y->life.begin) return x->life.begin < y->life.begin ? -1 : 1;
   return x->value < y->value ? -1 : x->value > y->value;
 }
+static size_t span(const item *x) { return (size_t)x->life.end - x->life.begin + 1; }
+static int largest_first(const void *a, const void *b) { return compare(((const item *)a)->size, ((const item *)b)->size, a, b); }
+static int longest_first(const void *a, const void *b) { return compare(span(a), span(b), a, b); }
+static int latest_first(const void *a, const void *b) { return compare(((const item *)a)->life.begin, ((const item *)b)->life.begin, a, b); }
+static int earliest_first(const void *a, const void *b) { return compare(0, 0, a, b); }
+typedef int comparison(const void *, const void *);
+static comparison *const ways[] = {largest_first, longest_first, earliest_first, latest_first}; /* one of them does well on most */
+enum { NUM_WAYS = sizeof ways / sizeof *ways };
 
 /* A block in which other values have their places already. */
 typedef struct space {
@@ -266,7 +274,7 @@ static mpg_status occupy(planner *p, space *space) {
     lifetime life = {0, p->lives[find(plan, (uint32_t)v)].end};
     if (old && p->request->retain) life.end = FOREVER;
     if (old && !p->request->retain && p->lives[find(plan, (uint32_t)v)].begin == FOREVER) continue; /* nobody reads it */
-    MPG_TRY(put(&space->list, &(item){plan->locations[v].offset, value_bytes(p, (uint32_t)v), life, (uint32_t)v}));
+    MPG_TRY(put(&space->list, &(item){plan->locations[v].offset, value_bytes(p, (uint32_t)v), life, (uint32_t)v, space->block}));
   }
   return MPG_OK;
 }
@@ -282,34 +290,63 @@ static bool fit_into(const mpg_plan *plan, space *spaces, uint32_t count, item *
   return false;
 }
 
-static mpg_status pack(planner *p, uint32_t slot, item *items, size_t count) {
+/* Gives the items places, in the blocks that the device has and in a new one; *size: of the new one. */
+static mpg_status pack(planner *p, uint32_t slot, item *items, size_t count, comparison *way, size_t *size) {
   mpg_plan *plan = p->plan;
   mpg_status status = MPG_OK;
   uint32_t num_spaces = 0;
   space *spaces = mpg_calloc(plan->num_blocks + 1, sizeof *spaces), fresh = {.block = UINT32_MAX};
   if (!spaces) return mpg_out_of_host_memory(plan->num_blocks * sizeof *spaces);
+  *size = 0;
   for (uint32_t i = 0; i < plan->num_blocks; i++) {
     if (plan->blocks[i].device != slot) continue;
     spaces[num_spaces++].block = i;
     MPG_GOTO(occupy(p, &spaces[num_spaces - 1]));
   }
-  qsort(items, count, sizeof *items, largest_first);
+  qsort(items, count, sizeof *items, way);
   for (size_t i = 0; i < count; i++) {
     space *chosen = &fresh;
     if (!fit_into(plan, spaces, num_spaces, &items[i], &chosen)) {
-      if (fresh.block == UINT32_MAX) MPG_GOTO(add_block(plan, MPG_BLOCK_MAIN, slot, slot, &fresh.block));
       if (!best_fit(&fresh.list, &items[i], SIZE_MAX / 2, &items[i].offset))
         MPG_GOTO(mpg_fail(MPG_DEVICE_OUT_OF_MEMORY, "the block's arrays do not fit into the address space"));
       size_t end = items[i].offset + items[i].size;
-      if (end > plan->blocks[fresh.block].size) plan->blocks[fresh.block].size = end;
+      if (end > *size) *size = end;
     }
     MPG_GOTO(put(&chosen->list, &items[i]));
-    plan->locations[items[i].value] = (mpg_location){plan->num_externals + chosen->block, items[i].offset};
+    items[i].block = chosen->block;
   }
 fail:
   for (uint32_t i = 0; i < num_spaces; i++) mpg_free(spaces[i].list.items);
   mpg_free(spaces);
   mpg_free(fresh.list.items);
+  return status;
+}
+
+/* Packs in several ways, until nothing could be smaller, and takes the best. */
+static mpg_status pack_well(planner *p, uint32_t slot, item *items, size_t count) {
+  mpg_plan *plan = p->plan;
+  mpg_status status = MPG_OK;
+  size_t there = 0, least = SIZE_MAX;
+  item *best = mpg_malloc((count + 1) * sizeof *best);
+  if (!best) return mpg_out_of_host_memory(count * sizeof *best);
+  for (uint32_t i = 0; i < plan->num_blocks; i++)
+    if (plan->blocks[i].device == slot) there += plan->blocks[i].size;
+  for (int way = 0; way < NUM_WAYS && (way == 0 || (least && there + least > plan->alive[slot])); way++) {
+    size_t size = 0;
+    MPG_GOTO(pack(p, slot, items, count, ways[way], &size));
+    if (size >= least) continue;
+    least = size;
+    memcpy(best, items, count * sizeof *best);
+  }
+  uint32_t fresh = UINT32_MAX;
+  if (least) {
+    MPG_GOTO(add_block(plan, MPG_BLOCK_MAIN, slot, slot, &fresh));
+    plan->blocks[fresh].size = least;
+  }
+  for (size_t i = 0; i < count; i++)
+    plan->locations[best[i].value] = (mpg_location){plan->num_externals + (best[i].block == UINT32_MAX ? fresh : best[i].block), best[i].offset};
+fail:
+  mpg_free(best);
   return status;
 }
 
@@ -322,12 +359,56 @@ static mpg_status pack_all(planner *p) {
     size_t count = 0;
     for (size_t v = 0; v < plan->num_values; v++)
       if (p->planned[v] && mpg_device_id_equal(p->graph->values[v].device, plan->devices[slot]))
-        items[count++] = (item){0, value_bytes(p, (uint32_t)v), p->lives[v], (uint32_t)v};
-    if (count) MPG_GOTO(pack(p, slot, items, count));
+        items[count++] = (item){0, value_bytes(p, (uint32_t)v), p->lives[v], (uint32_t)v, UINT32_MAX};
+    if (count) MPG_GOTO(pack_well(p, slot, items, count));
   }
 fail:
   mpg_free(items);
   return status;
+}
+
+static void count_alive(ptrdiff_t *steps, lifetime life, uint32_t count, size_t bytes) {
+  steps[life.begin] += (ptrdiff_t)bytes;
+  steps[life.end < count ? life.end + 1 : count] -= (ptrdiff_t)bytes;
+}
+
+/* Bytes alive at once, per device. What was saved in the forward phase counts until it is read for the last time. */
+static mpg_status find_alive(planner *p) {
+  mpg_plan *plan = p->plan;
+  const mpg_plan *forward = p->request->forward;
+  uint32_t count = (uint32_t)p->request->order->count;
+  size_t stride = (size_t)count + 2;
+  ptrdiff_t *steps = mpg_calloc(stride * (plan->num_devices + 1), sizeof *steps);
+  lifetime *saved = mpg_malloc((plan->num_values + 1) * sizeof *saved); /* per root of the forward plan */
+  if (!steps || !saved) {
+    mpg_free(steps);
+    mpg_free(saved);
+    return mpg_out_of_host_memory(stride * sizeof *steps);
+  }
+  for (size_t v = 0; v < plan->num_values; v++) saved[v] = (lifetime){FOREVER, 0};
+  for (size_t v = 0; v < plan->num_values; v++) {
+    uint32_t root = find(plan, (uint32_t)v), slot = mpg_plan_slot(plan, p->graph->values[v].device);
+    if (slot == UINT32_MAX) continue;
+    if (root == v && (p->planned[v] || p->pushed[v])) count_alive(steps + slot * stride, p->lives[v], count, value_bytes(p, (uint32_t)v));
+    if (!forward || v >= forward->num_values || !p->request->saved[v]) continue;
+    uint32_t base = forward->locations[v].base;
+    if (base == MPG_NO_BASE || base < forward->num_externals || (p->lives[root].begin == FOREVER && !p->request->retain)) continue;
+    lifetime *life = &saved[forward->roots[v]];
+    life->begin = 0;
+    if (p->request->retain) life->end = FOREVER;
+    if (p->lives[root].end > life->end) life->end = p->lives[root].end;
+  }
+  for (size_t v = 0; v < plan->num_values; v++)
+    if (saved[v].begin == 0)
+      count_alive(steps + mpg_plan_slot(plan, p->graph->values[v].device) * stride, saved[v], count, value_bytes(p, (uint32_t)v));
+  for (uint32_t slot = 0; slot < plan->num_devices; slot++) {
+    ptrdiff_t alive = 0;
+    for (uint32_t k = 0; k <= count; k++)
+      if ((size_t)(alive += steps[slot * stride + k]) > plan->alive[slot]) plan->alive[slot] = (size_t)alive;
+  }
+  mpg_free(steps);
+  mpg_free(saved);
+  return MPG_OK;
 }
 
 static mpg_status prepare(planner *p) {
@@ -372,6 +453,7 @@ mpg_status mpg_plan_make(const mpg_plan_request *request, mpg_plan *plan) {
   find_lifetimes(&p);
   MPG_GOTO(give_places(&p));
   share_in_place(&p);
+  MPG_GOTO(find_alive(&p));
   MPG_GOTO(pack_all(&p));
   for (size_t v = 0; v < plan->num_values; v++) plan->roots[v] = find(plan, (uint32_t)v);
   for (size_t v = 0; v < plan->num_values; v++)

@@ -45,6 +45,8 @@ typedef struct mpg_plan {
   mpg_location *locations; /* per value */
   uint32_t *roots;         /* per value: the value whose memory it shares */
   size_t num_values;
+  size_t alive[MPG_MAX_GRAPH_DEVICES]; /* per slot: the most bytes of planned arrays alive at once in this phase: no plan of this
+                                          order can be smaller */
 } mpg_plan;
 
 typedef struct mpg_plan_request {
@@ -58,12 +60,23 @@ typedef struct mpg_plan_request {
 } mpg_plan_request;
 
 mpg_status mpg_plan_make(const mpg_plan_request *request, mpg_plan *plan); /* plan: zeroed */
-/* schedule.c: the plan of request->order, and of better orders where these cost no memory: with `hurry`, the one in which devices
- * wait least for each other (at most a fiftieth more), and fused. Leaves the order that it chose in *order, which is request->order. */
-mpg_status mpg_schedule(const mpg_plan_request *request, mpg_order *order, bool hurry, mpg_plan *plan);
+/* schedule.c: the order in which request's nodes run, and its plan. With `free_order`: that of least memory, then one in which devices wait
+ * less for each other; then fused; each taken if no device's plan grows by over a fiftieth. *order, which is request->order, is replaced. */
+mpg_status mpg_schedule(const mpg_plan_request *request, mpg_order *order, bool free_order, mpg_plan *plan);
 void mpg_plan_free(mpg_plan *plan);
 uint32_t mpg_plan_slot(const mpg_plan *plan, mpg_device_id device); /* UINT32_MAX when there is none */
 /* True for a node that needs no kernel: its output lies where its input does. */
 bool mpg_plan_aliased(const mpg_plan *plan, const mpg_graph *graph, const mpg_node *node);
+
+/* reorder.c. Bits never depend on the order: random numbers and sums are fixed before, and whoever uses what an effect writes keeps its place
+ * among these users. Copies to other devices go right behind what they copy.
+ *
+ * Memory: of an order that takes next what frees most, and one that goes depth first, inputs that need most memory first, the one with
+ * fewer bytes alive at once (their sum over devices), if that is a twentieth less than in the given order: *changed, and `better` is filled. */
+mpg_status mpg_order_for_memory(const mpg_plan_request *request, mpg_order *better, bool *changed);
+/* Time: orders in which devices wait less for each other. faster[0]: every device takes, of what is ready, the node with the longest way to the
+ * end; faster[1]: mpg_order_hurry's. seconds: of the given order, then of these (0: there is none), estimated from bytes and
+ * multiplications. The caller frees both. */
+mpg_status mpg_order_for_time(const mpg_plan_request *request, mpg_order faster[2], double seconds[3]);
 
 #endif

@@ -401,12 +401,14 @@ static PyObject *describe_device(const mpg_compiled *c, mpg_device_id id) {
   size_t kept = kept_bytes(c, id);
   size_t forward_bytes = here ? planned(c->programs, slot, false) : 0, forward_lanes = here ? planned(c->programs, slot, true) : 0;
   size_t backward_bytes = there ? planned(backward, back_slot, false) : 0, backward_lanes = there ? planned(backward, back_slot, true) : 0;
+  size_t alive = here ? c->plan.alive[slot] : 0; /* the most of both phases */
+  if (there && c->backwards->plan.alive[back_slot] > alive) alive = c->backwards->plan.alive[back_slot];
   PyObject *planned_dict = PyDict_New();
   bool done = planned_dict != NULL && put(planned_dict, "forward", PyLong_FromSize_t(forward_bytes)) == 0 &&
               put(planned_dict, "saved", PyLong_FromSize_t(here ? saved_bytes(c, slot) : 0)) == 0 &&
               put(planned_dict, "backward", PyLong_FromSize_t(backward_bytes)) == 0 &&
               put(planned_dict, "lanes", PyLong_FromSize_t(forward_lanes + backward_lanes)) == 0 &&
-              put(planned_dict, "kept", PyLong_FromSize_t(kept)) == 0 &&
+              put(planned_dict, "alive", PyLong_FromSize_t(alive)) == 0 && put(planned_dict, "kept", PyLong_FromSize_t(kept)) == 0 &&
               put(planned_dict, "total", PyLong_FromSize_t(forward_bytes + forward_lanes + backward_bytes + backward_lanes + kept)) == 0;
   if (!done) {
     Py_XDECREF(planned_dict);
@@ -591,7 +593,8 @@ static PyMethodDef cached_op_methods[] = {
      "'backward' programs (lists of instructions: kind 'run' with op, scope, shapes, fused (the ops of a group), and again where it recomputes; 'copy' with to and bytes; 'signal'; 'wait'\n"
      "with from) and to 'planned', the bytes planned there: forward, saved (of these), backward (beyond forward's), lanes (arrays\n"
      "that other devices push), kept (values made from parameters alone, by the 'prologue' programs, which run after these were\n"
-     "written), total. 'copies' lists what moves between devices. 'calls', 'frames' and 'bytes_held' say how often\n"
+     "written), total, and alive (what no plan of forward and backward in this order can do without). 'copies' lists what moves\n"
+     "between devices. 'calls', 'frames' and 'bytes_held' say how often\n"
      "it ran, and what waits for its backward now. 'inputs': (shape, dtype, device, needs a gradient)."},
     {"bind", cached_op_bind, METH_O,
      "bind(arrays)\n--\n\nMakes `arrays`, a list, the last inputs of every call from now on: calls pass the rest only, and do not look at these\n"
