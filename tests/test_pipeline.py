@@ -379,6 +379,19 @@ def test_a_table_of_ones_own():
     assert np.array_equal(loss, expected[0]) and same(grads, expected[1])
 
 
+def test_auto_takes_what_is_quickest_on_paper():
+    net = Chain([0, 1, 2], big)
+    pipeline = Pipeline(4, "auto")
+    train = TrainStep(net, loss_of, None, pipeline, exact=True)
+    losses = [train(data((64, 256)), []).asnumpy() for _ in range(4)]
+    assert all(np.array_equal(losses[0], loss) for loss in losses)
+    report = pipeline.report()
+    lengths = {
+        name: schedules.simulate(schedules.make_table(report.stages.graph, 4, name), report.stages.graph, 4, report.times).length for name in schedules.NAMES
+    }
+    assert report.planned.length <= min(lengths.values()) * 1.5
+
+
 def test_random_tables_find_no_race(shuffled_engine):
     """Any order that data allows gives the same bits, and no order of the devices' work shows a missing dependency."""
     random = np.random.RandomState(3)

@@ -124,7 +124,8 @@ class _Entry:
         self.calls = {}  # rows of a piece, and whether a backward is recorded -> StagedCall
         self.output_kinds, self.carried_from = None, None
         self.copied = ()  # results that must be copied to have memory of their own
-        self.tables = {}  # programs and phases -> (stages, table, items)
+        self.tables = {}  # programs, phases and schedule -> (stages, table, items)
+        self.runs, self.chosen = 0, None  # schedule='auto': what was chosen after the first runs
 
     def trace(self, rows, *arrays):
         """The block on traced arrays whose divided axis is in front; its results likewise."""
@@ -315,16 +316,35 @@ class _Driver:
     def __init__(self, entry, pipeline):
         self.entry, self.pipeline = entry, pipeline
 
-    def _prepare(self, run, phases):
+    def _prepare(self, run, phases, schedule=None):
         pipeline, pieces = self.pipeline, self.pipeline.micro_batches
+        schedule = schedule or (pipeline.schedule if pipeline.schedule != "auto" else self.entry.chosen or "1f1b")
         programs = tuple(run.program(k, phase) for k in range(pieces) for phase, name in enumerate("FB") if name in phases)
-        prepared = self.entry.tables.get((programs, phases, str(pipeline.schedule)))
+        key = (programs, phases, str(schedule))
+        prepared = self.entry.tables.get(key)
         if prepared is None:
             described = Stages([run.describe(k, 0) for k in range(pieces)], [run.describe(k, 1) for k in range(pieces)] if "B" in phases else None, bool(pipeline.carry))
-            table = described.table(pipeline.schedule, pieces, phases)
+            table = described.table(schedule, pieces, phases)
             items = array.array("I", described.items(table, pieces, phases))
-            prepared = self.entry.tables[programs, phases, str(pipeline.schedule)] = (described, table, items)
+            prepared = self.entry.tables[key] = (described, table, items)
         return prepared
+
+    def _choose(self, run):
+        """schedule='auto': from the third step on, what is quickest on paper with the times of the second, within the devices' memory."""
+        entry = self.entry
+        entry.runs += 1
+        if self.pipeline.schedule != "auto" or entry.chosen or entry.runs < 3:
+            return
+        times, best = self.pipeline.report().times, None
+        for name in schedules.NAMES:
+            stages, table, items = self._prepare(run, "FB", name)
+            peaks = stages.peaks(items, "FB")
+            if any(memory_stats(ctx)["limit"] and needed > memory_stats(ctx)["limit"] - memory_stats(ctx)["in_use"] for ctx, needed in peaks.items()):
+                continue
+            length = schedules.simulate(table, stages.graph, self.pipeline.micro_batches, times).length
+            if best is None or (length, sum(peaks.values())) < best[:2]:
+                best = (length, sum(peaks.values()), name)
+        entry.chosen = best[2] if best else "1f1b"
 
     def forward(self, run):
         stages, table, items = self._prepare(run, "F")
@@ -333,6 +353,7 @@ class _Driver:
 
     def train(self, run):
         """Both passes, interleaved."""
+        self._choose(run)
         stages, table, items = self._prepare(run, "FB")
         _check_memory(stages.peaks(items, "FB") if any(memory_stats(ctx)["limit"] for ctx in stages.contexts) else {})
         run.submit(items)
