@@ -253,6 +253,57 @@ def test_one_event_named_by_its_members():
     assert [e[1] for e in _core.profiler_events() if e[2] == "op"] == ["_mul_scalar+relu+_plus_scalar"]
 
 
+def test_the_dump_of_a_normalisation():
+    op = compiled(layer_norm)
+    op(*draw((64, 1024), (1024,), (1024,)))
+    assert op.groups() == """forward on cpu(0) (64 | 1024)
+  slot0 = mean(in0) : float32 (64, 1)
+  slot1 = broadcast_sub(in0, slot0) : float32 (64, 1024)
+  slot0 = square(slot1) : float32 (64, 1024)
+  slot2 = mean(slot0) : float32 (64, 1)
+  slot2 = _plus_scalar(slot2) : float32 (64, 1)
+  slot2 = rsqrt(slot2) : float32 (64, 1)
+  slot1 = broadcast_mul(slot1, slot2) : float32 (64, 1024)
+  slot1 = broadcast_mul(slot1, in1) : float32 (64, 1024)
+  out0 = broadcast_add(slot1, in2) : float32 (64, 1024)
+"""
+
+
+def test_the_dump_of_a_backward():
+    def f(x, bias):
+        return nd.Dropout(nd.relu(nd.broadcast_add(x, bias)), p=0.5) + x
+
+    op = compiled(f)
+    x, bias = draw((3, 40, 4), (40, 1))
+    for array in (x, bias):
+        array.attach_grad()
+    with autograd.record():
+        y = as_list(op(x, bias))[0]
+    y.backward()
+    assert op.groups() == """forward on cpu(0) (3, 40, 4)
+  slot0 = broadcast_add(in0, in1) : float32 (3, 40, 4)
+  out0 = relu(slot0) : float32 (3, 40, 4)
+  slot0, out1 = Dropout(out0) : float32 (3, 40, 4)
+  out2 = broadcast_add(slot0, in0) : float32 (3, 40, 4)
+backward on cpu(0) (| 3, 40, 4)
+  slot0 = _dropout_apply(in0, in1) : float32 (3, 40, 4)
+  slot0 = _backward_relu(slot0, in2) : float32 (3, 40, 4)
+  out0 = sum(slot0) : float32 (1, 40, 1)
+  out1 = elemwise_add(in0, slot0) : float32 (3, 40, 4)
+"""
+
+
+def test_never_more_memory():
+    for function, arrays in [(layer_norm, draw((64, 1024), (1024,), (1024,))), (lambda x, y: nd.tanh(x * y) * y + x.sum(), draw((90, 70), (90, 70)))]:
+        found = {}
+        for fuse in (True, False):
+            op = _core.CachedOp(function, {"fuse": fuse})
+            found[fuse] = train(op, arrays), [planned(op, what, entry) for what in ("forward", "backward", "total") for entry in (0, 1)]
+            assert bool(groups(op)) == fuse
+        same(found[True][0], found[False][0])
+        assert all(a <= b for a, b in zip(found[True][1], found[False][1])) and found[True][1] != found[False][1]
+
+
 # --- Random graphs -----------------------------------------------------------------------------------------------------------------
 
 SHAPES = [(4, 6), (4, 1), (1, 6), (1, 1)]
@@ -321,7 +372,11 @@ def random_graph(drawn, num_devices):
     expected = train(function, [*arrays, weight], add)
     for mode, seed in [("async", 0), ("shuffle", 1)]:
         mx.engine.set_mode(mode, seed)
-        same(train(compiled(function), [*arrays, weight], add), expected)
+        op, apart = compiled(function), _core.CachedOp(function, {"exact": True, "fuse": False})
+        same(train(op, [*arrays, weight], add), expected)
+        same(train(apart, [*arrays, weight], add), expected)
+        for device, found in op.compiled()[0]["devices"].items():
+            assert found["planned"]["total"] <= apart.compiled()[0]["devices"][device]["planned"]["total"]
     mx.engine.set_mode("async")
 
 

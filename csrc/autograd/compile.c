@@ -210,7 +210,7 @@ static mpg_status plan_forward(mpg_compiled *c, mpg_order *order) {
   MPG_GOTO(mpg_graph_order(&c->graph, MPG_PHASE_FORWARD, roots, num_roots, order));
   if (c->stages != MPG_STAGES_NONE) MPG_GOTO(mpg_graph_stages(&c->graph, order, NULL, 0, false));
   mpg_plan_request request = {.graph = &c->graph, .order = order, .num_externals = mpg_compiled_forward_externals(c),
-                              .external = c->external, .saved = c->saved};
+                              .external = c->external, .saved = c->saved, .apart = c->apart};
   MPG_GOTO(mpg_schedule(&request, order, c->stages == MPG_STAGES_NONE, &c->plan));
 fail:
   mpg_free(roots);
@@ -278,6 +278,7 @@ mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_i
   c->num_outputs = num_outputs;
   c->recording = options->recording;
   c->exact = options->exact;
+  c->apart = options->apart;
   c->stages = options->stages;
   if (options->carried && num_inputs) {
     c->carried = mpg_malloc(num_inputs * sizeof *c->carried);
@@ -428,7 +429,7 @@ static mpg_status make_backward(mpg_compiled *c, mpg_compiled_backward *b, const
   again = !fill && !reads_saved_only(c, &joint, &order);
   if (again) goto fail;
   mpg_plan_request request = {.graph = &joint, .order = &order, .num_externals = mpg_compiled_all_externals(c), .external = external,
-                              .saved = saved, .forward = &c->plan, .retain = b->retain};
+                              .saved = saved, .forward = &c->plan, .retain = b->retain, .apart = c->apart};
   MPG_GOTO(mpg_schedule(&request, &order, c->stages == MPG_STAGES_NONE, &b->plan));
   if (lower) MPG_GOTO(mpg_lower(&joint, &order, &b->plan, "compiled backward", &b->programs));
 fail:

@@ -91,7 +91,7 @@ typedef struct mpg_compiled {
   mpg_value *results;     /* values that have memory of their own as outputs */
   uint32_t num_results;
   uint32_t *external;     /* per value of the graph: external array, or MPG_NO_BASE */
-  bool recording, exact;
+  bool recording, exact, apart;
   mpg_compile_stages stages;
   bool *carried;          /* per given input: its gradient is what other pieces wait for; NULL: none */
   bool *wanted;           /* per input: needs a gradient */
@@ -128,6 +128,7 @@ typedef struct mpg_memory_budget {
 typedef struct mpg_compile_options {
   bool recording;
   bool exact;         /* no rewrite that changes bits */
+  bool apart;         /* no fusion: to compare with */
   const bool *wanted; /* per given input: it is on the tape */
   mpg_compile_stages stages; /* for calls in pieces (pieces.h); such a call cannot be called by mpg_compiled_call */
   const bool *carried;       /* per given input; NULL: none */

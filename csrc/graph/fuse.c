@@ -541,29 +541,3 @@ void mpg_fusion_free(mpg_fusion *fusion) {
   mpg_free(fusion->uses);
   mpg_free(fusion);
 }
-
-static void dump_name(const mpg_graph *graph, mpg_value value, mpg_text *text) {
-  if (graph->nodes[value.node].num_outputs > 1) mpg_text_append(text, "%%%u.%u", value.node, value.output);
-  else mpg_text_append(text, "%%%u", value.node);
-}
-
-void mpg_fusion_dump(const mpg_graph *graph, const mpg_order *order, mpg_text *text) {
-  for (uint32_t i = 0; order->fusion && i < order->fusion->num_groups; i++) {
-    const mpg_fusion_group *group = &order->fusion->groups[i];
-    mpg_device_id device = graph->nodes[order->nodes[group->first]].device;
-    mpg_text_append(text, "group on %s(%d), domain (", device.type == MPG_GPU ? "gpu" : "cpu", device.index);
-    for (int d = 0; d < group->ndim; d++) mpg_text_append(text, "%s%lld", !d ? "" : d == group->split + 1 ? " | " : ", ", (long long)group->dims[d]);
-    mpg_text_append(text, "):\n");
-    for (uint32_t k = group->first; k < group->first + group->count; k++) {
-      const mpg_node *node = &graph->nodes[order->nodes[k]];
-      bool local = true;
-      mpg_text_append(text, "  %%%u = %s(", order->nodes[k], node->op->name);
-      for (uint32_t j = 0; j < node->num_inputs; j++) {
-        if (j) mpg_text_append(text, ", ");
-        dump_name(graph, mpg_node_inputs(graph, node)[j], text);
-      }
-      for (uint32_t j = 0; j < node->num_outputs; j++) local = local && order->fusion->internal[node->values + j];
-      mpg_text_append(text, local ? ") local\n" : ")\n");
-    }
-  }
-}

@@ -61,8 +61,4 @@ typedef enum mpg_fuse_kind { MPG_FUSE_NOT, MPG_FUSE_MAP, MPG_FUSE_REDUCE, MPG_FU
 mpg_fuse_kind mpg_fuse_kind_of(const mpg_graph *graph, const mpg_node *node);
 void mpg_fused_strides(int ndim, const int64_t *dims, uint32_t moving, int64_t *strides);
 
-/* The groups of an order, a line for each and one for each member, with names as in mpg_graph_dump: "group on cpu(0), domain (64 | 1024):"
- * ("|": tiles are whole behind it), "  %3 = relu(%2)", and "local" where a value has no memory. */
-void mpg_fusion_dump(const mpg_graph *graph, const mpg_order *order, mpg_text *text);
-
 #endif

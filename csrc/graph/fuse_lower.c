@@ -256,3 +256,46 @@ mpg_status mpg_fused_make(const mpg_graph *graph, const mpg_order *order, const 
   mpg_free(m);
   return status;
 }
+
+static void dump_value(const mpg_fused *fused, uint32_t v, uint32_t num_inputs, mpg_text *text) {
+  if (v == MPG_FUSED_LOCAL) {
+    mpg_text_append(text, "-");
+    return;
+  }
+  const mpg_fused_value *value = &fused->values[v];
+  if (value->operand == MPG_FUSED_LOCAL) mpg_text_append(text, "slot%u", value->slot);
+  else if (value->operand < num_inputs) mpg_text_append(text, "in%u", value->operand);
+  else mpg_text_append(text, "out%u", value->operand - num_inputs);
+}
+
+void mpg_fused_dump(const mpg_fused *fused, mpg_text *text) {
+  uint32_t inputs = 0; /* operands that no member makes come first */
+  for (uint32_t v = 0; v < fused->num_values; v++) inputs += fused->values[v].operand != MPG_FUSED_LOCAL;
+  for (uint32_t k = 0; k < fused->num_members; k++) {
+    const mpg_fused_member *member = &fused->members[k];
+    for (uint32_t i = 0; i < member->num_outputs; i++) {
+      uint32_t v = fused->operands[member->operands + member->num_inputs + i];
+      if (v != MPG_FUSED_LOCAL) inputs -= fused->values[v].operand != MPG_FUSED_LOCAL;
+    }
+  }
+  mpg_text_append(text, "(");
+  for (int d = 0; d < fused->ndim; d++) mpg_text_append(text, "%s%lld", d == fused->split + 1 ? d ? " | " : "| " : d ? ", " : "", (long long)fused->dims[d]);
+  mpg_text_append(text, ")\n");
+  for (uint32_t k = 0; k < fused->num_members; k++) {
+    const mpg_fused_member *member = &fused->members[k];
+    const uint32_t *operands = fused->operands + member->operands;
+    char shape[MPG_SHAPE_TEXT_SIZE];
+    mpg_text_append(text, "  ");
+    for (uint32_t i = 0; i < member->num_outputs; i++) {
+      if (i) mpg_text_append(text, ", ");
+      dump_value(fused, operands[member->num_inputs + i], inputs, text);
+    }
+    mpg_text_append(text, " = %s(", member->op->name);
+    for (uint32_t i = 0; i < member->num_inputs; i++) {
+      if (i) mpg_text_append(text, ", ");
+      dump_value(fused, operands[i], inputs, text);
+    }
+    const mpg_desc *desc = &fused->views[member->operands + member->num_inputs].desc;
+    mpg_text_append(text, ") : %s %s\n", mpg_dtype_name(desc->dtype), mpg_shape_text(&desc->shape, shape, sizeof shape));
+  }
+}

@@ -19,4 +19,8 @@ typedef struct mpg_fused_call {
 mpg_status mpg_fused_make(const mpg_graph *graph, const mpg_order *order, const mpg_plan *plan, const mpg_fusion_group *group,
                           const mpg_device *device, mpg_arena *arena, mpg_fused_call *call);
 
+/* The domain ("|": tiles are whole behind it), then a line for each member: values are in0 and out0 where they have memory, and
+ * named by the slot that they share where they have none. Stable text for tests. */
+void mpg_fused_dump(const mpg_fused *fused, mpg_text *text);
+
 #endif

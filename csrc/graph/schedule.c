@@ -10,8 +10,8 @@ static size_t planned_bytes(const mpg_plan *plan, mpg_device_id device) {
   return bytes;
 }
 
-/* Takes the order `other` and its plan instead, unless that costs a device more than a fiftieth of its memory. */
-static mpg_status take_if_small(const mpg_plan_request *plain, mpg_order *other, mpg_order *order, mpg_plan *plan, bool *taken) {
+/* Takes the order `other` and its plan instead, unless that costs a device more than one `slack`-th of its memory (0: anything). */
+static mpg_status take_if_small(const mpg_plan_request *plain, mpg_order *other, size_t slack, mpg_order *order, mpg_plan *plan, bool *taken) {
   mpg_plan_request request = *plain;
   mpg_plan other_plan = {0};
   request.order = other;
@@ -19,7 +19,7 @@ static mpg_status take_if_small(const mpg_plan_request *plain, mpg_order *other,
   bool small = true;
   for (uint32_t i = 0; i < plan->num_devices; i++) {
     size_t before = planned_bytes(plan, plan->devices[i]), after = planned_bytes(&other_plan, plan->devices[i]);
-    small = small && after <= before + before / 50;
+    small = small && after <= before + (slack ? before / slack : 0);
   }
   if (small) {
     mpg_order order_before = *order;
@@ -45,7 +45,7 @@ static mpg_status wait_less(const mpg_plan_request *request, mpg_order *order, m
   MPG_GOTO(mpg_order_for_time(request, faster, seconds));
   int best = seconds[2] > 0 && seconds[2] < seconds[1] ? 2 : 1;
   for (int tries = 0; tries < 2 && !taken; tries++, best = 3 - best)
-    if (seconds[best] > 0 && seconds[best] < seconds[0]) MPG_GOTO(take_if_small(request, &faster[best - 1], order, plan, &taken));
+    if (seconds[best] > 0 && seconds[best] < seconds[0]) MPG_GOTO(take_if_small(request, &faster[best - 1], 50, order, plan, &taken));
 fail:
   mpg_order_free(&faster[0]);
   mpg_order_free(&faster[1]);
@@ -66,8 +66,9 @@ mpg_status mpg_schedule(const mpg_plan_request *request, mpg_order *order, bool 
   }
   MPG_GOTO(mpg_plan_make(request, plan));
   if (free_order) MPG_GOTO(wait_less(request, order, plan));
+  if (request->apart) goto fail;
   MPG_GOTO(mpg_graph_fuse(request->graph, order, request->external, request->saved, &other, &changed));
-  if (changed) MPG_GOTO(take_if_small(request, &other, order, plan, &taken));
+  if (changed) MPG_GOTO(take_if_small(request, &other, 0, order, plan, &taken));
 fail:
   mpg_order_free(&other);
   if (status != MPG_OK) mpg_plan_free(plan);

@@ -1,11 +1,12 @@
 /* _core.CachedOp: a Python function on arrays, compiled once per signature. See core.h. */
+#include "graph/fuse_lower.h"
 #include "autograd/cache.h"
 #include "python/core.h"
 
 typedef struct cached_op {
   PyObject_HEAD
   PyObject *trace; /* the function; NULL only while the object dies */
-  bool exact;
+  bool exact, apart;
   mpg_memory_budget budget; /* owned limits */
   unsigned parameters; /* how many of the last arguments are parameters */
   mpg_cache *cache;
@@ -112,7 +113,7 @@ mpg_compiled *mpg_py_trace_and_compile(PyObject *traced, const mpg_inputs *input
 
 static mpg_compiled *trace_and_compile(cached_op *self, const mpg_inputs *inputs, bool recording) {
   uint32_t count = mpg_inputs_count(inputs);
-  mpg_compile_options options = {.recording = recording, .exact = self->exact, .num_parameters = self->parameters < count ? self->parameters : count,
+  mpg_compile_options options = {.recording = recording, .exact = self->exact, .apart = self->apart, .num_parameters = self->parameters < count ? self->parameters : count,
                                  .num_bound = inputs->num_bound, .budget = &self->budget};
   return mpg_py_trace_and_compile(self->trace, inputs, &options);
 }
@@ -497,6 +498,32 @@ static PyObject *cached_op_dump(PyObject *object, PyObject *unused) {
   return result;
 }
 
+static void dump_groups(const mpg_program_set *set, const char *phase, mpg_text *text) {
+  for (uint32_t s = 0; set != NULL && s < set->num_programs; s++)
+    for (uint32_t i = 0; i < set->programs[s].count; i++) {
+      const mpg_fused *fused = set->programs[s].instructions[i].fused;
+      if (fused == NULL) continue;
+      mpg_text_append(text, "%s on %s ", phase, mpg_device_text(set->programs[s].device));
+      mpg_fused_dump(fused, text);
+    }
+}
+
+static PyObject *cached_op_groups(PyObject *object, PyObject *unused) {
+  (void)unused;
+  const cached_op *self = (cached_op *)object;
+  mpg_text text = {0};
+  for (uint32_t i = 0; i < self->cache->count; i++) {
+    const mpg_compiled *c = self->cache->entries[i].compiled;
+    if (i) mpg_text_append(&text, "\n");
+    dump_groups(c->programs, "forward", &text);
+    dump_groups(backward_set(c), "backward", &text);
+  }
+  mpg_status status = mpg_text_status(&text);
+  PyObject *result = status == MPG_OK ? PyUnicode_FromString(mpg_text_string(&text)) : mpg_py_raise(status);
+  mpg_text_free(&text);
+  return result;
+}
+
 static PyObject *cached_op_clear(PyObject *object, PyObject *unused) {
   (void)unused;
   mpg_cache_clear(((cached_op *)object)->cache);
@@ -537,9 +564,11 @@ static PyObject *cached_op_new(PyTypeObject *type, PyObject *args, PyObject *kwa
     PyErr_Format(PyExc_TypeError, "CachedOp: the function to trace must be callable, got %s", Py_TYPE(trace)->tp_name);
     return NULL;
   }
-  int exact = 0;
+  int exact = 0, fuse = 1;
   PyObject *flag = flags != NULL ? PyDict_GetItemString(flags, "exact") : NULL;
   if (flag != NULL && (exact = PyObject_IsTrue(flag)) < 0) return NULL;
+  flag = flags != NULL ? PyDict_GetItemString(flags, "fuse") : NULL;
+  if (flag != NULL && (fuse = PyObject_IsTrue(flag)) < 0) return NULL;
   unsigned long parameters = 0;
   flag = flags != NULL ? PyDict_GetItemString(flags, "parameters") : NULL;
   if (flag != NULL && (parameters = PyLong_AsUnsignedLong(flag)) == (unsigned long)-1 && PyErr_Occurred()) return NULL;
@@ -547,6 +576,7 @@ static PyObject *cached_op_new(PyTypeObject *type, PyObject *args, PyObject *kwa
   if (self == NULL) return NULL;
   self->trace = Py_NewRef(trace);
   self->exact = exact;
+  self->apart = !fuse;
   self->parameters = parameters < UINT_MAX ? (unsigned)parameters : UINT_MAX;
   self->cache = PyMem_Calloc(1, sizeof *self->cache);
   if (self->cache == NULL) {
@@ -600,6 +630,7 @@ static PyMethodDef cached_op_methods[] = {
      "bind(arrays)\n--\n\nMakes `arrays`, a list, the last inputs of every call from now on: calls pass the rest only, and do not look at these\n"
      "arrays again while they stay the same objects. [] binds nothing. The inputs of `trace` are still all of them."},
     {"dump", cached_op_dump, METH_NOARGS, "dump()\n--\n\nThe graphs as text, one line a node, most recently used signature first."},
+    {"groups", cached_op_groups, METH_NOARGS, "groups()\n--\n\nThe fused groups of all programs as text: domains, members, and which values have memory."},
     {"clear", cached_op_clear, METH_NOARGS, "clear()\n--\n\nForgets everything compiled; the next call traces anew."},
     {0}};
 
@@ -615,7 +646,7 @@ static PyType_Slot cached_op_slots[] = {
      "trace(*arrays) runs once per signature on arrays that have a shape, dtype and context but no values, on any mix of\n"
      "devices, and returns a list of arrays. Calling the object with arrays runs the compiled programs, one per device, and\n"
      "returns the list; while recording it is one call on the tape. Arrays with values that the function uses besides its\n"
-     "arguments become constants. flags: {'exact': True} leaves out rewrites that change bits;\n"
+     "arguments become constants. flags: {'exact': True} leaves out rewrites that change bits, {'fuse': False} runs every op by itself;\n"
      "{'parameters': n} says that the last n arguments are the same arrays in call after call.\n\n"
      "Raises TypeError for arguments that are no arrays, MXNetError for what cannot be traced, and what `trace` raises."},
     {0, NULL}};
