@@ -65,6 +65,44 @@ def make_cases(mx):
         x = normal(shape=(4096, 1024))
         return lambda: nd.softmax(x), nd.waitall
 
+    def differentiated(function, *shapes):
+        """Forward and backward of a hybridized function of arrays."""
+        net = hybridized(gluon.nn.HybridLambda(function))
+        inputs, head = [normal(shape=shape) for shape in shapes], nd.ones(shapes[0])
+        for x in inputs:
+            x.attach_grad()
+
+        def step():
+            with autograd.record():
+                out = net(*inputs)
+            out.backward(head)
+
+        return step, nd.waitall
+
+    def elementwise():
+        def function(F, x):
+            for _ in range(2):
+                x = F.tanh(x) * 0.5 + 1
+                x = F.relu(x) * x - 0.25
+            return x
+
+        return differentiated(function, (4096, 1024))
+
+    def gelu_dropout():
+        def function(F, x, bias, residual):
+            y = F.LeakyReLU(F.broadcast_add(x, bias), act_type="gelu")
+            return F.Dropout(y, p=0.1) + residual
+
+        return differentiated(function, (4096, 1024), (1, 1024), (4096, 1024))
+
+    def norm_in_parts():
+        def function(F, x, gamma, beta):
+            centred = F.broadcast_sub(x, F.mean(x, axis=-1, keepdims=True))
+            variance = F.mean(F.square(centred), axis=-1, keepdims=True)
+            return F.broadcast_add(F.broadcast_mul(F.broadcast_mul(centred, F.rsqrt(variance + 1e-5)), gamma), beta)
+
+        return differentiated(function, (4096, 1024), (1, 1024), (1, 1024))
+
     def sgemm():
         x, y = normal(shape=(sizes.SGEMM, sizes.SGEMM)), normal(shape=(sizes.SGEMM, sizes.SGEMM))
         return lambda: nd.dot(x, y), nd.waitall
@@ -115,5 +153,8 @@ def make_cases(mx):
         # Adam with decay takes the same passes over memory as the AdamW of the PyTorch case, which MXNet does not have.
         return training(hybridized(net), [words], words, "adam", sizes.GPT_VOCABULARY, learning_rate=1e-3, wd=0.01)
 
-    found = (add, chain, exp, softmax, sgemm, mlp, lstm_lm, lstm_lm_two_devices, lstm_deep, resnet18, resnet18_infer1, resnet18_infer16, gpt)
+    found = (
+        add, chain, exp, softmax, elementwise, gelu_dropout, norm_in_parts, sgemm, mlp,
+        lstm_lm, lstm_lm_two_devices, lstm_deep, resnet18, resnet18_infer1, resnet18_infer16, gpt,
+    )
     return {f.__name__: f for f in found}

@@ -58,6 +58,43 @@ def softmax():
     return lambda: torch.softmax(x, -1), nothing
 
 
+def differentiated(function, *shapes):
+    inputs, head = [torch.randn(shape, requires_grad=True) for shape in shapes], torch.ones(shapes[0])
+
+    def step():
+        for x in inputs:
+            x.grad = None
+        function(*inputs).backward(head)
+
+    return step, nothing
+
+
+def elementwise():
+    def function(x):
+        for _ in range(2):
+            x = torch.tanh(x) * 0.5 + 1
+            x = torch.relu(x) * x - 0.25
+        return x
+
+    return differentiated(function, (4096, 1024))
+
+
+def gelu_dropout():
+    def function(x, bias, residual):
+        return F.dropout(F.gelu(x + bias), 0.1, True) + residual
+
+    return differentiated(function, (4096, 1024), (1, 1024), (4096, 1024))
+
+
+def norm_in_parts():
+    def function(x, gamma, beta):
+        centred = x - x.mean(-1, keepdim=True)
+        variance = (centred * centred).mean(-1, keepdim=True)
+        return centred * torch.rsqrt(variance + 1e-5) * gamma + beta
+
+    return differentiated(function, (4096, 1024), (1, 1024), (1, 1024))
+
+
 def sgemm():
     x, y = torch.randn(sizes.SGEMM, sizes.SGEMM), torch.randn(sizes.SGEMM, sizes.SGEMM)
     return lambda: x @ y, nothing
@@ -122,5 +159,8 @@ def gpt():
     return training(net, [x], x, torch.optim.AdamW(net.parameters(), lr=1e-3))
 
 
-CASES = (add, chain, exp, softmax, sgemm, mlp, lstm_lm, lstm_deep, resnet18, resnet18_infer1, resnet18_infer16, gpt)
+CASES = (
+    add, chain, exp, softmax, elementwise, gelu_dropout, norm_in_parts, sgemm, mlp,
+    lstm_lm, lstm_deep, resnet18, resnet18_infer1, resnet18_infer16, gpt,
+)
 serve(f"PyTorch {torch.__version__}", {f.__name__: f for f in CASES})
