@@ -13,6 +13,7 @@ from . import ndarray as nd
 from ._watched import WatchedRun, deliver
 from .base import MXNetError
 from .context import Context
+from .ndarray._control import dynamic
 from .symbol._graph import placement, states, topological
 from .symbol._infer import Inference, known, parse_shape
 
@@ -40,7 +41,7 @@ class Program:
                 self.steps.append((self.place[node], node, sources, device if moves and not node.call.copies else None, device))
         self.heads = [(self.place[node], index) for node, index in entries]
         # Whether it has to look at values on the way, and is compiled in parts.
-        self.splits = any(getattr(node.call, "splits", False) for node in order)
+        self.splits = any(node.call is not None and (getattr(node.call, "splits", False) or node.call.dynamic) for node in order)
         self._entries = entries
         # Nodes that make arrays of a shape with open sizes, as states to begin with have: the sizes follow from what is done with them.
         self._open = [node for node in order if node.call is not None and node.call.creates and 0 in parse_shape(node.attrs.get("shape", "()"))]
@@ -74,7 +75,7 @@ class Program:
             try:
                 call = closed.get(node, node.call)
                 if watched is None:
-                    values[place] = call.run(inputs, device or ctx)
+                    values[place] = dynamic(call, inputs) if call.dynamic else call.run(inputs, device or ctx)
                 else:
                     values[place] = watched.apply(node, call, place, sources, inputs, device or ctx, values)
             except MXNetError as error:
@@ -434,8 +435,8 @@ class Executor:
                 scratch[i].attach_grad()
             with autograd.record(train_mode=True) if self._wanted else autograd.pause(train_mode=False):
                 self._call(*scratch)
-        entry = self._call.compiled()[0]
-        return sum(device["planned"]["total"] for device in entry["devices"].values())
+        entries = self._call.compiled()
+        return sum(device["planned"]["total"] for entry in (entries if self._program.splits else entries[:1]) for device in entry["devices"].values())
 
 
 # --- Binding --------------------------------------------------------------------------------------------------------

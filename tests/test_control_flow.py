@@ -510,3 +510,43 @@ def test_symbol_errors():
     ):
         with pytest.raises(kind, match=words):
             wrong()
+
+
+def test_masks_in_symbols():
+    x, m = mx.sym.var("x"), mx.sym.var("m")
+    symbol = mx.sym.contrib.boolean_mask(x * 2, m, name="mask") + 1
+    assert symbol.infer_shape_partial(x=(4, 3), m=(4,))[1] == [(0, 3)]
+    assert mx.sym.load_json(symbol.tojson()).tojson() == symbol.tojson()
+    data = np.arange(12, dtype="float32").reshape(4, 3)
+    arrays, grads = {"x": nd.array(data), "m": nd.array([1, 0, 0, 1])}, {"x": nd.zeros((4, 3))}
+    exe = symbol.bind(mx.cpu(), arrays, grads)
+    assert np.array_equal(exe.forward(is_train=True)[0].asnumpy(), data[[0, 3]] * 2 + 1)
+    exe.backward(nd.ones((2, 3)))
+    assert grads["x"].asnumpy()[:, 0].tolist() == [2, 0, 0, 2]
+    arrays["m"][:] = nd.array([0, 1, 0, 0])
+    assert np.array_equal(exe.forward()[0].asnumpy(), data[[1]] * 2 + 1)
+    arrays["m"][:] = 0
+    assert exe.forward()[0].shape == (0, 3)
+
+
+def test_gradient_of_gradient_through_a_cut():
+    def f(net, F, x, s):
+        return [F.contrib.boolean_mask(net.dense(x[0]) ** 2, x[0][:, 0] > 0)]
+
+    found = []
+    for hybridize in (False, True):
+        mx.random.seed(1)
+        net = Function(f)
+        net.initialize(mx.init.Normal(1))
+        if hybridize:
+            net.hybridize(exact=True)
+        x = nd.array(np.random.RandomState(2).randn(1, 5, 4))
+        x.attach_grad()
+        with autograd.record():
+            y = (net(x, x)[0] ** 3).sum()
+            g = autograd.grad(y, x, create_graph=True, retain_graph=True)[0]
+            z = (g * g).sum()
+        z.backward()
+        found.append([g.asnumpy(), x.grad.asnumpy()])
+    for a, b in zip(*found):
+        np.testing.assert_allclose(a, b, rtol=1e-5)

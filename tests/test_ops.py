@@ -177,6 +177,8 @@ def test_gradient_of_gradient(name, sample):
 @pytest.mark.parametrize("name, sample", CASES)
 def test_hybridized_equals_eager(name, sample):
     dtype = sample.dtypes[0] if sample.dtypes else "float32"
+    if "dynamic" in flags(name):
+        pytest.skip("the output shape depends on values")
     mx.random.seed(5)
     arrays = place(sample, dtype)
     with mode(sample):

@@ -509,3 +509,59 @@ mpg_status mpg_infer_index_array(mpg_infer *infer) {
   infer->outputs[0].shape = shape;
   return MPG_OK;
 }
+
+/* --- Masks ------------------------------------------------------------------------------------------------------------------ */
+
+static mpg_status expect_vector(mpg_infer *infer) {
+  const mpg_shape *index = &infer->inputs[1].shape;
+  if (mpg_shape_known(index) && index->ndim != 1) return mpg_infer_fail(infer, "index has one dimension");
+  return MPG_OK;
+}
+
+mpg_status mpg_infer_boolean_mask(mpg_infer *infer) {
+  PARAMS(boolean_mask, params);
+  if (params->axis != 0) return mpg_infer_fail(infer, "only axis 0 is supported; move the axis to the front with swapaxes first");
+  MPG_TRY(expect_vector(infer));
+  if (!begin(infer)) return MPG_OK;
+  mpg_shape rows = infer->inputs[0].shape;
+  if (rows.ndim < 1) return mpg_infer_fail(infer, "data has at least one dimension");
+  mpg_shape length = {.ndim = 1, .dims = {rows.dims[0]}};
+  MPG_TRY(mpg_infer_expect_shape(infer, 1, &length));
+  rows.dims[0] = -1;
+  if (infer->values && (infer->values[1] || !length.dims[0])) {
+    int64_t count = 0;
+    for (int64_t i = 0; i < length.dims[0]; i++) count += mpg_dtype_nonzero(infer->inputs[1].dtype, infer->values[1], i);
+    rows.dims[0] = count;
+  }
+  infer->outputs[0].shape = rows;
+  return MPG_OK;
+}
+
+mpg_status mpg_infer_boolean_mask_known(mpg_infer *infer) {
+  PARAMS(boolean_mask_known, params);
+  MPG_TRY(expect_vector(infer));
+  if (!begin(infer)) return MPG_OK;
+  infer->outputs[0].shape = infer->inputs[0].shape;
+  if (infer->outputs[0].shape.ndim < 1) return mpg_infer_fail(infer, "data has at least one dimension");
+  mpg_shape length = {.ndim = 1, .dims = {infer->outputs[0].shape.dims[0]}};
+  infer->outputs[0].shape.dims[0] = params->count;
+  return mpg_infer_expect_shape(infer, 1, &length);
+}
+
+mpg_status mpg_infer_boolean_mask_back(mpg_infer *infer) {
+  MPG_TRY(expect_vector(infer));
+  if (!begin(infer) || !mpg_shape_known(&infer->inputs[1].shape)) return MPG_OK;
+  infer->outputs[0].shape = infer->inputs[0].shape;
+  if (infer->outputs[0].shape.ndim < 1) return mpg_infer_fail(infer, "ograd has at least one dimension");
+  infer->outputs[0].shape.dims[0] = infer->inputs[1].shape.dims[0];
+  return MPG_OK;
+}
+
+void mpg_gradient_boolean_mask(mpg_gradient *g) {
+  if (g->needed[0]) g->in_grads[0] = mpg_emit2(g, MPG_OP__backward_contrib_boolean_mask, NULL, g->out_grads[0], g->inputs[1]);
+}
+
+void mpg_gradient_boolean_mask_back(mpg_gradient *g) {
+  mpg_boolean_mask_known_params params = {.count = mpg_value_desc(g, g->inputs[0])->shape.dims[0]};
+  if (g->needed[0]) g->in_grads[0] = mpg_emit2(g, MPG_OP__boolean_mask_known, &params, g->out_grads[0], g->inputs[1]);
+}

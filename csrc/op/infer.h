@@ -16,6 +16,8 @@
 void mpg_gradient_missing(mpg_gradient *g);
 /* As many as there are names. */
 int mpg_arity_names(const mpg_op *op, const void *params, int given);
+/* The last, optional input ("bias") is there unless the struct's `no_bias` says so: rows whose params begin with no_bias
+ * define their own; shared rules live in op/arity.c. */
 
 /* Shared rules. */
 /* All inputs and outputs have one shape and dtype (each completes the others). */

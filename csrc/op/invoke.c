@@ -220,6 +220,29 @@ fail:
   return status;
 }
 
+/* Inference that reads contents: it waits for them. */
+static mpg_status infer_values(mpg_invocation *inv, mpg_desc *input_descs, mpg_desc *output_descs) {
+  const void *values[MPG_MAX_NAMED] = {NULL};
+  void *copies[MPG_MAX_NAMED] = {NULL};
+  mpg_status status = MPG_OK;
+  for (int i = 0; i < inv->num_inputs && i < MPG_MAX_NAMED; i++) {
+    const mpg_tensor *input = &inv->inputs[i];
+    if (mpg_tensor_device(input)->backend->host_accessible) {
+      MPG_GOTO(mpg_tensor_wait_read(input));
+      values[i] = mpg_tensor_data(input);
+    } else {
+      size_t bytes = mpg_tensor_bytes(input);
+      if (!(copies[i] = mpg_malloc(bytes + 1))) MPG_GOTO(mpg_out_of_host_memory(bytes));
+      MPG_GOTO(mpg_tensor_copy_to_host(input, copies[i]));
+      values[i] = copies[i];
+    }
+  }
+  MPG_GOTO(mpg_op_infer_values(inv->op, inv->params, inv->train, input_descs, inv->num_inputs, values, output_descs, inv->num_outputs));
+fail:
+  for (int i = 0; i < MPG_MAX_NAMED; i++) mpg_free(copies[i]);
+  return status;
+}
+
 static mpg_status invoke_with(mpg_invocation *inv, mpg_desc *descs, mpg_view *views) {
   const mpg_op *op = inv->op;
   mpg_device *device = inv->device;
@@ -235,7 +258,10 @@ static mpg_status invoke_with(mpg_invocation *inv, mpg_desc *descs, mpg_view *vi
   } else if (!device) {
     return mpg_fail(MPG_ERROR, "%s: no device was given", op->name);
   }
-  MPG_TRY(mpg_op_infer(op, inv->params, inv->train, input_descs, inv->num_inputs, output_descs, inv->num_outputs));
+  if (op->flags & MPG_OP_DYNAMIC)
+    MPG_TRY(infer_values(inv, input_descs, output_descs));
+  else
+    MPG_TRY(mpg_op_infer(op, inv->params, inv->train, input_descs, inv->num_inputs, output_descs, inv->num_outputs));
   for (int o = 0; o < inv->num_outputs; o++) {
     if (!inv->outputs[o].storage) continue;
     if (mpg_tensor_device(&inv->outputs[o]) != device)

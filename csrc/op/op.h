@@ -29,6 +29,7 @@ typedef struct mpg_infer {
   mpg_desc *inputs;
   mpg_desc *outputs; /* all dims/dtypes unknown on entry */
   bool train;        /* autograd's train mode, for ops whose outputs depend on it */
+  const void *const *values; /* DYNAMIC ops: host addresses of the inputs' contents; NULL where they are not known (tracing) */
 } mpg_infer;
 typedef mpg_status (*mpg_infer_fn)(mpg_infer *infer);
 
@@ -107,6 +108,7 @@ typedef enum mpg_op_flags {
   MPG_OP_TRAIN = 1 << 5,        /* behaves differently in train mode */
   MPG_OP_VIEW = 1 << 6,         /* output 0 has the bytes of input 0: never needs a kernel when memory can be shared */
   MPG_OP_HIDDEN = 1 << 7,       /* not offered to users under mx.nd (a gradient's helper) */
+  MPG_OP_DYNAMIC = 1 << 8,      /* output shapes depend on values: host waits (boolean_mask) */
   MPG_OP_SHAPE_ONLY = 1 << 9,   /* reads only the desc of its inputs, never their contents (zeros_like) */
   MPG_OP_TINY_INLINE = 1 << 10, /* a HEAVY op that takes a plain single-threaded loop when its arrays have at most
                                    MPG_TINY_ELEMENTS elements in all, and may run inline then */
@@ -156,6 +158,9 @@ bool mpg_op_input_optional(const mpg_op *op, int index);
 /* Runs inference with the common checks (number of inputs, dtype set) around the op's own. */
 mpg_status mpg_op_infer(const mpg_op *op, const void *params, bool train, mpg_desc *inputs, int num_inputs, mpg_desc *outputs,
                         int num_outputs);
+/* The same with the inputs' contents at hand, for DYNAMIC ops. */
+mpg_status mpg_op_infer_values(const mpg_op *op, const void *params, bool train, mpg_desc *inputs, int num_inputs,
+                               const void *const *values, mpg_desc *outputs, int num_outputs);
 /* Completes inputs' shapes from outputs', where those say something for certain (infer_inputs.c). */
 mpg_status mpg_op_infer_inputs(const mpg_op *op, const void *params, mpg_desc *inputs, int num_inputs, const mpg_desc *outputs, int num_outputs);
 /* Runs the op's gradient; MPG_ERROR when it has none. */

@@ -223,10 +223,15 @@ static mpg_status fail_dtype(const mpg_infer *infer, mpg_dtype dtype) {
 
 mpg_status mpg_op_infer(const mpg_op *op, const void *params, bool train, mpg_desc *inputs, int num_inputs, mpg_desc *outputs,
                         int num_outputs) {
+  return mpg_op_infer_values(op, params, train, inputs, num_inputs, NULL, outputs, num_outputs);
+}
+
+mpg_status mpg_op_infer_values(const mpg_op *op, const void *params, bool train, mpg_desc *inputs, int num_inputs,
+                               const void *const *values, mpg_desc *outputs, int num_outputs) {
   int expected = mpg_op_num_inputs(op, params, num_inputs);
   if (expected != num_inputs)
     return mpg_fail(MPG_ERROR, "%s: takes %d input arrays (%s), %d given", op->name, expected, op->inputs, num_inputs);
-  mpg_infer infer = {op, params, num_inputs, num_outputs, inputs, outputs, train};
+  mpg_infer infer = {op, params, num_inputs, num_outputs, inputs, outputs, train, values};
   for (int i = 0; i < num_outputs; i++) {
     outputs[i].shape.ndim = -1;
     outputs[i].dtype = MPG_DTYPE_NONE;

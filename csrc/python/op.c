@@ -433,7 +433,7 @@ static PyObject *op_describe(PyObject *object, PyObject *unused) {
     uint32_t flag;
     const char *name;
   } flags[] = {{MPG_OP_INPLACE, "inplace"}, {MPG_OP_HEAVY, "heavy"},   {MPG_OP_RANDOM, "random"}, {MPG_OP_COPY, "copy"},       {MPG_OP_CREATES, "creates"},
-               {MPG_OP_TRAIN, "train"},     {MPG_OP_VIEW, "view"},     {MPG_OP_HIDDEN, "hidden"}, {MPG_OP_SHAPE_ONLY, "shape_only"}};
+               {MPG_OP_TRAIN, "train"},     {MPG_OP_VIEW, "view"},     {MPG_OP_HIDDEN, "hidden"}, {MPG_OP_DYNAMIC, "dynamic"}, {MPG_OP_SHAPE_ONLY, "shape_only"}};
   PyObject *inputs = PyList_New(0), *dtypes = PyList_New(0), *set = PyList_New(0), *params = describe_params(self), *result = NULL;
   if (inputs == NULL || dtypes == NULL || set == NULL || params == NULL) goto done;
   for (int i = 0; i < self->num_inputs; i++) {

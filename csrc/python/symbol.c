@@ -288,6 +288,7 @@ static PyMethodDef call_methods[] = {
 static PyGetSetDef call_properties[] = {{"name", call_name, NULL, "The op's canonical name.", NULL},
                                         {"creates", call_flag, NULL, "Whether it makes arrays from nothing.", (void *)(uintptr_t)MPG_OP_CREATES},
                                         {"copies", call_flag, NULL, "Whether it moves an array to a device.", (void *)(uintptr_t)MPG_OP_COPY},
+                                        {"dynamic", call_flag, NULL, "Whether the shape of its result depends on values.", (void *)(uintptr_t)MPG_OP_DYNAMIC},
                                         {"differentiable", call_differentiable, NULL, "Whether gradients flow through it.", NULL},
                                         {"context", call_context, NULL, "The device its parameters name, or None.", NULL},
                                         {0}};

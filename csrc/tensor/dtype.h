@@ -33,6 +33,14 @@ size_t mpg_dtype_size(mpg_dtype dtype); /* bytes an element */
 const char *mpg_dtype_name(mpg_dtype dtype);
 mpg_dtype mpg_dtype_from_name(const char *name); /* MPG_DTYPE_NONE when there is none of that name */
 static inline bool mpg_dtype_is_float(mpg_dtype dtype) { return dtype >= 0 && (MPG_DTYPES_FLOAT >> dtype & 1); }
+/* Whether element i of an array is not 0; both zeros of floats are, and NaN is not. Numbers are little-endian. */
+static inline bool mpg_dtype_nonzero(mpg_dtype dtype, const void *values, int64_t i) {
+  size_t size = mpg_dtype_size(dtype);
+  const unsigned char *item = (const unsigned char *)values + (size_t)i * size;
+  unsigned bits = mpg_dtype_is_float(dtype) ? item[size - 1] & 0x7f : item[size - 1];
+  for (size_t k = 0; k + 1 < size; k++) bits |= item[k];
+  return bits != 0;
+}
 static inline bool mpg_dtype_is_integer(mpg_dtype dtype) { return dtype >= 0 && (MPG_DTYPES_INTEGER >> dtype & 1); }
 
 #endif

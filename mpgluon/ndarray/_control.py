@@ -301,14 +301,15 @@ def _inside(error, what):
     )
 
 
+def dynamic(call, inputs):
+    """The results of an op whose shapes depend on values: a step between two parts where the inputs are traced. `call`: a `_core.OpCall`."""
+    tracer = _tracer(inputs)
+    return call.run(inputs) if tracer is None else tracer.dynamic(call.name.removeprefix("_contrib_"), call.run, inputs)
+
+
 def boolean_mask(data, index, axis=0):
-    """The entries of ``data`` along ``axis`` where the vector ``index`` is not 0. Waits for ``index``."""
-    if axis != 0:
-        raise _core.NotSupportedError("boolean_mask: only axis 0 is supported")
-    tracer = _tracer([data, index])
-    if tracer is not None:
-        return tracer.dynamic("boolean_mask", lambda arrays: [boolean_mask(*arrays)], [data, index])[0]
-    return data[np.flatnonzero(index.asnumpy())]
+    """The entries of ``data`` along its first axis where the vector ``index`` is not 0. Waits for ``index``; a hybridized block is cut there."""
+    return dynamic(_core.OpCall("_contrib_boolean_mask", {"axis": axis}), [data, index])[0]
 
 
 def allclose(a, b, rtol=1e-5, atol=1e-8, equal_nan=False):

@@ -78,7 +78,7 @@ class Subgraph:
 class Control:
     """What a node with graphs inside it calls; it answers as `_core.OpCall` does."""
 
-    creates = copies = False
+    creates = copies = dynamic = False
     context = None
     differentiable = True
     splits = True  # compiled programs may be cut where it runs

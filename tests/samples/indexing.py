@@ -129,6 +129,12 @@ def index_copy(old, index, new):
     return result
 
 
+def mask_back(grad, index):
+    result = np.zeros((len(index), *grad.shape[1:]), grad.dtype)
+    result[index != 0] = grad
+    return result
+
+
 def fill_element(lhs, mhs, rhs):
     result = lhs.copy()
     result[np.arange(len(lhs)), safe(rhs, lhs.shape[1])] = mhs
@@ -229,6 +235,17 @@ SAMPLES = {
         Sample([(4, 3)], None, sequence_reverse),
     ],
     "_contrib_index_copy": [Sample([(4, 2), ints(3, 0, dtype="int64"), (2, 2)], None, index_copy, grad=[0, 2], grad2=True, dtypes=MOVES)],
+    "_contrib_boolean_mask": [
+        Sample([(4, 3), np.array([1, 0, -2, 0.0], "float32")], None, lambda data, index, axis=0: data[index != 0], grad=[0], grad2=True, dtypes=MOVES),
+        Sample([(3, 2), ints(0, 0, 0)], None, lambda data, index, axis=0: data[index != 0], grad=[0], name="none"),
+        Sample([(0, 2), ints()], None, lambda data, index, axis=0: data[index != 0], grad=False, name="empty"),
+        Sample([(5,), np.array([True, False, True, True, False])], {"axis": 0}, lambda data, index, axis=0: data[index != 0], grad=[0], name="bool"),
+    ],
+    "_boolean_mask_known": [Sample([(4, 3), ints(1, 0, 1, 1)], {"count": 3}, lambda data, index, count: data[index != 0], grad=[0], grad2=True, dtypes=MOVES)],
+    "_backward_contrib_boolean_mask": [
+        Sample([(2, 3), ints(1, 0, 1, 0)], None, mask_back, grad=[0], grad2=True, dtypes=MOVES),
+        Sample([(0, 3), ints(0, 0)], None, mask_back, grad=False, name="none"),
+    ],
     "_contrib_index_array": [
         Sample([(2, 3)], None, index_array, grad=False),
         Sample([(2, 3, 2)], {"axes": (1, 0)}, index_array, grad=False),
