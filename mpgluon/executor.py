@@ -14,7 +14,7 @@ from ._watched import WatchedRun, deliver
 from .base import MXNetError
 from .context import Context
 from .ndarray._control import dynamic
-from .symbol._graph import placement, states, topological
+from .symbol._graph import made_at, placement, states, topological
 from .symbol._infer import Inference, known, parse_shape
 
 __all__ = ["Executor"]
@@ -79,7 +79,8 @@ class Program:
                 else:
                     values[place] = watched.apply(node, call, place, sources, inputs, device or ctx, values)
             except MXNetError as error:
-                raise type(error)(f"Error in operator {node.name}: {error}") from None
+                line = "" if "\n  made at " in str(error) else made_at(node)
+                raise type(error)(f"Error in operator {node.name}: {error}{line}") from None
             if monitor is not None:
                 for i, array in enumerate(values[place]):
                     monitor(node.output_name(i), array)

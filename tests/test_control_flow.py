@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 
 import numpy as np
 import pytest
@@ -550,3 +551,132 @@ def test_gradient_of_gradient_through_a_cut():
         found.append([g.asnumpy(), x.grad.asnumpy()])
     for a, b in zip(*found):
         np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+# --- Blocks that can't be traced: op, block path, line and the way out ---------------------------------------------------
+
+
+class Outer(gluon.HybridBlock):
+    def __init__(self, f):
+        super().__init__()
+        self.body = Lambda(f)
+
+    def hybrid_forward(self, F, x):
+        return self.body(x)
+
+
+class Lambda(gluon.HybridBlock):
+    def __init__(self, f):
+        super().__init__()
+        self.f = f
+
+    def hybrid_forward(self, F, x):
+        return self.f(F, x)
+
+
+STORE = nd.zeros((3, 4))
+
+
+def overwrite(F, x):
+    y = x * 2
+    y += 1
+    return y
+
+
+def overwrite_part(F, x):
+    y = x * 2
+    y[0] = 1
+    return y
+
+
+def write_outside(F, x):
+    STORE[:] = 1
+    return x + STORE
+
+
+def write_traced_outside(F, x):
+    x.copyto(STORE)
+    return x
+
+
+def write_out(F, x):
+    nd.relu(STORE, out=STORE)
+    return x
+
+
+def write_in_body(F, x):
+    counter = nd.array([0.0])
+
+    def body(row, state):
+        counter[:] = counter + 1
+        return row, state
+
+    return F.contrib.foreach(body, x, x[0])[0]
+
+
+@pytest.mark.parametrize(
+    "f, what, way",
+    [
+        (lambda F, x: x if F.sum(x) > 0 else -x, r"bool\(\) needs the value of an array of shape \(1,\)", "F.contrib.cond between computations"),
+        (lambda F, x: x if x > 0 else -x, r"bool\(\) needs the value of an array of shape \(3, 4\)", "F.where"),
+        (lambda F, x: max(x[0], x[1]), r"bool\(\) needs", "F.where"),
+        (lambda F, x: [x for _ in iter(lambda: bool(x.sum() > 0), False)], r"bool\(\) needs", "F.contrib.while_loop repeats"),
+        (lambda F, x: x * float(x.sum()), r"float\(\) needs", "array of one element and compute with F"),
+        (lambda F, x: F.topk(x, k=int(x.sum())), r"int\(\) needs", "a size has to follow from shapes"),
+        (lambda F, x: [x for _ in range(x[0, 0])], "an index needs", "F.take and F.pick"),
+        (lambda F, x: x * x.sum().asscalar(), r"asscalar\(\) needs", "array of one element"),
+        (lambda F, x: nd.array(x.asnumpy()), r"asnumpy\(\) needs the value of an array of shape \(3, 4\)", "with the ops of F .*or do this step outside"),
+        (lambda F, x: nd.array(np.asarray(x)), r"__array__\(\) needs", "with the ops of F"),
+        (lambda F, x: x.wait_to_read() or x, r"wait_to_read\(\) needs", "outside of the block"),
+        (lambda F, x: x[(x[:, 0] > 0).astype("bool")], "indexing by this array", "F.contrib.boolean_mask picks rows"),
+        (overwrite, "_plus_scalar: out= is not possible", r"y = y \+ x instead of y \+= x"),
+        (overwrite_part, r"x\[...\] = value needs the value", "F.where, F.concat, F.scatter_nd"),
+        (write_outside, r"x\[...\] = value: an array from outside", "Return the value from the block"),
+        (write_traced_outside, "_copyto: an array from outside", "write it outside"),
+        (write_out, "relu: an array from outside", "would happen once"),
+        (write_in_body, "an array from outside of a hybridized block, or of the body of a loop", "Return the value"),
+        (lambda F, x: F.reshape(x, shape=(x[0, 0], -1)), "Reshape: shape has to be", "traced by hybridize"),
+        (lambda F, x: x + nd.ones((3, 4), ctx=mx.cpu(1)), "inputs are on different devices.* on cpu.0., .* on cpu.1.", r"as_in_context\(mx.cpu\(0\)\)"),
+        (lambda F, x: F.contrib.foreach(lambda a, s: (a + s.as_in_context(mx.cpu(1)), s), x, x[0])[0],
+         "inputs are on different devices.* on cpu.0., .* on cpu.1.", r"as_in_context\(mx.cpu\(0\)\)"),
+    ],
+)  # fmt: skip
+def test_blocks_that_cannot_be_traced(f, what, way):
+    net = Outer(f)
+    net.hybridize()
+    for _ in range(2):
+        with pytest.raises(MXNetError) as caught:
+            net(nd.ones((3, 4)))
+        text = str(caught.value)
+        assert re.search(what, text), text
+        assert re.search(way, text), text
+        assert "Outer.body" in text, text
+        assert f"{os.path.basename(__file__)}:{line_of(f)}" in text or any(f"{os.path.basename(__file__)}:{n}" in text for n in range(line_of(f), line_of(f) + 8)), text
+    assert np.array_equal(STORE.asnumpy(), np.zeros((3, 4)))
+
+
+def line_of(f):
+    return f.__code__.co_firstlineno
+
+
+def test_arrays_made_inside_may_be_written_inside():
+    def f(F, x):
+        table = nd.array(np.arange(4))
+        table[0] = 5
+        return x * table
+
+    net = Outer(f)
+    net.hybridize()
+    assert net(nd.ones((1, 4))).asnumpy().tolist() == [[5, 1, 2, 3]]
+
+
+def test_devices_of_symbols_that_disagree():
+    x = mx.sym.var("x")
+    plain = x + x.as_in_context(mx.cpu(1))
+    inside = mx.sym.contrib.foreach(lambda a, s: (a + s.as_in_context(mx.cpu(1)), s * 2), x, mx.sym.var("s"))[0]
+    for symbol, name, arrays in ((plain, plain.name, {"x": nd.ones((3, 2))}), (inside, "_foreach", {"x": nd.ones((3, 2)), "s": nd.ones((2,))})):
+        with pytest.raises(MXNetError) as caught:
+            symbol.bind(mx.cpu(0), arrays).forward()
+        text = str(caught.value)
+        assert f"Error in operator {name}" in text and "lhs on cpu(0), rhs on cpu(1)" in text and "as_in_context(mx.cpu(0))" in text, text
+        assert f"made at {__file__}" in text and text.count("made at") == 1, text

@@ -156,8 +156,7 @@ static mpg_trace *find_trace(const mpg_op *op, mpg_array *const *inputs, int num
 
 static mpg_status check_out(const mpg_op *op, mpg_array *const *inputs, int num_inputs, mpg_array *const *out, int num_visible) {
   for (int i = 0; i < num_visible; i++) {
-    if (out[i]->trace)
-      return mpg_fail(MPG_ERROR, "%s: out= is not possible inside a hybridized block: values there are never overwritten", op->name);
+    MPG_TRY(mpg_trace_check_write(out[i], op->name));
     if (!mode.recording || !out[i]->node) continue;
     bool records = false;
     for (int k = 0; k < num_inputs; k++) records |= inputs[k]->node && !inputs[k]->node->consumed;
@@ -174,7 +173,8 @@ mpg_status mpg_call(const mpg_op *op, const void *params, mpg_array *const *inpu
   if (__builtin_expect(mode.group.active, 0) && !(op->flags & MPG_OP_COPY))
     return mpg_group_call(trace, op, params, inputs, num_inputs, outputs, num_visible, out);
   if (__builtin_expect(trace != NULL, 0)) {
-    if (out) return mpg_fail(MPG_ERROR, "%s: out= is not possible inside a hybridized block: values there are never overwritten", op->name);
+    for (int i = 0; out && i < num_visible; i++) MPG_TRY(mpg_trace_check_write(out[i], op->name));
+    if (out) return mpg_fail(MPG_ERROR, "%s: out= is not possible inside a hybridized block: a traced value can't be written to an array", op->name);
     return mpg_trace_call(trace, op, params, inputs, num_inputs, outputs, num_visible, mode.training, mode.scope);
   }
   if (out) MPG_TRY(check_out(op, inputs, num_inputs, out, num_visible));

@@ -19,6 +19,7 @@ mpg_status mpg_trace_begin(mpg_trace **result) {
   if (!trace) return mpg_out_of_host_memory(sizeof *trace);
   trace->references = 1;
   mpg_graph_init(&trace->graph);
+  trace->born = mpg_storage_births();
   trace->outer = active;
   active = trace;
   *result = trace;
@@ -102,6 +103,18 @@ mpg_status mpg_trace_value(mpg_trace *trace, const mpg_array *array, const char 
   *constant = (mpg_trace_constant){.value = *value};
   mpg_array_copy(&constant->array, array);
   return MPG_OK;
+}
+
+mpg_status mpg_trace_check_write(const mpg_array *array, const char *what) {
+  char line[512];
+  if (!array->trace && (!active || !array->tensor.storage || array->tensor.storage->born > active->born)) return MPG_OK;
+  mpg_host_get()->origin_text(mpg_host_get()->origin(), line, sizeof line);
+  if (array->trace)
+    return mpg_fail(MPG_ERROR, "%s: out= is not possible inside a hybridized block: values there are never overwritten (%s). Make a new array: y = y + x "
+                    "instead of y += x, y = F.op(x) instead of F.op(x, out=y)", what, line);
+  return mpg_fail(MPG_ERROR, "%s: an array from outside of a hybridized block, or of the body of a loop in it, is written to inside (%s): that would "
+                  "happen once, while it is traced, and in no call. Return the value from the block and write it outside, or call the block without hybridize()",
+                  what, line);
 }
 
 mpg_status mpg_trace_call(mpg_trace *trace, const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs,

@@ -34,6 +34,7 @@ struct mpg_trace {
   size_t live_capacity;
   mpg_trace_copy *copies; /* owned */
   size_t num_copies, copies_capacity;
+  uint64_t born;    /* storages made before it began */
   mpg_trace *outer; /* the one that was active before */
 };
 
@@ -49,6 +50,9 @@ mpg_status mpg_trace_input(mpg_trace *trace, const mpg_desc *desc, mpg_device_id
 mpg_status mpg_trace_array(mpg_trace *trace, mpg_value value, mpg_array *array);
 /* The value of any array in the trace: a constant where it has contents. */
 mpg_status mpg_trace_value(mpg_trace *trace, const mpg_array *array, const char *op, mpg_value *value);
+/* Fails where the array may not be written to now: values of a trace never are, and what is written to an array from outside of the
+ * active trace would be written once, while it is traced. */
+mpg_status mpg_trace_check_write(const mpg_array *array, const char *what);
 /* Emits an op; outputs: num_visible empty structs. */
 mpg_status mpg_trace_call(mpg_trace *trace, const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs,
                           mpg_array *outputs, int num_visible, bool train, uint32_t scope);

@@ -64,12 +64,30 @@ int mpg_py_expect_value(const mpg_array *array, const char *what) {
     PyErr_Format(mpg_py->errors[MPG_ERROR], "%s: the array is empty", what);
     return -1;
   }
+  static const struct {
+    const char *what, *way;
+  } ways[] = {
+      {"bool()", "F.where(condition, a, b) chooses between elements, F.contrib.cond between computations; F.contrib.while_loop repeats while a condition holds; "
+                 "F.contrib.boolean_mask picks rows"},
+      {"float()", "Keep it as an array of one element and compute with F (F.broadcast_mul, F.where, ...)"},
+      {"asscalar()", "Keep it as an array of one element and compute with F (F.broadcast_mul, F.where, F.take, ...)"},
+      {"item()", "Keep it as an array of one element and compute with F (F.broadcast_mul, F.where, F.take, ...)"},
+      {"int()", "Keep it as an array of one element and compute with F: F.take and F.pick choose by index, F.where by a condition, F.contrib.foreach and while_loop repeat; what "
+                "is a size has to follow from shapes"},
+      {"an index", "F.take and F.pick choose by index, F.contrib.foreach and while_loop repeat, and what is a size has to follow from shapes"},
+      {"x[...] = value", "Values in a block are never overwritten: make a new array with F.where, F.concat, F.scatter_nd or F.contrib.index_copy"},
+      {"indexing by this array together with others, or in an assignment",
+       "F.contrib.boolean_mask picks rows by a mask, F.take and F.gather_nd by indices, F.where chooses between elements"},
+  };
+  const char *way = "Compute it with the ops of F (F.where, F.sum, ...), or do this step outside of the block";
+  for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++)
+    if (strcmp(what, ways[i].what) == 0) way = ways[i].way;
   PyObject *line = PyObject_CallMethod(PyImport_AddModule("mpgluon._core"), "_current_line", NULL);
   char shape[MPG_SHAPE_TEXT_SIZE];
-  PyErr_Format(mpg_py->errors[MPG_ERROR],
+  PyErr_Format(mpg_py->errors[strcmp(what, "an index") ? MPG_ERROR : MPG_TYPE_ERROR],
                "%s needs the value of an array of shape %s that hybridize() is tracing: it has a shape, a dtype and a device, but no value yet (%S).\n"
-               "Write the step with ops (F.where, F.sum, ...), compute it outside of the block, or call the block without hybridize().",
-               what, mpg_shape_text(&array->tensor.desc.shape, shape, sizeof shape), line ? line : Py_None);
+               "%s; or call the block without hybridize().",
+               what, mpg_shape_text(&array->tensor.desc.shape, shape, sizeof shape), line ? line : Py_None, way);
   Py_XDECREF(line);
   return -1;
 }

@@ -128,7 +128,23 @@ static PyObject *current_line(PyObject *module, PyObject *unused) {
   return PyUnicode_FromString(text);
 }
 
+static PyObject *origin_number(PyObject *module, PyObject *unused) {
+  (void)module, (void)unused;
+  return PyLong_FromUnsignedLong(current_origin());
+}
+
+static PyObject *origin_line(PyObject *module, PyObject *number) {
+  (void)module;
+  unsigned long origin = PyLong_AsUnsignedLong(number);
+  if (origin == (unsigned long)-1 && PyErr_Occurred()) return NULL;
+  char text[1024];
+  origin_text(origin <= UINT32_MAX ? (uint32_t)origin : 0, text, sizeof text);
+  return PyUnicode_FromString(text);
+}
+
 PyMethodDef mpg_py_host_methods[] = {
+    {"_origin", origin_number, METH_NOARGS, "The number of the user's line that is running."},
+    {"_origin_line", origin_line, METH_O, "The line of that number, as errors name it; '' for 0."},
     {"_set_package_folder", set_package_folder, METH_O, "Lines of files in this folder are not named in errors."},
     {"_current_line", current_line, METH_NOARGS, "The user's line that is running, as errors of queued work name it."},
     {0}};

@@ -6,6 +6,7 @@
  * to the last that the key touches, which gives the flat positions with NumPy's own rules and bounds checks at the cost of
  * the result's size. Then it is one `take` (or scatter) of the rows that remain.
  */
+#include "autograd/trace.h"
 #include "python/core.h"
 #include "python/numpy.h"
 
@@ -184,7 +185,7 @@ static PyObject *numpy_entry(PyObject *entry) {
     return NULL;
   }
   if (mpg_py_is_array(entry)) {
-    if (mpg_py_expect_value(mpg_py_array_of(entry), "indexing by this array together with others, or in an assignment,") < 0) return NULL;
+    if (mpg_py_expect_value(mpg_py_array_of(entry), "indexing by this array together with others, or in an assignment") < 0) return NULL;
     values = mpg_py_to_numpy(mpg_py_array_of(entry));
   } else {
     values = PyArray_FromAny(entry, NULL, 0, 0, 0, NULL);
@@ -543,6 +544,7 @@ int mpg_py_assign_subscript(PyObject *self, PyObject *key, PyObject *value) {
     return -1;
   }
   if (mpg_py_expect_value(array, "x[...] = value") < 0) return -1;
+  MPG_PY_TRY_INT(mpg_trace_check_write(array, "x[...] = value"));
   if (array->node != NULL && mpg_autograd_recording()) {
     PyErr_SetString(mpg_py->errors[MPG_ERROR],
                     RECORDING "the array belongs to what is recorded, and backward needs its values; "

@@ -173,7 +173,7 @@ static int number_bool(PyObject *self) {
   const mpg_shape *shape = &mpg_py_array_of(self)->tensor.desc.shape;
   int64_t size = mpg_shape_size(shape);
   if (size == 0 && !mpg_array_traced(mpg_py_array_of(self))) return 0;
-  if (size > 1) {
+  if (size > 1 && !mpg_array_traced(mpg_py_array_of(self))) {
     PyErr_SetString(mpg_py->errors[MPG_VALUE_ERROR], "the truth value of an array with several elements is ambiguous");
     return -1;
   }
@@ -199,6 +199,10 @@ static PyObject *number_int(PyObject *self) {
 }
 static PyObject *number_index(PyObject *self) {
   mpg_dtype dtype = mpg_py_array_of(self)->tensor.desc.dtype;
+  if (mpg_array_traced(mpg_py_array_of(self))) {
+    mpg_py_expect_value(mpg_py_array_of(self), "an index");
+    return NULL;
+  }
   /* TypeError for what is no index: callers such as bytes() go on to the buffer protocol then. */
   if (!mpg_dtype_is_integer(dtype) || mpg_shape_size(&mpg_py_array_of(self)->tensor.desc.shape) != 1)
     return PyErr_Format(PyExc_TypeError, "only an integer array of one element can be an index, not one of %s", mpg_dtype_name(dtype));

@@ -9,6 +9,9 @@ enum { MAX_FREE = 4096 };
 static mpg_storage *free_storages, *leaving;
 static int num_free;
 static uint64_t watched_writes;
+static uint64_t births; /* runtime state, too */
+
+uint64_t mpg_storage_births(void) { return births; }
 
 static mpg_storage *new_storage(void) {
   mpg_storage *storage = free_storages;
@@ -63,6 +66,7 @@ mpg_status mpg_storage_create(mpg_device *device, size_t size, bool host_access,
   storage->watched = storage->exposed = false;
   storage->device = device;
   storage->size = size;
+  storage->born = ++births;
   storage->release = NULL;
   storage->owner = NULL;
   *result = storage;
@@ -78,6 +82,7 @@ mpg_status mpg_storage_wrap(mpg_device *device, void *memory, size_t size, void 
                            .device = device,
                            .block = {.memory = memory, .size = size},
                            .size = size,
+                           .born = ++births,
                            .release = release,
                            .owner = owner};
   *result = storage;

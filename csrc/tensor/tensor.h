@@ -20,6 +20,7 @@ typedef struct mpg_storage {
   mpg_device *device;
   mpg_block block;
   size_t size; /* bytes asked for */
+  uint64_t born; /* number of storages made up to this one */
   void (*release)(void *owner); /* memory from outside: called instead of freeing, when no queued work uses it */
   void *owner;
 } mpg_storage;
@@ -33,6 +34,7 @@ typedef struct mpg_tensor {
 mpg_status mpg_storage_create(mpg_device *device, size_t size, bool host_access, mpg_storage **storage); /* new */
 /* Wraps memory that `owner` keeps alive; release(owner) is called when done (host lock held). On failure nothing is called. */
 mpg_status mpg_storage_wrap(mpg_device *device, void *memory, size_t size, void (*release)(void *), void *owner, mpg_storage **storage);
+uint64_t mpg_storage_births(void); /* number of storages made so far */
 static inline void mpg_storage_retain(mpg_storage *storage) { storage->references++; }
 void mpg_storage_destroy(mpg_storage *storage);
 /* Releases the owners of outside memory that queued work still used when its storage went away; those whose work is done.

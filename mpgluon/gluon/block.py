@@ -4,6 +4,7 @@ A `Block` computes with Python code on arrays. A `HybridBlock` describes its com
 that it can also be compiled: after `hybridize` a call traces it once, whatever devices it spans, and runs programs from then on.
 """
 
+import os
 import re
 import sys
 import threading
@@ -22,6 +23,8 @@ from .parameter import DeferredInitializationError, Parameter, ParameterDict, ch
 from .utils import HookHandle, brief, indent, shape_is_known
 
 __all__ = ["Block", "HybridBlock", "SymbolBlock"]
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 class _NameScope:
@@ -413,13 +416,31 @@ def block_path():
 
 
 def _add_path(error):
-    """Adds the path of the running block to the text of an error that passes through it, once."""
+    """Adds the path of the running block to the text of an error that passes through it, once; and while it is traced, the user's line."""
     if getattr(error, "block_path", None) is None:
         path = block_path()
         text = str(error)
         error.block_path = path
-        if path not in text:
+        line = _line_of(error) if _tracing.current() is not None else ""
+        if line and line.rpartition(" in ")[0] not in text:
+            error.args = (f"{text}\n  in block {path}, at {line}", *error.args[1:])
+        elif path not in text:
             error.args = (f"{text}\n  in block {path}", *error.args[1:])
+
+
+def _line_of(error):
+    """The innermost line outside of this package on the way to an error."""
+    found, step = None, error.__traceback__
+    while step is not None:
+        if not step.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+            found = step.tb_frame.f_code, step.tb_lineno
+        step = step.tb_next
+    frame = sys._getframe(1)
+    while found is None and frame is not None:
+        if not frame.f_code.co_filename.startswith(_PACKAGE):
+            found = frame.f_code, frame.f_lineno
+        frame = frame.f_back
+    return f"{found[0].co_filename}:{found[1]} in {found[0].co_name}" if found else ""
 
 
 class HybridBlock(Block):

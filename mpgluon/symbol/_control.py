@@ -335,6 +335,7 @@ def _cut(results, mark, own):
             continue
         inputs = tuple([(copies[source], index) if inside(source) else variable(source, index) for source, index in node.inputs])
         copies[node] = Node(node.name, dict(node.attrs), node.call, inputs)
+        copies[node].origin = node.origin
     entries = []
     for symbol in results:
         node, index = symbol._entries[0]
@@ -354,6 +355,7 @@ def _node(kind, graphs, inputs, attrs, name):
     call = kind(texts, graphs, len(inputs))
     name = NameManager.current().get(name, kind.name)
     node = Node(name, {**texts, **attributes(None)}, call, tuple(inputs))
+    node.origin = _core._origin()
     return [Symbol([(node, i)]) for i in range(node.num_outputs)]
 
 

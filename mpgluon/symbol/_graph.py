@@ -21,7 +21,7 @@ _INITS = {
 class Node:
     """A variable, or a call of an op."""
 
-    __slots__ = ("name", "attrs", "call", "inputs", "outputs", "__weakref__")
+    __slots__ = ("name", "attrs", "call", "inputs", "outputs", "origin", "__weakref__")
 
     def __init__(self, name, attrs, call=None, inputs=()):
         self.name = name
@@ -29,6 +29,7 @@ class Node:
         self.call = call
         self.inputs = inputs  # entries
         self.outputs = None if call is None else call.output_names(len(inputs))
+        self.origin = 0  # the user's line that made it, as `_core._origin` numbers lines
 
     @property
     def num_outputs(self):
@@ -96,6 +97,7 @@ def rebuild(entries, replace):
             continue
         inputs = tuple([copies[source] if source in replace else (copies[source][0], index) for source, index in node.inputs])
         copies[node] = (Node(node.name, dict(node.attrs), node.call, inputs), 0)
+        copies[node][0].origin = node.origin
     return [copies[node] if node in replace else (copies[node][0], index) for node, index in entries]
 
 
@@ -127,7 +129,15 @@ def make(call, texts, name, arrays, given):
             if init is not None:
                 made["__init__"] = init
             inputs[place] = (Node(f"{name}_{key}", made), 0)
-    return Node(name, texts, call, tuple(inputs))
+    node = Node(name, texts, call, tuple(inputs))
+    node.origin = _core._origin()
+    return node
+
+
+def made_at(node):
+    """Where a node was made, for errors."""
+    line = _core._origin_line(node.origin)
+    return f"\n  made at {line}" if line else ""
 
 
 def placement(order, group2ctx, variables):

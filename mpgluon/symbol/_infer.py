@@ -10,7 +10,7 @@ import numpy as np
 
 from .. import _core
 from ..base import MXNetError
-from ._graph import topological
+from ._graph import made_at, topological
 
 UNKNOWN = (None, None)
 
@@ -104,7 +104,8 @@ class Inference:
         try:
             completed, outputs = node.call.infer(inputs, self.values[place], self._train)
         except MXNetError as error:
-            raise type(error)(f"Error in operator {node.name}: {error}") from None
+            line = "" if "\n  made at " in str(error) else made_at(node)
+            raise type(error)(f"Error in operator {node.name}: {error}{line}") from None
         for (at, index), new in zip(sources, completed):
             self._learn(at, index, new, node, place)
         for index, new in enumerate(outputs):
