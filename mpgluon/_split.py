@@ -53,12 +53,13 @@ class Host:
         self.bodies = bodies  # of loops and branches
 
     def __call__(self, env):
-        outer = _core.get_scope()
+        outer, group = _core.get_scope(), _core.set_group(None)  # what groups move was moved when it was traced
         _core.set_scope(self.scope)
         try:
             return self.run([env[i] for i in self.inputs])
         finally:
             _core.set_scope(outer)
+            _core.set_group(group)
 
 
 class Part:
@@ -145,6 +146,7 @@ class Tracer:
         arrays = [self.trace.new_input(*desc) for desc in descs]
         host.outputs = tuple([self.trace.value(array) for array in arrays])
         self._begin = self.trace.nodes
+        self.trace.forget_moves()
         return arrays
 
 
@@ -301,6 +303,7 @@ class _Live(Tracer):
         new = [self.trace.new_input(*describe(array)) for array in arrays]
         ids = tuple([self.trace.value(array) for array in new])
         self._begin = self.trace.nodes
+        self.trace.forget_moves()
         if first:
             part.host.outputs = ids
             self.env.update(zip(ids, arrays))

@@ -332,6 +332,45 @@ def test_block_that_changes_its_mind_is_told():
         net(nd.ones((1, 5, 4)) * nd.array([1, 1, -1, 1, 1]).reshape((1, 5, 1)), nd.ones((5, 4)))
 
 
+@pytest.mark.parametrize("recompute", [False, True])
+def test_options_of_hybridize(recompute):
+    """Groups of devices, and recomputation, go through cuts."""
+
+    class Net(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            with self.name_scope():
+                self.first = gluon.nn.Dense(4, in_units=4, flatten=False)
+                with mx.AttrScope(ctx_group="dev1"):
+                    self.second = gluon.nn.Dense(4, in_units=4, flatten=False)
+
+        def hybrid_forward(self, F, x):
+            h = self.second(F.tanh(self.first(x)))
+            out, last = F.contrib.foreach(lambda a, s: (self.second(F.tanh(a)) + s, self.first(s)), h, h[0])
+            m = F.contrib.boolean_mask(last, F.sum(h[0], axis=1) > 0)
+            return F.contrib.cond(F.sum(out) > 0, lambda: self.second(out), lambda: self.second(out * 2)) + F.sum(m) + F.sum(self.first(h))
+
+    groups = {"dev1": mx.cpu(1)}
+    found = []
+    for hybridize, spread in ((False, False), (True, False), (True, True)):
+        mx.random.seed(3)
+        net = Net()
+        net.initialize(mx.init.Normal(0.5), **({"group2ctx": groups} if spread else {}))
+        if hybridize:
+            net.hybridize(exact=True, **({"recompute": True} if recompute else {}))
+        for call in range(2):
+            x = nd.array(np.random.RandomState(call).randn(3, 5, 4))
+            x.attach_grad()
+            with autograd.record():
+                y = net(x)
+                loss = (y * y).sum()
+            loss.backward()
+            found.append([y.asnumpy(), x.grad.asnumpy(), *[p.grad().asnumpy() for p in net.collect_params().values()]])
+    for call in range(2):
+        same(found[call], found[2 + call])
+        same(found[call], found[4 + call])
+
+
 # --- Errors ---------------------------------------------------------------------------------------------------------
 
 

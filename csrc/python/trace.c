@@ -268,6 +268,15 @@ static PyObject *trace_cut(PyObject *object, PyObject *args) {
   return (PyObject *)made;
 }
 
+/* Copies between groups that a part made are not passed over the cut: they aren't arrays of anybody's. */
+static PyObject *trace_forget_moves(PyObject *object, PyObject *unused) {
+  (void)unused;
+  mpg_trace *trace = open_trace(object);
+  if (trace == NULL) return NULL;
+  trace->num_copies = 0;
+  Py_RETURN_NONE;
+}
+
 static PyObject *trace_nodes(PyObject *object, void *unused) {
   (void)unused;
   mpg_trace *trace = open_trace(object);
@@ -290,6 +299,7 @@ static PyMethodDef trace_methods[] = {
     {"value", trace_value, METH_O, "value(array)\n--\n\nThe id of the array's value; it becomes a constant where it is none of this trace."},
     {"constants", trace_constants, METH_O, "constants(begin)\n--\n\nThe constants from that number on, as (id, array)."},
     {"live", trace_live, METH_NOARGS, "live()\n--\n\nThe ids of the values that some array stands for."},
+    {"forget_moves", trace_forget_moves, METH_NOARGS, "forget_moves()\n--\n\nArrays that were moved between groups are moved anew from now on."},
     {"cut", trace_cut, METH_VARARGS,
      "cut(begin, results=None)\n--\n\nThe ops from node number `begin` on as a Function, or None where there are none. Its outputs are the live values among\n"
      "theirs, or those that are among the results."},

@@ -6,7 +6,7 @@ into the block's graph; other loops, and branches, cut it (see `mpgluon._split`)
 
 import numpy as np
 
-from .. import _core, _split
+from .. import _core, _groups, _split
 from .._core import NDArray
 
 # foreach is unrolled into the graph around it up to this many ops.
@@ -304,6 +304,9 @@ def _inside(error, what):
 def dynamic(call, inputs):
     """The results of an op whose shapes depend on values: a step between two parts where the inputs are traced. `call`: a `_core.OpCall`."""
     tracer = _tracer(inputs)
+    if tracer is not None and _groups.current() is not None:
+        device = _groups.device() or inputs[0].context
+        inputs = [array if array.context == device else array.as_in_context(device) for array in inputs]
     return call.run(inputs) if tracer is None else tracer.dynamic(call.name.removeprefix("_contrib_"), call.run, inputs)
 
 
