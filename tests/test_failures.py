@@ -53,7 +53,7 @@ def test_every_allocation_of_a_step_fails(kind, options, tmp_path):
         networks.step(net, trainer, x).asscalar()
 
     # Memory kept from earlier steps spares an eager step most of its allocations, so there every one is tried.
-    assert sweep(first, stride=1 if options is None else 5) > 2
+    assert sweep(first, stride=1 if options is None else 5) > (0 if options is None else 2)
     net, trainer = model(kind, options)
     networks.step(net, trainer, x).asscalar()
     used = [memory_stats(mx.cpu(i))["in_use"] for i in range(2)]

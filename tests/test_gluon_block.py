@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mpgluon as mx
-from mpgluon import autograd, gluon
+from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn
 
 
