@@ -41,7 +41,7 @@ class Program:
                 self.steps.append((self.place[node], node, sources, device if moves and not node.call.copies else None, device))
         self.heads = [(self.place[node], index) for node, index in entries]
         # Whether it has to look at values on the way, and is compiled in parts.
-        self.splits = any(node.call is not None and (getattr(node.call, "splits", False) or node.call.dynamic) for node in order)
+        self.splits = any(node.call is not None and (node.call.dynamic or getattr(node.call, "splits", False)) for node in order)
         self._entries = entries
         # Nodes that make arrays of a shape with open sizes, as states to begin with have: the sizes follow from what is done with them.
         self._open = [node for node in order if node.call is not None and node.call.creates and 0 in parse_shape(node.attrs.get("shape", "()"))]

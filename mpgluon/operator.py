@@ -111,7 +111,7 @@ class CustomCall:
     """A call of a registered op with parameters; as a node of a symbol it answers as `_core.OpCall` does."""
 
     name = "Custom"
-    creates = copies = False
+    creates = copies = dynamic = False
     context = None
     differentiable = True
     splits = True  # compiled programs are cut where it runs
