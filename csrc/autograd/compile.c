@@ -221,6 +221,7 @@ static mpg_status make_forward(mpg_compiled *c) {
   mpg_order order = {0};
   mpg_status status = MPG_OK;
   MPG_GOTO(plan_forward(c, &order));
+  mpg_dump_pass("forward plan", &c->graph, &order, &c->plan);
   MPG_GOTO(mpg_lower(&c->graph, &order, &c->plan, "compiled forward", &c->programs));
   if (c->stages == MPG_STAGES_NONE) mpg_program_set_fix(c->programs, mpg_compiled_first_fixed(c), mpg_compiled_num_fixed(c));
   if (!c->recording) goto fail;
@@ -292,12 +293,15 @@ mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_i
   MPG_GOTO(mpg_graph_set_outputs(&c->graph, values, num_outputs));
   MPG_VERIFY(&c->graph);
   MPG_GOTO(take_inputs(c, trace, inputs));
+  mpg_dump_pass("traced", &c->graph, NULL, NULL);
   MPG_GOTO(rewrite(c, trace, options));
+  mpg_dump_pass("rewritten", &c->graph, NULL, NULL);
   c->traced = mpg_malloc((c->graph.num_inputs + num_outputs + 1) * sizeof *c->traced);
   if (!c->traced) MPG_GOTO(mpg_out_of_host_memory(c->graph.num_inputs * sizeof *c->traced));
   if (c->graph.num_inputs) memcpy(c->traced, c->graph.inputs, c->graph.num_inputs * sizeof *c->traced);
   if (num_outputs) memcpy(c->traced + c->graph.num_inputs, c->graph.outputs, num_outputs * sizeof *c->traced);
   MPG_GOTO(mpg_graph_simplify(&c->graph));
+  mpg_dump_pass("simplified", &c->graph, NULL, NULL);
   for (uint32_t i = 0; i < num_inputs; i++) c->wanted[i] = options->recording && options->wanted[i];
   if (!c->recording && c->stages == MPG_STAGES_NONE) MPG_GOTO(mpg_compiled_make_prologue(c));
   MPG_GOTO(take_outputs(c, c->graph.outputs));
@@ -431,6 +435,10 @@ static mpg_status make_backward(mpg_compiled *c, mpg_compiled_backward *b, const
   mpg_plan_request request = {.graph = &joint, .order = &order, .num_externals = mpg_compiled_all_externals(c), .external = external,
                               .saved = saved, .forward = &c->plan, .retain = b->retain, .apart = c->apart};
   MPG_GOTO(mpg_schedule(&request, &order, c->stages == MPG_STAGES_NONE, &b->plan));
+  if (lower) {
+    mpg_dump_pass("gradient", &joint, NULL, NULL);
+    mpg_dump_pass("backward plan", &joint, &order, &b->plan);
+  }
   if (lower) MPG_GOTO(mpg_lower(&joint, &order, &b->plan, "compiled backward", &b->programs));
 fail:
   mpg_order_free(&order);

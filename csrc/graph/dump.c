@@ -1,3 +1,7 @@
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "graph/plan.h"
 #include "graph/recompute.h"
 
 static const char *device_name(int type) { return type == MPG_GPU ? "gpu" : "cpu"; }
@@ -67,4 +71,49 @@ void mpg_graph_dump(const mpg_graph *graph, mpg_text *text) {
     dump_name(graph->outputs[i], text);
   }
   mpg_text_append(text, "\n");
+}
+
+static void dump_location(const mpg_plan *plan, uint32_t value, mpg_text *text) {
+  mpg_location location = plan->locations[value];
+  if (location.base == MPG_NO_BASE) {
+    mpg_text_append(text, "nowhere");
+  } else if (location.base < plan->num_externals) {
+    mpg_text_append(text, "array %u", location.base);
+  } else {
+    uint32_t number = location.base - plan->num_externals;
+    mpg_text_append(text, "%s %u+%zu", plan->blocks[number].kind == MPG_BLOCK_LANE ? "lane" : "block", number, location.offset);
+  }
+}
+
+static void dump_plan(const mpg_graph *graph, const mpg_order *order, const mpg_plan *plan, mpg_text *text) {
+  for (size_t k = 0; k < order->count; k++) {
+    const mpg_node *node = &graph->nodes[order->nodes[k]];
+    mpg_device_id device = mpg_node_runs_on(graph, node);
+    mpg_text_append(text, "%s(%d) %%%u %s:", device_name(device.type), device.index, order->nodes[k], node->op ? node->op->name : "call");
+    for (uint32_t i = 0; i < node->num_outputs; i++) {
+      mpg_text_append(text, i ? ", " : " ");
+      dump_location(plan, node->values + i, text);
+    }
+    mpg_text_append(text, "\n");
+  }
+  for (uint32_t i = 0; i < plan->num_blocks; i++) {
+    mpg_device_id device = plan->devices[plan->blocks[i].device];
+    mpg_text_append(text, "%s %u: %zu bytes on %s(%d)\n", plan->blocks[i].kind == MPG_BLOCK_LANE ? "lane" : "block", i, plan->blocks[i].size,
+                    device_name(device.type), device.index);
+  }
+}
+
+void mpg_dump_pass(const char *pass, const mpg_graph *graph, const mpg_order *order, const mpg_plan *plan) {
+  const char *path = getenv("MPGLUON_DUMP");
+  if (!path || !*path) return;
+  mpg_text text = {0};
+  mpg_text_append(&text, "== %s\n", pass);
+  if (plan) dump_plan(graph, order, plan, &text);
+  else mpg_graph_dump(graph, &text);
+  FILE *file = text.failed ? NULL : fopen(path, "a");
+  if (file) {
+    fputs(mpg_text_string(&text), file);
+    fclose(file);
+  }
+  mpg_text_free(&text);
 }

@@ -80,4 +80,8 @@ mpg_status mpg_order_for_memory(const mpg_plan_request *request, mpg_order *bett
  * multiplications. The caller frees both. */
 mpg_status mpg_order_for_time(const mpg_plan_request *request, mpg_order faster[2], double seconds[3]);
 
+/* dump.c: appends a pass's graph, or with a plan the nodes in the order in which they run and where their values lie, to the file that
+ * the environment's MPGLUON_DUMP names; nothing without. */
+void mpg_dump_pass(const char *pass, const mpg_graph *graph, const mpg_order *order, const mpg_plan *plan);
+
 #endif

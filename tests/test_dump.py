@@ -1,0 +1,177 @@
+"""What the compiler's passes make, as text; and how the work grows."""
+
+import json
+import os
+import subprocess
+import sys
+
+import mpgluon as mx
+from mpgluon import _core, autograd, gluon, nd, profiler
+from mpgluon.context import memory_stats
+from mpgluon.gluon import nn
+
+SCRIPT = """
+import mpgluon as mx
+from mpgluon import _core, autograd, nd
+
+def function(x, w):
+    y = nd.tanh(nd.FullyConnected(x, w, no_bias=True, num_hidden=3)).as_in_context(mx.cpu(1))
+    return [(y.reshape((3, 2)) * y.reshape((3, 2))).sum()]
+
+op = _core.CachedOp(function, {"exact": True})
+x, w = nd.ones((2, 4)), nd.ones((3, 4))
+w.attach_grad()
+with autograd.record():
+    (y,) = op(x, w)
+y.backward()
+"""
+TRACED = """\
+%0 = input : float32 (2, 4) cpu(0)
+%1 = input : float32 (3, 4) cpu(0)
+%2 = FullyConnected(%0, %1) {num_hidden=3, no_bias=True} : float32 (2, 3) cpu(0)
+%3 = tanh(%2) : float32 (2, 3) cpu(0)
+%4 = _copyto(%3) {ctx=cpu(1)} : float32 (2, 3) cpu(1)
+%5 = Reshape(%4) {shape=(3, 2)} : float32 (3, 2) cpu(1)
+%6 = Reshape(%4) {shape=(3, 2)} : float32 (3, 2) cpu(1)
+%7 = broadcast_mul(%5, %6) : float32 (3, 2) cpu(1)
+%8 = sum(%7) : float32 (1,) cpu(1)
+"""
+GRADIENT = """\
+%9 = input : float32 (1,) cpu(1) backward
+%10 = _reshape_exact(%9) {shape=(1, 1)} : float32 (1, 1) cpu(1) backward
+%11 = _broadcast_exact(%10) {shape=(3, 2)} : float32 (3, 2) cpu(1) backward
+%12 = elemwise_mul(%11, %6) : float32 (3, 2) cpu(1) backward
+%13 = elemwise_mul(%11, %5) : float32 (3, 2) cpu(1) backward
+%14 = _reshape_exact(%13) {shape=(2, 3)} : float32 (2, 3) cpu(1) backward
+%15 = _reshape_exact(%12) {shape=(2, 3)} : float32 (2, 3) cpu(1) backward
+%16 = elemwise_add(%14, %15) : float32 (2, 3) cpu(1) backward
+%17 = _copyto(%16) {ctx=cpu(0)} : float32 (2, 3) cpu(0) backward
+%18 = _backward_tanh(%17, %3) : float32 (2, 3) cpu(0) backward
+%19 = dot(%18, %0) {transpose_a=True} : float32 (3, 4) cpu(0) backward
+return
+"""
+FORWARD_PLAN = """\
+cpu(0) %2 FullyConnected: block 1+0
+cpu(0) %3 tanh: block 1+0
+cpu(0) %4 _copyto: lane 0+0
+cpu(1) %5 Reshape: lane 0+0
+cpu(1) %6 Reshape: lane 0+0
+cpu(1) %7 broadcast_mul: nowhere
+cpu(1) %8 sum: array 2
+lane 0: 64 bytes on cpu(1)
+block 1: 64 bytes on cpu(0)
+"""
+BACKWARD_PLAN = """\
+cpu(1) %17 _copyto: lane 2+0
+cpu(0) %18 _backward_tanh: lane 2+0
+cpu(0) %19 dot: array 5
+lane 0: 64 bytes on cpu(1)
+block 1: 64 bytes on cpu(0)
+lane 2: 64 bytes on cpu(0)
+block 3: 128 bytes on cpu(1)
+"""
+
+
+def test_passes(tmp_path):
+    path = tmp_path / "passes.txt"
+    root = os.path.dirname(os.path.dirname(mx.__file__))
+    environment = {**os.environ, "MPGLUON_DUMP": str(path), "PYTHONPATH": root}
+    subprocess.run([sys.executable, "-c", SCRIPT], check=True, env=environment)
+    passes = dict(part.split("\n", 1) for part in path.read_text().split("== ")[1:])
+    assert list(passes) == ["traced", "rewritten", "simplified", "forward plan", "gradient", "backward plan"]
+    assert passes["traced"] == passes["simplified"] == TRACED + "return %8\n"
+    assert passes["gradient"] == TRACED + GRADIENT
+    assert passes["forward plan"] == FORWARD_PLAN
+    assert passes["backward plan"].endswith(BACKWARD_PLAN)
+
+
+def stack(layers, width=32):
+    net = nn.HybridSequential()
+    for _ in range(layers):
+        net.add(nn.Dense(width, in_units=width), nn.LayerNorm(in_channels=width), nn.Activation("tanh"), nn.Dropout(0.1))
+    net.initialize()
+    net.hybridize()
+    return net
+
+
+def allocations(layers):
+    """How many pieces of bookkeeping memory tracing and compiling ask for."""
+    MANY = 1 << 30
+    net, x = stack(layers), nd.ones((4, 32))
+    x.attach_grad()
+    nd.waitall()
+    _core._memory_fail_after(MANY)
+    try:
+        with autograd.record():
+            y = net(x)
+        y.backward()
+        nd.waitall()
+        made = MANY - _core._memory_until_failure()
+    finally:
+        _core._memory_fail_after(0)
+    entry = net.compiled()[0]["devices"]["cpu(0)"]
+    return made, len(entry["forward"]), len(entry["backward"]), entry["planned"]["saved"]
+
+
+def test_work_grows_with_the_number_of_layers():
+    small, middle, large = [allocations(layers) for layers in (20, 40, 80)]
+    assert large[0] <= 2.2 * middle[0] <= 2.2 * 2.2 * small[0]
+    for part in (1, 2, 3):  # instructions and bytes: exactly so much for each layer
+        assert large[part] - middle[part] == 2 * (middle[part] - small[part])
+
+
+def test_many_lengths_share_memory():
+    """Buckets: each length is compiled once, and all of them use the same parameters and the same memory."""
+
+    def most(lengths):
+        net = gluon.rnn.LSTM(32, input_size=32)
+        net.initialize(ctx=mx.cpu(90))
+        net.hybridize()
+        mx.context.reset_peak_memory(mx.cpu(90))
+        for length in lengths:
+            x = nd.ones((length, 4, 32), ctx=mx.cpu(90))
+            with autograd.record():
+                y = net(x)
+            y.backward()
+            del x, y
+            nd.waitall()
+        assert len(net.compiled()) == len(lengths)
+        return memory_stats(mx.cpu(90))["peak_held"], net
+
+    alone, net = most([60])
+    together, net = most(range(60, 40, -1))
+    assert together <= 5 * alone  # not 20 times
+    assert sum(entry["bytes_held"] for entry in net.compiled()) == 0
+
+
+def test_trace(tmp_path):
+    """The profiler's Chrome trace: a row per device, arrows for copies, ops by block path, forward and backward."""
+    net = nn.HybridSequential()
+    net.add(nn.Dense(4, in_units=4), nn.HybridLambda(lambda F, x: x.as_in_context(mx.cpu(1))), nn.Dense(3, in_units=4))
+    net[0].initialize(ctx=mx.cpu(0))
+    net[2].initialize(ctx=mx.cpu(1))
+    net.hybridize()
+    path = str(tmp_path / "trace.json")
+    profiler.set_config(filename=path)
+    profiler.set_state("run")
+    try:
+        with autograd.record():
+            y = net(nd.ones((2, 4)))
+        y.backward()
+    finally:
+        profiler.dump()
+        profiler.set_config(filename="profile.json")
+    with open(path) as f:
+        events = json.load(f)["traceEvents"]
+    rows = {event["args"]["name"]: event["tid"] for event in events if event["ph"] == "M" and event["name"] == "thread_name"}
+    assert {"cpu(0)", "cpu(1)"} <= set(rows) and len(set(rows.values())) == len(rows)
+    ran = [event for event in events if event["ph"] == "X"]
+    assert all(event["dur"] >= 0 and event["tid"] in rows.values() for event in ran)
+    names = [event["name"] for event in ran]
+    assert any(name.endswith("/FullyConnected") for name in names), names  # behind the path of its block
+    assert any("/" in name and name.endswith("(backward)") for name in names), names
+    begins, ends = ({event["id"]: event for event in events if event["ph"] == phase} for phase in "sf")
+    assert begins.keys() == ends.keys() and len(begins) >= 2  # there and back
+    for number, begin in begins.items():
+        assert begin["tid"] != ends[number]["tid"] and begin["ts"] <= ends[number]["ts"]
+    assert "FullyConnected" in profiler.dumps()
