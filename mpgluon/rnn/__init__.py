@@ -2,7 +2,7 @@
 `BucketingModule`; and iterators over sentences in buckets of lengths."""
 
 from . import io, rnn, rnn_cell
-from .conv_cell import ConvGRUCell, ConvLSTMCell, ConvRNNCell
+from .conv_cell import BaseConvRNNCell, ConvGRUCell, ConvLSTMCell, ConvRNNCell
 from .fused_cell import FusedRNNCell
 from .io import BucketSentenceIter, encode_sentences
 from .rnn import do_rnn_checkpoint, load_rnn_checkpoint, rnn_unroll, save_rnn_checkpoint
@@ -21,7 +21,7 @@ from .rnn_cell import (
 )
 
 __all__ = [
-    "BaseRNNCell", "BidirectionalCell", "BucketSentenceIter", "ConvGRUCell", "ConvLSTMCell", "ConvRNNCell", "DropoutCell", "FusedRNNCell", "GRUCell",
+    "BaseConvRNNCell", "BaseRNNCell", "BidirectionalCell", "BucketSentenceIter", "ConvGRUCell", "ConvLSTMCell", "ConvRNNCell", "DropoutCell", "FusedRNNCell", "GRUCell",
     "LSTMCell", "ModifierCell", "RNNCell", "RNNParams", "ResidualCell", "SequentialRNNCell", "ZoneoutCell", "do_rnn_checkpoint", "encode_sentences",
     "load_rnn_checkpoint", "rnn_unroll", "save_rnn_checkpoint",
 ]  # fmt: skip
