@@ -242,6 +242,7 @@ static mpg_status rewrite(mpg_compiled *c, const mpg_trace *trace, const mpg_com
   if (!c->original_inputs) return mpg_out_of_host_memory(c->num_inputs * sizeof *c->original_inputs);
   memcpy(c->original_inputs, c->inputs, c->num_inputs * sizeof *c->inputs);
   mpg_rewrite_request request = {.graph = &c->graph, .inputs = c->inputs, .num_inputs = c->num_inputs, .recording = c->recording,
+                                 .keeps = c->stages == MPG_STAGES_NONE && options->num_bound == options->num_parameters,
                                  .num_parameters = options->num_parameters + c->num_constants};
   mpg_value *outputs = mpg_malloc((c->num_outputs + 1) * sizeof *outputs);
   mpg_status status = MPG_OK;

@@ -7,13 +7,14 @@ typedef enum state { VARIES, FIXED, VIEW, HOISTED } state;
 
 enum { CHEAP_BYTES = 1 << 16 };
 
-/* Keeping a value must not cost much more memory than what it is made of: a row of ones broadcast over a batch is better made anew. */
+/* Keeping a value must not cost much more memory than what it is made of: a row of ones broadcast over a batch is better made anew.
+ * Packed weights have room for blocks that small ones do not fill. */
 static bool worth_keeping(const mpg_graph *graph, const mpg_node *node) {
   size_t from = 0, to = 0;
   bool contents = !mpg_node_flag(node, MPG_OP_SHAPE_ONLY);
   for (uint32_t i = 0; i < node->num_inputs && contents; i++) from += mpg_desc_bytes(&mpg_graph_at(graph, mpg_node_inputs(graph, node)[i])->desc);
   for (uint32_t i = 0; i < node->num_outputs; i++) to += mpg_desc_bytes(&graph->values[node->values + i].desc);
-  return to <= 2 * from + CHEAP_BYTES;
+  return to <= 2 * from + CHEAP_BYTES || node->op->id == MPG_OP__pack_convolution;
 }
 
 static state state_of(const mpg_graph *graph, const mpg_node *node, const uint8_t *states, const bool *varies) {

@@ -6,7 +6,9 @@
 static const mpg_rewrite_rule *const rules[] = {
     &mpg_rule_folded_norm,
     &mpg_rule_transposed_product,
-    &mpg_rule_channels_last, /* the last: others match convolutions as they are traced */
+    &mpg_rule_channels_last, /* behind those that match convolutions as they are traced */
+    &mpg_rule_packed_relu,
+    &mpg_rule_packed,
 };
 
 static const mpg_operand none = {{UINT32_MAX, 0}, false};
@@ -281,7 +283,7 @@ fail:
 mpg_status mpg_graph_rewrite(const mpg_rewrite_request *request, bool *changed) {
   *changed = false;
   for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
-    if (rules[i]->prediction && request->recording) continue;
+    if ((rules[i]->prediction && request->recording) || (rules[i]->keeps && !request->keeps)) continue;
     mpg_status status = sweep(request, rules[i], changed);
     if (status != MPG_OK) return mpg_fail_prefix(status, "rewriting the graph (%s)", rules[i]->name);
   }

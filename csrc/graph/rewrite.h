@@ -25,6 +25,7 @@ typedef struct mpg_rewrite_rule {
    * Nothing may be taken or emitted before the match is complete. Errors stick to r->status. */
   bool (*apply)(mpg_rewrite *r, uint32_t node);
   bool prediction; /* only where no gradient is recorded */
+  bool keeps;      /* only where what depends on parameters alone is kept from call to call (hoist.c) */
 } mpg_rewrite_rule;
 
 /* An edge of the source graph, seen from a pattern's last op. */
@@ -52,6 +53,7 @@ typedef struct mpg_rewrite_request {
   mpg_value *inputs;        /* of the graph; they become the rewritten graph's. The last num_parameters of them hold parameters */
   size_t num_inputs, num_parameters;
   bool recording;
+  bool keeps; /* there is a prologue */
 } mpg_rewrite_request;
 
 /* Applies all rules. *changed: whether any did; else the graph is untouched. Inputs and effects are always kept. */
@@ -96,5 +98,6 @@ void mpg_rewrite_replace(mpg_rewrite *r, uint32_t output, mpg_value value);
 extern const mpg_rewrite_rule mpg_rule_transposed_product; /* products.c */
 extern const mpg_rewrite_rule mpg_rule_folded_norm;        /* fold.c */
 extern const mpg_rewrite_rule mpg_rule_channels_last;      /* layout.c */
+extern const mpg_rewrite_rule mpg_rule_packed_relu, mpg_rule_packed; /* pack.c: after what chooses layouts */
 
 #endif

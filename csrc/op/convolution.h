@@ -55,6 +55,12 @@ void mpg_convolution_set(mpg_convolution *c, mpg_layout layout, const mpg_shape 
                          const mpg_tuple *stride, const mpg_tuple *dilate, const mpg_tuple *pad, int64_t groups);
 /* The layout of a Convolution, its channels-last form, a Deconvolution, or of their backward ops. */
 mpg_layout mpg_convolution_layout(const mpg_op *op, const void *params);
+/* A packed weight (packed_convolution.c): an array of so many floats, of which the first MPG_PACKED_HEADER say what the rest is. It has room
+ * for the weight as it is, and for layouts in blocks of 16 and 64 channels. */
+enum { MPG_PACKED_HEADER = 16 };
+int64_t mpg_packed_elements(const mpg_packed_convolution_params *p, int64_t channels);
+mpg_shape mpg_packed_weight_shape(const mpg_packed_convolution_params *p, int64_t channels);
+void mpg_packed_convolution_set(mpg_convolution *c, const mpg_packed_convolution_params *p, const mpg_shape *data);
 /* The pad that a deconvolution really has: what it says, or what target_shape asks for. data, out: channels-first. */
 void mpg_deconvolution_pads(const mpg_deconvolution_params *p, const mpg_shape *data, const mpg_shape *out, mpg_tuple *pads);
 /* The window of a pooling from the data's to the output's shape. */

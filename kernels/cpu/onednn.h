@@ -19,7 +19,8 @@
   X(memory_desc_get_size) X(memory_desc_equal) X(primitive_attr_create) X(primitive_attr_destroy)                                 \
   X(primitive_attr_set_scratchpad_mode) X(matmul_primitive_desc_create) X(convolution_forward_primitive_desc_create)              \
   X(convolution_backward_data_primitive_desc_create) X(convolution_backward_weights_primitive_desc_create)                        \
-  X(reorder_primitive_desc_create)
+  X(reorder_primitive_desc_create) X(post_ops_create) X(post_ops_destroy) X(post_ops_append_eltwise) X(post_ops_append_binary)      \
+  X(primitive_attr_set_post_ops)
 
 typedef struct mpg_onednn {
 #define MPG_ONEDNN_FIELD(name) __typeof__(&dnnl_##name) name;
@@ -40,10 +41,11 @@ typedef struct mpg_onednn_key {
   int32_t unused;
   int64_t values[MPG_ONEDNN_KEY_VALUES];
 } mpg_onednn_key;
-typedef enum mpg_onednn_kind { MPG_ONEDNN_MATMUL = 1, MPG_ONEDNN_CONVOLUTION, MPG_ONEDNN_CONVOLUTION_DATA, MPG_ONEDNN_CONVOLUTION_WEIGHT } mpg_onednn_kind;
+typedef enum mpg_onednn_kind { MPG_ONEDNN_MATMUL = 1, MPG_ONEDNN_CONVOLUTION, MPG_ONEDNN_CONVOLUTION_DATA, MPG_ONEDNN_CONVOLUTION_WEIGHT,
+  MPG_ONEDNN_PACK_CONVOLUTION, MPG_ONEDNN_PACKED_CONVOLUTION } mpg_onednn_kind;
 
 /* One step of a prepared operation: a primitive, and for each argument which slot of memory it works on. */
-enum { MPG_ONEDNN_SLOTS = 12, MPG_ONEDNN_STEPS = 4, MPG_ONEDNN_ARGS = 5 };
+enum { MPG_ONEDNN_SLOTS = 12, MPG_ONEDNN_STEPS = 4, MPG_ONEDNN_ARGS = 6 };
 typedef struct mpg_onednn_step {
   dnnl_primitive_t primitive; /* owned */
   int num_args;

@@ -203,6 +203,33 @@ def pool(shape, name, dtypes=("float32", "float64", "float16"), **params):
     return Sample([shape], params, laid_out(pooling), name=name, grad2=params.get("pool_type", "max") in ("avg", "sum"), dtypes=dtypes)
 
 
+def packed(data, weight, name, no_bias=False, channels_last=False, add=False, relu=False, num_group=1, **params):
+    """A sample whose packed weight is the plain one behind its header; shapes with the channels second."""
+    ndim, filters, groups = len(data) - 2, weight[0], num_group
+    each, channels = filters // groups, data[1] // groups
+    up = lambda n, step: -(-n // step) * step
+    room = up(each, 16 if each < 64 else 64) * up(channels, 16) if groups == 1 else up(groups, 16) * each * channels if each < 8 else groups * up(each, 16) * up(channels, 16)
+    values = np.random.RandomState(1).uniform(-1, 1, weight).astype(np.float32)
+    buffer = np.zeros(16 + room * int(np.prod(weight[2:])), np.float32)
+    buffer[16 : 16 + values.size] = values.ravel()
+
+    def reference(x, _, *rest, kernel, num_filter, num_group=1, no_bias=False, channels_last=False, add=False, relu=False, **params):
+        rest = list(rest)
+        bias = [] if no_bias else [rest.pop(0)]
+        y = convolution(first(x) if channels_last else x, values.astype(np.float64), *bias, kernel=kernel, num_filter=num_filter,
+                        num_group=num_group, no_bias=no_bias, **params)
+        y = np.moveaxis(y, 1, -1) if channels_last else y
+        y = y + rest[0] if add else y
+        return np.maximum(y, 0) if relu else y
+
+    out = places(np.empty(data), weight[2:], *(tuple_of(params.get(k), d, ndim) for k, d in (("stride", 1), ("dilate", 1), ("pad", 0))))
+    laid = lambda shape: (shape[0], *shape[2:], shape[1]) if channels_last else shape
+    inputs = [laid(data), buffer] + [(filters,)] * (not no_bias) + [laid((data[0], filters, *out))] * add
+    flags = {"no_bias": no_bias, "channels_last": channels_last, "add": add, "relu": relu}
+    return Sample(inputs, {"kernel": weight[2:], "num_filter": filters, "num_group": groups, **flags, **params}, reference, grad=False,
+                  dtypes=("float32",), name=name)
+
+
 SAMPLES = {
     "Convolution": [
         conv((2, 3, 7), (4, 3, 3), "one_axis", stride=(2,), pad=(1,), grad2=True),
@@ -227,6 +254,18 @@ SAMPLES = {
         conv((2, 5, 5, 4), (4, 1, 3, 3), "depthwise", num_group=4, bias=False, pad=(1, 1), layout=HIDDEN),
         conv((1, 4, 3, 5, 2), (3, 2, 2, 2, 3), "three_axes", pad=(0, 1, 1), layout=HIDDEN),
         conv((2, 9, 10, 16), (32, 16, 3, 3), "large", pad=(1, 1), stride=(2, 2), layout=HIDDEN),
+    ],
+    "_pack_convolution": [
+        Sample([(5, 4, 3, 3)], {"kernel": (3, 3), "num_filter": 5, "shape": (2, 4, 7, 6)}, grad=False, dtypes=("float32",), name="two_axes"),
+        Sample([(32, 16, 3, 3)], {"kernel": (3, 3), "num_filter": 32, "pad": (1, 1), "shape": (2, 9, 10, 16), "channels_last": True, "relu": True},
+               grad=False, dtypes=("float32",), name="last"),
+    ],
+    "_packed_convolution": [
+        packed((2, 3, 6, 5), (4, 3, 3, 2), "two_axes"),
+        packed((2, 3, 6), (4, 3, 3), "one_axis", stride=(2,), relu=True),
+        packed((2, 4, 5, 5), (4, 1, 3, 3), "depthwise", num_group=4, no_bias=True, pad=(1, 1)),
+        packed((1, 2, 3, 4, 3), (2, 2, 2, 2, 2), "three_axes", channels_last=True, add=True),
+        packed((2, 3, 6, 5), (4, 3, 3, 2), "all", channels_last=True, add=True, relu=True),
     ],
     "Deconvolution": [
         deconv((2, 4, 3, 3), (3, 3, 3, 2), "last", layout="NHWC", stride=(2, 1), bias=True, grad2=True),

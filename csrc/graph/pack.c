@@ -1,0 +1,107 @@
+/* Rules for prediction: convolutions read their weight packed once, and do what follows them. */
+#include <string.h>
+
+#include "graph/rewrite.h"
+#include "op/convolution.h"
+
+/* Whether a value is made of parameters alone, by few ops: then the prologue packs it. */
+static bool known_before(const mpg_rewrite *r, mpg_operand value, int *budget) {
+  if (!mpg_has_value(value.value) || --*budget < 0) return false;
+  const mpg_node *node = mpg_rewrite_node(r, value);
+  if (r->written[mpg_value_index(r->graph, value.value)]) return false;
+  if (mpg_node_is_input(node)) return r->parameter[value.value.node];
+  if (!node->op || (node->op->flags & MPG_OP_RANDOM) || mpg_node_mutates(node)) return false;
+  for (uint32_t i = 0; i < node->num_inputs; i++)
+    if (!known_before(r, mpg_rewrite_input(r, value, i), budget)) return false;
+  return node->num_inputs > 0;
+}
+
+static bool is_relu(const mpg_node *node) {
+  return node->op->id == MPG_OP_relu ||
+         (node->op->id == MPG_OP_Activation && ((const mpg_activation_params *)node->params)->act_type == 0 /* relu */);
+}
+
+typedef struct found {
+  mpg_operand convolution, added;
+  bool channels_last, add, relu;
+} found;
+
+static bool match_convolution(const mpg_rewrite *r, mpg_operand from, mpg_match match, found *f) {
+  f->channels_last = mpg_rewrite_match(r, from, MPG_OP__convolution_channels_last, match, &f->convolution);
+  if (!f->channels_last && !mpg_rewrite_match(r, from, MPG_OP_Convolution, match, &f->convolution)) return false;
+  const mpg_convolution_params *p = mpg_rewrite_params(r, f->convolution);
+  int budget = 48;
+  return mpg_rewrite_desc(r, f->convolution)->dtype == MPG_FLOAT32 && mpg_layout_of(p->layout) == MPG_CHANNELS_FIRST &&
+         mpg_shape_size(&mpg_rewrite_desc(r, f->convolution)->shape) > 0 && known_before(r, mpg_rewrite_input(r, f->convolution, 1), &budget);
+}
+
+/* convolution + x, either way round. */
+static bool match_sum(const mpg_rewrite *r, mpg_operand from, found *f) {
+  mpg_operand sum;
+  if (!mpg_rewrite_match(r, from, MPG_OP_elemwise_add, MPG_PRIVATE, &sum) && !mpg_rewrite_match(r, from, MPG_OP_broadcast_add, MPG_PRIVATE, &sum))
+    return false;
+  mpg_operand sides[2] = {mpg_rewrite_input(r, sum, 0), mpg_rewrite_input(r, sum, 1)};
+  if (!mpg_shape_equal(&mpg_rewrite_desc(r, sides[0])->shape, &mpg_rewrite_desc(r, sides[1])->shape)) return false;
+  /* The later convolution of two: the other one is ready then. */
+  int first = sides[1].value.node > sides[0].value.node;
+  for (int i = 0; i < 2; i++) {
+    int side = first ^ i;
+    if (!match_convolution(r, sides[side], MPG_PRIVATE, f) || !f->channels_last) continue;
+    f->added = sides[!side];
+    return true;
+  }
+  return false;
+}
+
+static void replace(mpg_rewrite *r, const found *f) {
+  const mpg_node *node = mpg_rewrite_node(r, f->convolution);
+  const mpg_convolution_params *p = node->params;
+  mpg_packed_convolution_params params;
+  memset(&params, 0, sizeof params);
+  params.kernel = p->kernel;
+  params.stride = p->stride;
+  params.dilate = p->dilate;
+  params.pad = p->pad;
+  params.num_filter = p->num_filter;
+  params.num_group = p->num_group;
+  params.no_bias = node->num_inputs == 2;
+  params.channels_last = f->channels_last;
+  params.add = f->add;
+  params.relu = f->relu;
+  const mpg_shape *data = &mpg_rewrite_desc(r, mpg_rewrite_input(r, f->convolution, 0))->shape;
+  params.shape.count = data->ndim;
+  for (int i = 0; i < data->ndim; i++) params.shape.values[i] = data->dims[i];
+  mpg_value inputs[4] = {mpg_rewrite_take(r, mpg_rewrite_input(r, f->convolution, 0))}, result;
+  mpg_value weight = mpg_rewrite_take(r, mpg_rewrite_input(r, f->convolution, 1));
+  int count = 2;
+  if (!params.no_bias) inputs[count++] = mpg_rewrite_take(r, mpg_rewrite_input(r, f->convolution, 2));
+  if (params.add) inputs[count++] = mpg_rewrite_take(r, f->added);
+  mpg_rewrite_emit(r, MPG_OP__pack_convolution, &params, &weight, 1, &inputs[1]);
+  mpg_rewrite_emit(r, MPG_OP__packed_convolution, &params, inputs, count, &result);
+  mpg_rewrite_replace(r, 0, result);
+}
+
+static bool pack_with_relu(mpg_rewrite *r, uint32_t n) {
+  const mpg_node *node = &r->graph->nodes[n];
+  found f = {.relu = true};
+  if (!is_relu(node)) return false;
+  mpg_operand before = mpg_rewrite_input(r, mpg_rewrite_shown(r), 0);
+  if (match_sum(r, before, &f))
+    f.add = true;
+  else if (!match_convolution(r, before, MPG_PRIVATE, &f))
+    return false;
+  replace(r, &f);
+  return true;
+}
+
+static bool pack(mpg_rewrite *r, uint32_t n) {
+  const mpg_node *node = &r->graph->nodes[n];
+  found f = {0};
+  if (node->op->id != MPG_OP_Convolution && node->op->id != MPG_OP__convolution_channels_last) return false;
+  if (!match_convolution(r, mpg_rewrite_shown(r), MPG_SHARED, &f)) return false;
+  replace(r, &f);
+  return true;
+}
+
+const mpg_rewrite_rule mpg_rule_packed_relu = {.name = "convolutions with relu", .apply = pack_with_relu, .prediction = true, .keeps = true};
+const mpg_rewrite_rule mpg_rule_packed = {.name = "packed convolutions", .apply = pack, .prediction = true, .keeps = true};

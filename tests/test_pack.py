@@ -1,0 +1,193 @@
+"""Convolutions with weights packed once for prediction, with what follows them in the same call."""
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import _core, autograd, gluon, nd
+from mpgluon.gluon import nn
+
+RNG = np.random.RandomState
+
+
+def random(shape, seed=0):
+    return nd.array(RNG(seed).uniform(-1, 1, shape))
+
+
+def call(name, *arrays, **params):
+    return _core.get_op(name)(*arrays, **params)
+
+
+# (data with the channels last, weight, parameters)
+CASES = {
+    "3x3": ((2, 14, 14, 64), (64, 64, 3, 3), {"pad": (1, 1)}),
+    "3x3, one sample": ((1, 28, 28, 32), (48, 32, 3, 3), {"pad": (1, 1)}),
+    "strided": ((2, 14, 14, 64), (128, 64, 3, 3), {"pad": (1, 1), "stride": (2, 2)}),
+    "1x1": ((2, 14, 14, 64), (128, 64, 1, 1), {"stride": (2, 2)}),
+    "first": ((1, 40, 40, 3), (64, 3, 7, 7), {"pad": (3, 3), "stride": (2, 2)}),
+    "odd": ((2, 9, 7, 5), (7, 5, 3, 2), {}),
+    "dilated": ((2, 16, 16, 16), (16, 16, 3, 3), {"dilate": (2, 2)}),
+    "depthwise": ((2, 12, 12, 32), (32, 1, 3, 3), {"pad": (1, 1), "num_group": 32}),
+    "grouped": ((2, 12, 12, 32), (64, 8, 3, 3), {"pad": (1, 1), "num_group": 4}),
+    "one axis": ((2, 50, 16), (24, 16, 5), {}),
+    "three axes": ((1, 6, 8, 8, 16), (16, 16, 3, 3, 3), {}),
+    "empty": ((0, 8, 8, 4), (4, 4, 3, 3), {}),
+}
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.parametrize("add, relu, bias", [(False, False, False), (False, True, True), (True, True, True), (True, False, False)])
+@pytest.mark.parametrize("case", CASES)
+def test_same_bits_as_the_ops_it_stands_for(case, add, relu, bias, channels_last):
+    shape, weight_shape, params = CASES[case]
+    x, weight = random(shape, 1), random(weight_shape, 2)
+    if not channels_last:
+        x = nd.array(np.moveaxis(x.asnumpy(), -1, 1))
+    params = {"kernel": weight_shape[2:], "num_filter": weight_shape[0], **params}
+    arrays = [random(weight_shape[:1], 3)] * bias
+    plain = call("_convolution_channels_last" if channels_last else "Convolution", x, weight, *arrays, no_bias=not bias, **params)
+    extra = [random(plain.shape, 4)] * add
+    expected = plain + extra[0] if add else plain
+    expected = nd.relu(expected) if relu else expected
+    flags = {"no_bias": not bias, "channels_last": channels_last, "add": add, "relu": relu, **params}
+    packed = call("_pack_convolution", weight, shape=x.shape, **flags)
+    result = call("_packed_convolution", x, packed, *arrays, *extra, **flags)
+    assert np.array_equal(result.asnumpy(), expected.asnumpy())
+
+
+def test_a_weight_packed_for_other_threads():
+    shape, weight_shape, params = CASES["3x3"]
+    x, weight = random(shape, 1), random(weight_shape, 2)
+    flags = {"kernel": (3, 3), "num_filter": 64, "channels_last": True, "no_bias": True, **params}
+    try:
+        mx.context.set_threads(1)
+        packed = call("_pack_convolution", weight, shape=shape, **flags)
+        expected = call("_packed_convolution", x, packed, **flags).asnumpy()
+        mx.context.set_threads(3)
+        np.testing.assert_array_equal(call("_packed_convolution", x, packed, **flags).asnumpy(), expected)
+    finally:
+        mx.context.set_threads(0)
+
+
+@pytest.mark.parametrize(
+    "name, shapes, params",
+    [
+        ("_pack_convolution", [(4, 3, 3, 3)], {"shape": (2, 5, 8, 8)}),
+        ("_pack_convolution", [(4, 3, 3, 3)], {"shape": (2, 3, 2, 8)}),
+        ("_pack_convolution", [(4, 3, 3, 3)], {"shape": (2, 3)}),
+        ("_packed_convolution", [(2, 3, 8, 8), (17,), (4,)], {}),
+        ("_packed_convolution", [(2, 3, 8, 8), (2320,), (5,)], {}),
+        ("_packed_convolution", [(2, 3, 8, 8), (2320,), (4,), (2, 4, 6, 5)], {"add": True}),
+        ("_packed_convolution", [(2, 3, 8, 8), (2320,), (4,)], {"pad": (1, 1, 1)}),
+        ("_packed_convolution", [(2, 3, 8, 8), (2320,), (4,)], {"num_group": 2}),
+    ],
+)
+def test_wrong_shapes(name, shapes, params):
+    with pytest.raises(mx.base.MXNetError):
+        call(name, *[nd.zeros(shape) for shape in shapes], kernel=(3, 3), num_filter=4, **params).wait_to_read()
+
+
+class Residual(gluon.HybridBlock):
+    def __init__(self, channels, stride=1, device=0):
+        super().__init__()
+        self._device = device
+        with self.name_scope():
+            self.body = nn.HybridSequential()
+            self.body.add(nn.Conv2D(channels, 3, stride, 1, use_bias=False), nn.BatchNorm(), nn.Activation("relu"),
+                          nn.Conv2D(channels, 3, 1, 1, use_bias=False), nn.BatchNorm())
+            self.shortcut = nn.HybridSequential()
+            if stride > 1:
+                self.shortcut.add(nn.Conv2D(channels, 1, stride, use_bias=False), nn.BatchNorm())
+
+    def hybrid_forward(self, F, x):
+        return F.relu(self.body(x) + self.shortcut(x))
+
+
+class Split(gluon.HybridBlock):
+    """A small residual network with its last part on another device."""
+
+    def __init__(self, device):
+        super().__init__()
+        self._device = device
+        with self.name_scope():
+            self.first = nn.HybridSequential()
+            self.first.add(nn.Conv2D(16, 5, 2, 2, use_bias=False), nn.BatchNorm(), nn.Activation("relu"), nn.MaxPool2D(3, 2, 1), Residual(16))
+            self.last = nn.HybridSequential()
+            self.last.add(Residual(32, 2), nn.GlobalAvgPool2D(), nn.Dense(10))
+
+    def hybrid_forward(self, F, x):
+        return self.last(self.first(x).as_in_context(mx.cpu(self._device)))
+
+
+def network(device=0):
+    mx.random.seed(5)
+    net = Split(device)
+    net.first.initialize(mx.init.Xavier(), ctx=mx.cpu(0))
+    net.last.initialize(mx.init.Xavier(), ctx=mx.cpu(device))
+    x = random((2, 3, 32, 32))
+    with autograd.train_mode():
+        for _ in range(3):
+            net(x)
+    return net, x
+
+
+def ops(net, phase="forward"):
+    return [step["op"] for entry in net.compiled() for device in entry["devices"].values() for step in device[phase] if "op" in step]
+
+
+def test_a_network_for_prediction():
+    net, x = network()
+    eager = net(x).asnumpy()
+    net.hybridize()
+    result = net(x).asnumpy()
+    assert np.linalg.norm(result - eager) <= 3e-6 * np.linalg.norm(eager)
+    forward = ops(net)
+    assert forward.count("_packed_convolution") == 6
+    assert not {"BatchNorm", "Convolution", "_convolution_channels_last", "_pack_convolution"} & set(forward)
+    assert ops(net, "prologue").count("_pack_convolution") == 6
+    (entry,) = net.compiled()
+    assert entry["devices"]["cpu(0)"]["planned"]["saved"] == 0
+
+
+def test_exact_packs_nothing():
+    net, x = network()
+    eager = net(x).asnumpy()
+    net.hybridize(exact=True)
+    assert np.array_equal(net(x).asnumpy(), eager)
+    assert "_packed_convolution" not in ops(net)
+
+
+def test_same_bits_over_devices():
+    results = []
+    for device in (0, 1):
+        net, x = network(device)
+        net.hybridize()
+        results.append(net(x).asnumpy())
+        assert ops(net).count("_packed_convolution") == 6
+    assert np.array_equal(*results)
+
+
+def test_updates_are_packed():
+    net, x = network()
+    net.hybridize()
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.05})
+    for _ in range(3):
+        net(x)
+        with autograd.record():
+            loss = (net(x) ** 2).sum()
+        loss.backward()
+        trainer.step(2)
+        compiled = net(x).asnumpy()
+        net.hybridize(False)
+        eager = net(x).asnumpy()
+        net.hybridize()
+        assert np.linalg.norm(compiled - eager) <= 3e-6 * np.linalg.norm(eager)
+
+
+def test_batches_share_nothing_they_should_not():
+    net, _ = network()
+    net.hybridize()
+    inputs = [random((n, 3, 32, 32), n) for n in (1, 2, 5)]
+    first = [net(x).asnumpy() for x in inputs]
+    again = [net(x).asnumpy() for x in inputs]
+    assert all(np.array_equal(a, b) for a, b in zip(first, again))
