@@ -191,6 +191,8 @@ def test_bind_takes_arrays_only():
         op.bind([1])
     op.bind([nd.ones((2,))])
     assert (op(nd.ones((2,)))[0].asnumpy() == 2).all()
+    op.unbind()
+    assert op(nd.ones((2,))) is None
     op.bind([])
     with pytest.raises(TypeError):
         op(nd.ones((2,)))

@@ -14,6 +14,7 @@ typedef struct cached_op {
   PyObject *pointers; /* bytes: the mpg_array pointers of these */
   uint64_t binding; /* number of what is bound now; 0: compare the arrays at each call */
   uint64_t bindings; /* the latest number */
+  bool unbound;      /* calls that count on a binding return None until there is another */
   uint64_t changes; /* mpg_array_changes when that was last looked at */
   bool bound_wanted;
 } cached_op;
@@ -229,7 +230,9 @@ static PyObject *cached_op_call(PyObject *object, PyObject *args, PyObject *kwar
     if (given[i] == NULL) goto done;
     traced |= mpg_array_traced(given[i]);
   }
-  if (traced) {
+  if (self->unbound) {
+    result = Py_NewRef(Py_None);
+  } else if (traced) {
     result = call_traced(self, args);
   } else {
     if (!self->binding || self->changes != mpg_array_changes()) note_binding(self);
@@ -245,8 +248,7 @@ done:
   return result;
 }
 
-static PyObject *cached_op_bind(PyObject *object, PyObject *arrays) {
-  cached_op *self = (cached_op *)object;
+static PyObject *bind_arrays(cached_op *self, PyObject *arrays, bool unbound) {
   PyObject *bound = PySequence_Tuple(arrays);
   if (bound == NULL) return NULL;
   Py_ssize_t count = PyTuple_GET_SIZE(bound);
@@ -266,6 +268,7 @@ static PyObject *cached_op_bind(PyObject *object, PyObject *arrays) {
   PyObject *former = self->bound, *former_pointers = self->pointers;
   self->bound = bound;
   self->pointers = pointers;
+  self->unbound = unbound;
   note_binding(self);
   Py_XDECREF(former);
   Py_XDECREF(former_pointers);
@@ -556,6 +559,15 @@ static int set_budget(cached_op *self, PyObject *list) {
   return 0;
 }
 
+static PyObject *cached_op_bind(PyObject *object, PyObject *arrays) { return bind_arrays((cached_op *)object, arrays, false); }
+
+static PyObject *cached_op_unbind(PyObject *object, PyObject *unused) {
+  (void)unused;
+  PyObject *nothing = PyTuple_New(0), *result = nothing != NULL ? bind_arrays((cached_op *)object, nothing, true) : NULL;
+  Py_XDECREF(nothing);
+  return result;
+}
+
 static PyObject *cached_op_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
   static char *names[] = {"trace", "flags", NULL};
   PyObject *trace, *flags = NULL;
@@ -629,6 +641,7 @@ static PyMethodDef cached_op_methods[] = {
     {"bind", cached_op_bind, METH_O,
      "bind(arrays)\n--\n\nMakes `arrays`, a list, the last inputs of every call from now on: calls pass the rest only, and do not look at these\n"
      "arrays again while they stay the same objects. [] binds nothing. The inputs of `trace` are still all of them."},
+    {"unbind", cached_op_unbind, METH_NOARGS, "unbind()\n--\n\nGives up what is bound; calls do nothing and return None until `bind` binds anew."},
     {"dump", cached_op_dump, METH_NOARGS, "dump()\n--\n\nThe graphs as text, one line a node, most recently used signature first."},
     {"groups", cached_op_groups, METH_NOARGS, "groups()\n--\n\nThe fused groups of all programs as text: domains, members, and which values have memory."},
     {"clear", cached_op_clear, METH_NOARGS, "clear()\n--\n\nForgets everything compiled; the next call traces anew."},

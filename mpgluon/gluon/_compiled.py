@@ -69,6 +69,7 @@ class _Signature:
         self.outputs = None  # structure of what the block returns
         self.op = None
         self.bound = False  # the parameters' arrays are bound to `op`
+        self.unbound = 0  # how often they were given up
         self.splits = False  # values decide how it goes on: it is compiled in parts
 
     def discover(self, flat):
@@ -93,15 +94,19 @@ class _Signature:
 
     def bind(self):
         """Makes the parameters' arrays inputs of every call, until one of the parameters gets others."""
-        arrays = [param._data[ctx] for param, ctx in self.used]
-        self.op.bind(arrays)
-        self.bound = True
-        for param, _ in self.used:
-            param._bound_by(self)
+        while True:  # until nothing has changed meanwhile, in another thread
+            seen = self.unbound
+            for param, _ in self.used:
+                param._bound_by(self)
+            self.op.bind([param._data[ctx] for param, ctx in self.used])
+            self.bound = True
+            if self.unbound == seen:
+                return
 
     def unbind(self):
+        self.unbound += 1
         self.bound = False
-        self.op.bind([])
+        self.op.unbind()
 
     def trace(self, *arrays):
         inputs = len(arrays) - len(self.used)
@@ -146,15 +151,19 @@ class CompiledCall:
         signature = self._signatures.get(key)
         if signature is None:
             signature = self._add(key, flat)
-        if not signature.bound:
-            try:
-                signature.bind()
-            except (KeyError, TypeError):
-                # A parameter was moved or given up since: look anew.
-                self._signatures.pop(key, None)
-                signature = self._add(key, flat)
-                signature.bind()
-        outputs = signature.op(*flat)
+        while True:
+            if not signature.bound:
+                try:
+                    signature.bind()
+                except (KeyError, TypeError):
+                    # A parameter was moved or given up since: look anew.
+                    self._signatures.pop(key, None)
+                    signature = self._add(key, flat)
+                    signature.bind()
+            outputs = signature.op(*flat)
+            if outputs is not None:
+                break
+            signature.bound = False  # another thread gave a parameter other arrays
         return outputs[0] if signature.outputs is _ARRAY else regroup(signature.outputs, iter(outputs))
 
     def _look_again(self):

@@ -104,7 +104,7 @@ class Parameter:
             if value != "default":
                 raise ValueError(f"Parameter '{name}': {kind} must be 'default' (sparse storage is not available), not {value!r}")
         self._var = None
-        self._calls = None  # compiled calls that hold the arrays, as a weak set
+        self._calls = None  # weak references to compiled calls that hold the arrays
         self._data = None  # device -> array, in the order the devices were given
         self._grad = None  # likewise; None without gradients
         self._deferred_init = ()  # (init, devices, default initializer, value or None, random key)
@@ -133,14 +133,20 @@ class Parameter:
 
     def _bound_by(self, call):
         """Notes that a compiled call holds the arrays: call.unbind() is due when there are others."""
-        if self._calls is None:
-            self._calls = weakref.WeakSet()
-        self._calls.add(call)
+        while True:
+            calls = self._calls
+            if calls is None:
+                calls = self._calls = set()
+            calls.add(weakref.ref(call, calls.discard))
+            if self._calls is calls:  # no other thread was faster
+                return
 
     def _unbind(self):
         calls, self._calls = self._calls, None
-        for call in calls or ():
-            call.unbind()
+        for reference in list(calls or ()):
+            call = reference()
+            if call is not None:
+                call.unbind()
 
     @property
     def grad_req(self):
