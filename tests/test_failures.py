@@ -57,7 +57,7 @@ def test_every_allocation_of_a_step_fails(kind, options, tmp_path):
     net, trainer = model(kind, options)
     networks.step(net, trainer, x).asscalar()
     used = [memory_stats(mx.cpu(i))["in_use"] for i in range(2)]
-    assert sweep(lambda: networks.step(net, trainer, x).asscalar()) > 2
+    assert sweep(lambda: networks.step(net, trainer, x).asscalar()) > 0
     assert sweep(lambda: net.save_parameters(path)) > 5
     net.save_parameters(path)
     assert sweep(lambda: net.load_parameters(path)) > 5
