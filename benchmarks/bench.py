@@ -66,6 +66,7 @@ def measure_memory(figures, case, arguments):
         contender = Contender(library, threads, python, script)
         if not contender.version:
             continue
+        figures["libraries"][library] = contender.version
         answer = contender.ask(memory=case.name, steps=3)
         contender.close()
         if answer:
