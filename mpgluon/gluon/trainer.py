@@ -160,11 +160,12 @@ class Trainer:
         with autograd.pause():
             for group in work:  # for all devices before any state changes
                 states = self._updater(group.ctx).states
-                for index in group.indices:
-                    if index not in states:
-                        self._bring_state(index, group.ctx)
+                if not states.keys() >= group.known:
+                    for index in group.indices:
+                        if index not in states:
+                            self._bring_state(index, group.ctx)
             for group in work:
-                self._updater(group.ctx)(group.indices, group.grads, group.weights)
+                group.update(self._updater(group.ctx))
                 for weight in group.weights:
                     weight._fresh_grad = False
 
@@ -286,13 +287,25 @@ class Trainer:
 class _Group:
     """The weights on one device that are updated together."""
 
-    __slots__ = ("ctx", "indices", "grads", "weights")
+    __slots__ = ("ctx", "indices", "grads", "weights", "known", "parts", "size")
 
     def __init__(self, ctx):
         self.ctx = ctx
         self.indices, self.grads, self.weights = [], [], []
+        self.known = set()  # the indices
+        self.parts, self.size = None, 0  # what Updater.alike has made of them, for parts of that size
+
+    def update(self, updater):
+        size = updater.optimizer.aggregate_num
+        if size <= 0:
+            updater(self.indices, self.grads, self.weights)
+            return
+        if self.size != size:
+            self.parts, self.size = updater.alike(self.indices, self.grads, self.weights), size
+        updater.update_alike(self.ctx.device_id, self.parts)
 
     def add(self, index, grad, weight):
+        self.known.add(index)
         self.indices.append(index)
         self.grads.append(grad)
         self.weights.append(weight)

@@ -1,6 +1,7 @@
 """The base of all optimizers: rates per parameter, counts of updates, and grouping."""
 
 import math
+import operator
 import os
 import warnings
 
@@ -10,6 +11,7 @@ from .. import ndarray as nd
 LARGEST_GROUP = 60
 
 _HALF = ("float16", "bfloat16")
+_LR_MULT, _WD_MULT = operator.attrgetter("lr_mult"), operator.attrgetter("wd_mult")
 
 
 def dtype_name(array):
@@ -231,15 +233,26 @@ class Optimizer:
     def _update_count(self, index):
         counts = self._index_update_count
         indices = index if isinstance(index, (list, tuple)) else (index,)
-        begin = self.begin_num_update
-        for i in indices:
-            counts[i] = counts.get(i, begin) + 1
-        self.num_update = max(self.num_update, max([counts[i] for i in indices], default=0))
+        try:
+            now = [counts[i] + 1 for i in indices]
+        except KeyError:  # the first time
+            now = [counts.get(i, self.begin_num_update) + 1 for i in indices]
+        counts.update(zip(indices, now))
+        self.num_update = max(self.num_update, max(now, default=0))
+
+    def _uncount(self, indices, num_update):
+        """Takes back what `_update_count` has counted."""
+        counts = self._index_update_count
+        for i in set(indices):
+            counts[i] -= 1
+            if counts[i] == self.begin_num_update:
+                del counts[i]
+        self.num_update = num_update
 
     def _multiplier(self, index, attribute, table):
         parameter = self.param_dict.get(index)
         if parameter is not None:
-            return getattr(parameter, attribute)
+            return attribute(parameter)
         if index in table:
             return table[index]
         name = self.idx2name.get(index)
@@ -248,7 +261,7 @@ class Optimizer:
     def _get_lrs(self, indices):
         """The learning rates of parameters now."""
         lr = self.learning_rate
-        lrs = [lr * multiplier for multiplier in self._multipliers(indices, "lr_mult", self.lr_mult)]
+        lrs = [lr * multiplier for multiplier in self._multipliers(indices, _LR_MULT, self.lr_mult)]
         if math.isfinite(sum(lrs)) and min(lrs, default=0) >= 0:
             return lrs
         for i, value in zip(indices, lrs):
@@ -260,7 +273,7 @@ class Optimizer:
         params = self.param_dict
         if params:
             try:
-                return [getattr(params[i], attribute) for i in indices]
+                return map(attribute, [params[i] for i in indices])
             except KeyError:
                 pass  # some are known by name only
         return [self._multiplier(i, attribute, table) for i in indices]
@@ -271,7 +284,7 @@ class Optimizer:
     def _get_wds(self, indices):
         """The weight decays of parameters."""
         wd = self.wd
-        wds = [wd * multiplier for multiplier in self._multipliers(indices, "wd_mult", self.wd_mult)]
+        wds = [wd * multiplier for multiplier in self._multipliers(indices, _WD_MULT, self.wd_mult)]
         if not math.isfinite(sum(wds)):
             for value in wds:
                 _check_finite("wd", value)
@@ -332,14 +345,12 @@ class GroupedOptimizer(Optimizer):
         """Counts the updates; returns learning rates and weight decays, all checked before anything changes."""
         if not math.isfinite(self.rescale_grad):
             raise ValueError(f"{type(self).__name__}: rescale_grad must be a finite number, got {self.rescale_grad}")
-        counts, num_update = dict(self._index_update_count), self.num_update
+        num_update = self.num_update
         self._update_count(indices)
         try:
             return self._get_lrs(indices), self._get_wds(indices)
         except ValueError:
-            self._index_update_count.clear()
-            self._index_update_count.update(counts)
-            self.num_update = num_update
+            self._uncount(indices, num_update)
             raise
 
     def _step(self, indices, weights, grads, states, lrs, wds):
@@ -364,7 +375,11 @@ class GroupedOptimizer(Optimizer):
 
 def update_group(op, weights, others, lrs, wds, **options):
     """Calls an update op for several weights: `others` are lists (gradients, states...) as long as `weights`."""
-    arrays = [array for group in zip(weights, *others) for array in group]
+    every = 1 + len(others)
+    arrays = [None] * (len(weights) * every)
+    arrays[::every] = weights
+    for i, part in enumerate(others, 1):
+        arrays[i::every] = part
     op(*arrays, out=weights, num_weights=len(weights), lrs=lrs, wds=wds, **options)
 
 

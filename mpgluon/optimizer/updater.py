@@ -48,15 +48,34 @@ class Updater:
             for i, w, g in zip(indices, weights, grads):
                 self.optimizer.update_multi_precision(i, w, g, self.states[i])
             return
+        for part in self.alike(indices, grads, weights):
+            self._update(*part)
+
+    def alike(self, indices, grads, weights):
+        """The same in lists of weights of one dtype, each as long as the optimizer takes at once."""
         dtypes = [w.dtype for w in weights]
         size = self.optimizer.aggregate_num
+        parts = []
         for dtype in dict.fromkeys(dtypes):
-            chosen = range(len(weights)) if dtypes.count(dtype) == len(dtypes) else [k for k, d in enumerate(dtypes) if d == dtype]
+            chosen = [k for k, d in enumerate(dtypes) if d == dtype]
             for begin in range(0, len(chosen), size):
                 some = chosen[begin : begin + size]
-                some_indices = [indices[k] for k in some]
-                states = [self.states[i] for i in some_indices]
-                self.optimizer.update_multi_precision(some_indices, [weights[k] for k in some], [grads[k] for k in some], states)
+                parts.append(tuple([items[k] for k in some] for items in (indices, grads, weights)))
+        return parts
+
+    def update_alike(self, device_id, parts):
+        """What a call does, for lists that `alike` has made before."""
+        self.optimizer._set_current_context(device_id)
+        synced = self.states_synced.get
+        for indices, grads, weights in parts:
+            if not all(map(synced, indices)):
+                for i, w in zip(indices, weights):
+                    self._prepare(i, w)
+            self._update(indices, grads, weights)
+
+    def _update(self, indices, grads, weights):
+        states = self.states
+        self.optimizer.update_multi_precision(indices, weights, grads, [states[i] for i in indices])
 
     def _prepare(self, index, weight):
         if index not in self.states:
