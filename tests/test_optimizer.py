@@ -271,3 +271,28 @@ def test_own_optimizer_is_given_single_arrays():
     weights = [mx.nd.ones((2,)), mx.nd.ones((3,))]
     updater([0, 1], weights, weights)
     assert all((w.asnumpy() == 0.5).all() for w in weights)
+
+
+def test_updates_into_arrays_that_overlap_the_weights():
+    """Many outputs, each lying across two weights: computed aside, then written."""
+    base = mx.nd.arange(13)
+    weights = [base[3 * k : 3 * k + 3] for k in range(4)]
+    grads = [mx.nd.full((3,), k + 1.0) for k in range(4)]
+    wanted = np.concatenate([w.asnumpy() - 0.5 * g.asnumpy() for w, g in zip(weights, grads)])
+    out = [base[3 * k + 1 : 3 * k + 4] for k in range(4)]
+    mx.nd.multi_sgd_update(*[a for pair in zip(weights, grads) for a in pair], out=out, num_weights=4, lrs=[0.5] * 4, wds=[0.0] * 4)
+    np.testing.assert_array_equal(base.asnumpy(), np.concatenate([[0.0], wanted]))
+
+
+def test_a_refused_rate_leaves_the_counts_as_they_were():
+    optimizer = mx.optimizer.create("sgd", learning_rate=0.1)
+    weights = [mx.nd.ones((2,)) for _ in range(2)]
+    grads = [mx.nd.ones((2,)) for _ in range(2)]
+    optimizer.update([0, 1], weights, grads, [None, None])
+    before, updates = dict(optimizer._index_update_count), optimizer.num_update
+    optimizer.set_lr_mult({0: -1.0})
+    with pytest.raises(ValueError, match="learning rate"):
+        optimizer.update([0, 1], weights, grads, [None, None])
+    with pytest.raises(ValueError, match="learning rate"):
+        optimizer.update([0, 2], weights, grads, [None, None])
+    assert optimizer._index_update_count == before and optimizer.num_update == updates
