@@ -70,7 +70,7 @@ mpg_status mpg_function_cut(const mpg_trace *trace, size_t begin, const mpg_valu
   mpg_graph_init(&function->graph);
   for (size_t i = 0; i < graph->num_values; i++) {
     known[i] = MPG_NO_VALUE;
-    wanted[i] = !results && trace->live[i] > 0;
+    wanted[i] = !results && i < trace->live_capacity && trace->live[i] > 0; /* constants have no count until an array stands for them */
   }
   for (size_t i = 0; i < num_results; i++) wanted[mpg_value_index(graph, results[i])] = true;
   for (size_t n = begin; n < graph->num_nodes; n++) {
