@@ -98,8 +98,15 @@ static mpg_status run_kernel(mpg_run *run, const mpg_call_frame *frame, const mp
   if (instruction->random != MPG_NO_RANDOM) {
     call.random = frame->random;
     call.random.call += instruction->random;
-    /* The last output is what is drawn: of Dropout the mask. */
-    if (frame->rows.total && instruction->num_outputs) shift_random(&call.random, &frame->rows, instruction->op, &views[count - 1].desc.shape);
+    /* The last output is what is drawn: of Dropout the mask. Attention draws its scores, row after row. */
+    if (frame->rows.total && instruction->num_outputs) {
+      mpg_shape drawn = views[count - 1].desc.shape;
+      if (instruction->op->id == MPG_OP__dropout_attention) {
+        const int64_t *sizes = ((const mpg_attention_params *)instruction->params)->sizes.values;
+        drawn = (mpg_shape){.ndim = 1, .dims = {sizes[0] * sizes[1] * sizes[2] * sizes[3]}};
+      }
+      shift_random(&call.random, &frame->rows, instruction->op, &drawn);
+    }
   }
   mpg_status status = instruction->kernel(&call);
   if (status == MPG_OK) return status;

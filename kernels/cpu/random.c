@@ -22,35 +22,11 @@
 #include "device/device.h"
 #define MPG_MATH_WITHOUT_FMA
 #include "kernels/cpu/convert.h"
+#include "kernels/cpu/philox_words.h"
 #include "kernels/cpu/vector_math.h"
 
 enum { WORDS = 2 * MPG_CPU_BLOCK + 8 };
 
-#define ROUND(k)                                                                       \
-  do {                                                                                 \
-    uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;         \
-    c0 = (uint32_t)(p1 >> 32) ^ c1 ^ (k0 + k * 0x9E3779B9u);                           \
-    c2 = (uint32_t)(p0 >> 32) ^ c3 ^ (k1 + k * 0xBB67AE85u);                           \
-    c1 = (uint32_t)p1;                                                                 \
-    c3 = (uint32_t)p0;                                                                 \
-  } while (0)
-
-/* Words [first, first + count) of a call's stream, count <= WORDS - 8. The rounds of mpg_philox are written out, so that
- * the loop over blocks is vectorised. */
-static const uint32_t *words_of(mpg_random_key key, uint64_t first, int64_t count, uint32_t *buffer) {
-  uint64_t block = first >> 2;
-  int64_t blocks = (int64_t)(((first + (uint64_t)count + 3) >> 2) - block);
-  uint32_t k0 = (uint32_t)key.seed, k1 = (uint32_t)(key.seed >> 32), call0 = (uint32_t)key.call, call1 = (uint32_t)(key.call >> 32);
-  for (int64_t i = 0; i < blocks; i++) {
-    uint32_t c0 = (uint32_t)(block + (uint64_t)i), c1 = (uint32_t)((block + (uint64_t)i) >> 32), c2 = call0, c3 = call1;
-    ROUND(0u); ROUND(1u); ROUND(2u); ROUND(3u); ROUND(4u); ROUND(5u); ROUND(6u); ROUND(7u); ROUND(8u); ROUND(9u);
-    buffer[4 * i] = c0;
-    buffer[4 * i + 1] = c1;
-    buffer[4 * i + 2] = c2;
-    buffer[4 * i + 3] = c3;
-  }
-  return buffer + (first & 3);
-}
 enum { WORD_BUFFER = WORDS + 8 };
 
 /* (0, 1): never 0, and 1 only where a word rounds up to 2^32. */
@@ -67,7 +43,7 @@ typedef enum distribution { UNIFORM, NORMAL, GAMMA, EXPONENTIAL, POISSON, NEGATI
 static void uniform_run(mpg_random_key key, uint64_t position, int64_t n, bool wide, double low, double high, void *out) {
   uint32_t buffer[WORD_BUFFER];
   if (wide) {
-    const uint32_t *w = words_of(key, 2 * position, 2 * n, buffer);
+    const uint32_t *w = mpg_philox_words(key, 2 * position, 2 * n, buffer);
     double *to = out;
     for (int64_t i = 0; i < n; i++) {
       double value = low + (high - low) * mpg_philox_uniform_double(w[2 * i], w[2 * i + 1]);
@@ -75,7 +51,7 @@ static void uniform_run(mpg_random_key key, uint64_t position, int64_t n, bool w
     }
     return;
   }
-  const uint32_t *w = words_of(key, position, n, buffer);
+  const uint32_t *w = mpg_philox_words(key, position, n, buffer);
   float *to = out, a = (float)low, b = (float)high;
   for (int64_t i = 0; i < n; i++) {
     float value = a + (b - a) * mpg_philox_uniform(w[i]);
@@ -90,7 +66,7 @@ static void normal_run(mpg_random_key key, uint64_t position, int64_t n, bool wi
     for (int64_t i = 0; i < n;) {
       int64_t m = n - i < MPG_CPU_BLOCK / 2 ? n - i : MPG_CPU_BLOCK / 2;
       uint64_t first = (position + (uint64_t)i) & ~(uint64_t)1;
-      const uint32_t *w = words_of(key, 2 * first, 2 * (m + 2), buffer);
+      const uint32_t *w = mpg_philox_words(key, 2 * first, 2 * (m + 2), buffer);
       for (int64_t j = 0; j < m; j++) {
         uint64_t p = position + (uint64_t)(i + j);
         const uint32_t *pair = w + 2 * ((p & ~(uint64_t)1) - first);
@@ -105,7 +81,7 @@ static void normal_run(mpg_random_key key, uint64_t position, int64_t n, bool wi
   float *to = out, z[MPG_CPU_BLOCK + 2], m = (float)mean, d = (float)deviation;
   uint64_t first = position & ~(uint64_t)1;
   int64_t pairs = ((int64_t)(position - first) + n + 1) / 2;
-  const uint32_t *w = words_of(key, first, 2 * pairs, buffer);
+  const uint32_t *w = mpg_philox_words(key, first, 2 * pairs, buffer);
   for (int64_t q = 0; q < pairs; q++) {
     float radius = sqrtf(-2.0f * mpg_logf(open_uniform(w[2 * q])));
     z[2 * q] = radius * sine_of_turns(w[2 * q + 1], 1);
@@ -118,11 +94,11 @@ static void normal_run(mpg_random_key key, uint64_t position, int64_t n, bool wi
 static void exponential_run(mpg_random_key key, uint64_t position, int64_t n, bool wide, double rate, void *out) {
   uint32_t buffer[WORD_BUFFER];
   if (wide) {
-    const uint32_t *w = words_of(key, 2 * position, 2 * n, buffer);
+    const uint32_t *w = mpg_philox_words(key, 2 * position, 2 * n, buffer);
     for (int64_t i = 0; i < n; i++) ((double *)out)[i] = -log(1 - mpg_philox_uniform_double(w[2 * i], w[2 * i + 1])) / rate;
     return;
   }
-  const uint32_t *w = words_of(key, position, n, buffer);
+  const uint32_t *w = mpg_philox_words(key, position, n, buffer);
   float *to = out, r = (float)rate;
   for (int64_t i = 0; i < n; i++) {
     float value = -mpg_logf(open_uniform(w[i])) / r;
@@ -215,7 +191,7 @@ static void draw_run(const draw_plan *p, int64_t begin, int64_t n, double a, dou
     case EXPONENTIAL: exponential_run(p->key, position, n, wide, a, place); break;
     case INTEGERS: {
       uint32_t buffer[WORD_BUFFER];
-      const uint32_t *w = words_of(p->key, 2 * position, 2 * n, buffer);
+      const uint32_t *w = mpg_philox_words(p->key, 2 * position, 2 * n, buffer);
       for (int64_t i = 0; i < n; i++) {
         uint64_t word = (uint64_t)w[2 * i] << 32 | w[2 * i + 1];
         result.i64[i] = (int64_t)((uint64_t)p->low + (uint64_t)((unsigned __int128)word * p->span >> 64));
@@ -449,7 +425,7 @@ static void draw_mask(const dropout_plan *p, int64_t begin, int64_t n) {
   while (n > 0) {
     int64_t together = n, left = p->key.run ? (int64_t)(p->key.run - ((uint64_t)begin + p->key.first) % p->key.run) : n;
     if (together > left) together = left;
-    const uint32_t *w = words_of(p->key, mpg_random_position(&p->key, (uint64_t)begin), together, buffer);
+    const uint32_t *w = mpg_philox_words(p->key, mpg_random_position(&p->key, (uint64_t)begin), together, buffer);
     uint8_t *mask = p->mask + begin;
     for (int64_t i = 0; i < together; i++) mask[i] = (w[i] >> 8) < p->threshold;
     begin += together;

@@ -1,0 +1,108 @@
+"""Samples of attention: rows, heads and parts of one array in every arrangement that a rewrite makes."""
+
+import numpy as np
+
+from samples.base import Sample
+
+WIDE = ("float32", "float64")
+
+
+def view(array, place, counts, width):
+    offset, *distances = place
+    strides = [d * array.itemsize for d in distances] + [array.itemsize]
+    flat = np.ascontiguousarray(array).reshape(-1)[offset:]
+    return np.lib.stride_tricks.as_strided(flat, (*counts, width), strides)
+
+
+def attention(query, key, value, mask=None, *, sizes, result_at, shape, scale=1.0, causal=False, **params):
+    batch, heads, rows, keys, width, value_width = sizes
+    q = view(query, params["query_at"], (batch, heads, rows), width)
+    k = view(key, params["key_at"], (batch, heads, keys), width)
+    v = view(value, params["value_at"], (batch, heads, keys), value_width)
+    scores = q @ np.swapaxes(k, -1, -2) * scale
+    if mask is not None:
+        strides = [d * mask.itemsize for d in params["mask_at"]]
+        scores = scores + np.lib.stride_tricks.as_strided(np.ascontiguousarray(mask), scores.shape, strides)
+    if causal:
+        scores = np.where(np.tril(np.ones((rows, keys), bool)), scores, -np.inf)
+    top = scores.max(-1, keepdims=True)
+    weights = np.exp(scores - top)
+    total = weights.sum(-1, keepdims=True)
+    out = np.zeros(shape, query.dtype)
+    view(out, result_at, (batch, heads, rows), value_width)[...] = weights / total @ v
+    return out
+
+
+def by_head(batch, heads, rows, width):
+    """(batch * heads, rows, width)"""
+    return (0, heads * rows * width, rows * width, width)
+
+
+def in_place(batch, heads, rows, width):
+    """(batch, rows, heads * width)"""
+    return (0, rows * heads * width, width, heads * width)
+
+
+def plain(batch, heads, rows, keys, width, value_width, lay=by_head, **more):
+    shapes = {by_head: lambda n, w: (batch * heads, n, w), in_place: lambda n, w: (batch, n, heads * w)}[lay]
+    params = {
+        "sizes": (batch, heads, rows, keys, width, value_width),
+        "query_at": lay(batch, heads, rows, width),
+        "key_at": lay(batch, heads, keys, width),
+        "value_at": lay(batch, heads, keys, value_width),
+        "result_at": lay(batch, heads, rows, value_width),
+        "shape": shapes(rows, value_width),
+        **more,
+    }
+    return [shapes(rows, width), shapes(keys, width), shapes(keys, value_width)], params
+
+
+def sample(*sizes, name, reference=attention, **more):
+    inputs, params = plain(*sizes, **more)
+    return Sample(inputs, params, reference=reference, dtypes=WIDE, name=name)
+
+
+def packed(batch, heads, rows, width, **more):
+    """Query, key and value as the thirds of (batch, rows, 3 * heads * width)."""
+    step = 3 * heads * width
+    places = [(i * heads * width, rows * step, width, step) for i in range(3)]
+    params = {
+        "sizes": (batch, heads, rows, rows, width, width),
+        "query_at": places[0],
+        "key_at": places[1],
+        "value_at": places[2],
+        "result_at": in_place(batch, heads, rows, width),
+        "shape": (batch, rows, heads * width),
+        "packed": True,
+        **more,
+    }
+    data = np.random.RandomState(3).uniform(-1, 1, (batch, rows, step)).astype(np.float32)
+    return Sample([data] * 3, params, reference=attention, grad=False, dtypes=("float32",), name="parts of one array")
+
+
+def backward(**more):
+    inputs, params = plain(2, 3, 7, 7, 5, 5, **more)
+    return Sample([inputs[0], *inputs, (6, 7, 5), (2, 3, 7)], params, grad=False, dtypes=WIDE, name="backward")
+
+
+def with_mask(distances, shape, name):
+    inputs, params = plain(2, 2, 49, 97, 33, 4, scale=0.3)
+    return Sample([*inputs, shape], {**params, "mask_at": distances}, reference=attention, grad=(0, 1, 2), dtypes=WIDE, name=name)
+
+
+SAMPLES = {
+    "_attention": [
+        sample(1, 1, 3, 4, 2, 5, name="small", scale=0.7),
+        sample(2, 3, 50, 100, 16, 33, name="several blocks", scale=0.25),
+        sample(2, 2, 130, 130, 8, 8, name="causal", lay=in_place, causal=True, scale=0.5),
+        with_mask((0, 0, 97, 1), (49, 97), "a mask for all"),
+        with_mask((97, 0, 0, 1), (2, 1, 97), "a mask of keys"),
+        with_mask((2 * 49, 49, 1, 0), (4, 49, 1), "a mask of rows"),
+        packed(2, 3, 60, 4, scale=0.5, causal=True),
+    ],
+    "_dropout_attention": [
+        sample(2, 2, 5, 6, 4, 4, name="none dropped"),
+        sample(2, 2, 50, 50, 4, 4, name="half dropped", reference=None, p=0.5, scale=0.5, causal=True),
+    ],
+    "_backward_attention": [backward(scale=0.5)],
+}
