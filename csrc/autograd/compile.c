@@ -241,7 +241,8 @@ static mpg_status rewrite(mpg_compiled *c, const mpg_trace *trace, const mpg_com
   c->original_inputs = mpg_malloc((c->num_inputs + 1) * sizeof *c->original_inputs);
   if (!c->original_inputs) return mpg_out_of_host_memory(c->num_inputs * sizeof *c->original_inputs);
   memcpy(c->original_inputs, c->inputs, c->num_inputs * sizeof *c->inputs);
-  mpg_rewrite_request request = {.graph = &c->graph, .inputs = c->inputs, .num_inputs = c->num_inputs, .recording = c->recording,
+  mpg_rewrite_request request = {.graph = &c->graph, .inputs = c->inputs, .num_inputs = c->num_inputs, .wanted = c->wanted,
+                                 .recording = c->recording,
                                  .keeps = c->stages == MPG_STAGES_NONE && options->num_bound == options->num_parameters,
                                  .num_parameters = options->num_parameters + c->num_constants};
   mpg_value *outputs = mpg_malloc((c->num_outputs + 1) * sizeof *outputs);
@@ -294,6 +295,7 @@ mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_i
   MPG_GOTO(mpg_graph_set_outputs(&c->graph, values, num_outputs));
   MPG_VERIFY(&c->graph);
   MPG_GOTO(take_inputs(c, trace, inputs));
+  for (uint32_t i = 0; i < num_inputs; i++) c->wanted[i] = options->recording && options->wanted[i];
   mpg_dump_pass("traced", &c->graph, NULL, NULL);
   MPG_GOTO(rewrite(c, trace, options));
   mpg_dump_pass("rewritten", &c->graph, NULL, NULL);
@@ -303,7 +305,6 @@ mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_i
   if (num_outputs) memcpy(c->traced + c->graph.num_inputs, c->graph.outputs, num_outputs * sizeof *c->traced);
   MPG_GOTO(mpg_graph_simplify(&c->graph));
   mpg_dump_pass("simplified", &c->graph, NULL, NULL);
-  for (uint32_t i = 0; i < num_inputs; i++) c->wanted[i] = options->recording && options->wanted[i];
   if (!c->recording && c->stages == MPG_STAGES_NONE) MPG_GOTO(mpg_compiled_make_prologue(c));
   MPG_GOTO(take_outputs(c, c->graph.outputs));
   MPG_GOTO(make_all(c, options->budget));

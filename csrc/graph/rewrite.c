@@ -6,6 +6,8 @@
 static const mpg_rewrite_rule *const rules[] = {
     &mpg_rule_folded_norm,
     &mpg_rule_transposed_product,
+    &mpg_rule_attention,
+    &mpg_rule_attention_result,
     &mpg_rule_channels_last, /* behind those that match convolutions as they are traced */
     &mpg_rule_packed_relu,
     &mpg_rule_packed,
@@ -123,6 +125,7 @@ bool mpg_rewrite_same(const mpg_rewrite *r, mpg_operand a, mpg_operand b) {
 static void as_node(mpg_graph *target, const mpg_node *node) {
   target->scope = node->scope;
   target->origin = node->origin;
+  target->region = node->region;
   target->phase = node->phase;
   target->train = node->train;
 }
@@ -214,6 +217,12 @@ void mpg_rewrite_replace(mpg_rewrite *r, uint32_t output, mpg_value value) {
 
 /* --- Sweeps ----------------------------------------------------------------------------------------------------------- */
 
+/* Only the shape of input i is read. */
+static bool reads_shape_only(const mpg_node *node, uint32_t i) {
+  if (!node->op || !i) return mpg_node_flag(node, MPG_OP_SHAPE_ONLY);
+  return node->op->id == MPG_OP_broadcast_like || node->op->id == MPG_OP_reshape_like || node->op->id == MPG_OP_slice_like;
+}
+
 /* Marks what outputs and effects need, and all inputs; counts uses by those; and finds what is written. All are zero before. */
 static void find_live(const mpg_graph *graph, bool *live, uint32_t *users, uint32_t *written) {
   for (size_t i = 0; i < graph->num_outputs; i++) {
@@ -227,10 +236,24 @@ static void find_live(const mpg_graph *graph, bool *live, uint32_t *users, uint3
       mpg_value input = mpg_node_inputs(graph, node)[i];
       if (!mpg_has_value(input)) continue;
       live[input.node] = true;
-      users[mpg_value_index(graph, input)]++;
+      users[mpg_value_index(graph, input)] += !reads_shape_only(node, i);
       uint32_t *last = &written[mpg_value_index(graph, input)];
       if (!*last && node->op && mpg_op_input_mutable(node->op, (int)i)) *last = (uint32_t)n;
     }
+  }
+}
+
+/* Marks what depends on inputs whose gradient is wanted. */
+static void find_wants(const mpg_rewrite_request *request, bool *wants) {
+  const mpg_graph *graph = request->graph;
+  for (size_t i = 0; i < request->num_inputs; i++)
+    if (request->wanted[i]) wants[mpg_value_index(graph, request->inputs[i])] = true;
+  for (size_t n = 0; n < graph->num_nodes; n++) {
+    const mpg_node *node = &graph->nodes[n];
+    bool any = false;
+    for (uint32_t i = 0; i < node->num_inputs && !any; i++)
+      any = mpg_has_value(mpg_node_inputs(graph, node)[i]) && wants[mpg_value_index(graph, mpg_node_inputs(graph, node)[i])];
+    if (any && !(node->op && node->op->gradient == mpg_gradient_none)) memset(wants + node->values, true, node->num_outputs);
   }
 }
 
@@ -238,16 +261,19 @@ static void find_live(const mpg_graph *graph, bool *live, uint32_t *users, uint3
 static mpg_status sweep(const mpg_rewrite_request *request, const mpg_rewrite_rule *rule, bool *changed) {
   mpg_graph *source = request->graph;
   mpg_status status = MPG_OK;
-  mpg_rewrite r = {.graph = source};
+  mpg_rewrite r = {.graph = source, .looked_at = MPG_NO_VALUE};
   mpg_graph_init(&r.target);
   bool *parameter = mpg_calloc(source->num_nodes + 1, sizeof *parameter), *live = mpg_calloc(source->num_nodes + 1, sizeof *live);
+  bool *wants = mpg_calloc(source->num_values + 1, sizeof *wants);
   uint32_t *users = mpg_calloc(source->num_values + 1, sizeof *users), *written = mpg_calloc(source->num_values + 1, sizeof *written);
   r.map = mpg_malloc((source->num_values + 1) * sizeof *r.map);
-  if (!parameter || !live || !users || !written || !r.map) MPG_GOTO(mpg_out_of_host_memory(source->num_values * sizeof *r.map));
+  if (!parameter || !live || !wants || !users || !written || !r.map) MPG_GOTO(mpg_out_of_host_memory(source->num_values * sizeof *r.map));
   for (size_t i = request->num_inputs - request->num_parameters; i < request->num_inputs; i++) parameter[request->inputs[i].node] = true;
   for (size_t i = 0; i < source->num_values; i++) r.map[i] = MPG_NO_VALUE;
   find_live(source, live, users, written);
+  find_wants(request, wants);
   r.parameter = parameter;
+  r.wants = wants;
   r.users = users;
   r.written = written;
   r.live = live;
@@ -261,6 +287,7 @@ static mpg_status sweep(const mpg_rewrite_request *request, const mpg_rewrite_ru
   }
   if (r.started) {
     r.target.num_random = source->num_random;
+    r.target.num_regions = source->num_regions;
     MPG_GOTO(mpg_graph_set_outputs(&r.target, source->outputs, source->num_outputs));
     for (size_t i = 0; i < source->num_outputs; i++) r.target.outputs[i] = r.map[mpg_value_index(source, source->outputs[i])];
     for (size_t i = 0; i < request->num_inputs; i++) request->inputs[i] = r.map[mpg_value_index(source, request->inputs[i])];
@@ -274,6 +301,7 @@ fail:
   mpg_graph_free(&r.target);
   mpg_free(parameter);
   mpg_free(live);
+  mpg_free(wants);
   mpg_free(users);
   mpg_free(written);
   mpg_free(r.map);

@@ -37,7 +37,8 @@ typedef struct mpg_operand {
 struct mpg_rewrite {
   const mpg_graph *graph;  /* the source */
   const bool *parameter;   /* per node of the source: an input that holds a parameter */
-  const uint32_t *users;   /* per value of the source: how many inputs of live nodes, and outputs of the graph, it is */
+  const uint32_t *users;   /* per value of the source: how many inputs that live nodes read, and outputs of the graph, it is */
+  const bool *wants;       /* per value of the source: it depends on an input whose gradient is wanted */
   const uint32_t *written; /* per value of the source: the last node that writes it (an auxiliary state), or 0 */
   uint32_t node;           /* the one being shown */
   mpg_status status;
@@ -46,12 +47,16 @@ struct mpg_rewrite {
   mpg_graph target;
   mpg_value *map; /* per value of the source; MPG_NO_VALUE */
   const bool *live;
+  /* attention.c: the last mask that was looked at, as many layers share one, and what it is. */
+  mpg_value looked_at;
+  bool hides, hides_forever;
 };
 
 typedef struct mpg_rewrite_request {
   mpg_graph *graph;         /* rewritten in place */
   mpg_value *inputs;        /* of the graph; they become the rewritten graph's. The last num_parameters of them hold parameters */
   size_t num_inputs, num_parameters;
+  const bool *wanted;       /* per input: its gradient is */
   bool recording;
   bool keeps; /* there is a prologue */
 } mpg_rewrite_request;
@@ -75,10 +80,14 @@ typedef enum mpg_match { MPG_SHARED, MPG_PRIVATE } mpg_match;
 bool mpg_rewrite_match(const mpg_rewrite *r, mpg_operand from, mpg_op_id op, mpg_match match, mpg_operand *found);
 /* The operand is an array filled with one number, known now. */
 bool mpg_rewrite_constant(const mpg_rewrite *r, mpg_operand operand, double *value);
+/* The elements of an array that depends on shapes and parameters alone (constant.c), as a mask may: new, or NULL where it cannot be told. */
+double *mpg_rewrite_evaluate(const mpg_rewrite *r, mpg_operand operand);
 /* x * c, c * x, x / c, or x itself with factor 1; by a scalar op. True for all but the last. */
 bool mpg_rewrite_scaled(const mpg_rewrite *r, mpg_operand from, mpg_match match, mpg_operand *x, double *factor);
 /* The operand is an input of the graph that holds a parameter, maybe copied to another device. */
 bool mpg_rewrite_is_parameter(const mpg_rewrite *r, mpg_operand operand);
+/* A gradient with respect to the operand is wanted (where one is recorded). */
+static inline bool mpg_rewrite_wants(const mpg_rewrite *r, mpg_operand operand) { return r->wants[mpg_value_index(r->graph, operand.value)]; }
 /* Both are the same value, copies aside. */
 bool mpg_rewrite_same(const mpg_rewrite *r, mpg_operand a, mpg_operand b);
 
@@ -97,6 +106,8 @@ void mpg_rewrite_replace(mpg_rewrite *r, uint32_t output, mpg_value value);
 /* The rules, one file each. */
 extern const mpg_rewrite_rule mpg_rule_transposed_product; /* products.c */
 extern const mpg_rewrite_rule mpg_rule_folded_norm;        /* fold.c */
+extern const mpg_rewrite_rule mpg_rule_attention;          /* attention.c */
+extern const mpg_rewrite_rule mpg_rule_attention_result;   /* attention.c */
 extern const mpg_rewrite_rule mpg_rule_channels_last;      /* layout.c */
 extern const mpg_rewrite_rule mpg_rule_packed_relu, mpg_rule_packed; /* pack.c: after what chooses layouts */
 

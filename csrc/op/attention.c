@@ -67,7 +67,7 @@ mpg_status mpg_infer_attention(mpg_infer *infer) {
   mpg_shape shape;
   MPG_TRY(same_dtypes(infer, -1));
   MPG_TRY(check(infer, &infer->inputs[0], &infer->inputs[1], &infer->inputs[2], masked(p) ? &infer->inputs[3] : NULL, &shape));
-  mpg_shape rows = {.ndim = 3, .dims = {p->sizes.values[BATCH], p->sizes.values[HEADS], p->sizes.values[ROWS]}};
+  mpg_shape rows = {.ndim = 4, .dims = {p->sizes.values[BATCH], p->sizes.values[HEADS], 2, p->sizes.values[ROWS]}};
   mpg_infer_set(infer, 0, &shape, infer->inputs[0].dtype);
   mpg_infer_set(infer, 1, &rows, infer->inputs[0].dtype);
   if (infer->num_outputs > 2) mpg_infer_set(infer, 2, &(mpg_shape){.ndim = 1, .dims = {3}}, MPG_INT64);
@@ -81,7 +81,7 @@ mpg_status mpg_infer_attention_backward(mpg_infer *infer) {
   MPG_TRY(check(infer, &infer->inputs[1], &infer->inputs[2], &infer->inputs[3], masked(p) ? &infer->inputs[6 + drops(p)] : NULL, &shape));
   MPG_TRY(mpg_infer_expect_shape(infer, 0, &shape));
   MPG_TRY(mpg_infer_expect_shape(infer, 4, &shape));
-  mpg_shape rows = {.ndim = 3, .dims = {p->sizes.values[BATCH], p->sizes.values[HEADS], p->sizes.values[ROWS]}};
+  mpg_shape rows = {.ndim = 4, .dims = {p->sizes.values[BATCH], p->sizes.values[HEADS], 2, p->sizes.values[ROWS]}};
   MPG_TRY(mpg_infer_expect_shape(infer, 5, &rows));
   if (drops(p)) {
     MPG_TRY(mpg_infer_expect_dtype(infer, 6, MPG_INT64));

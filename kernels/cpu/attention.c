@@ -1,5 +1,5 @@
 /* Attention without the matrix of scores: blocks of query rows against blocks of keys, with the sums of the softmax kept up to
- * date from block to block; backward, blocks of weights are worked out again from the logarithms of those sums.
+ * date from block to block; backward, blocks of weights are worked out again from those sums.
  *
  * Every element is summed over keys (or rows) in ascending order, block by block, whichever threads share the work. */
 #include <math.h>
@@ -32,7 +32,7 @@ typedef struct attention {
   place query, key, value, result, query_grad, key_grad, value_grad, grad, output;
   const char *mask; /* NULL: none */
   int64_t mask_batch, mask_head, mask_row, mask_key;
-  void *log_sum;
+  void *sums; /* of each head: the largest score of each row, then the sum of exponentials */
   double scale;
   bool causal, drops;
   mpg_random_key draw;
@@ -51,20 +51,17 @@ static int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; 
 #define NAME(x) single_##x
 #define BITS int32_t
 #define EXP mpg_expf
-#define LOG mpg_logf
 #include "kernels/cpu/lanes.h"
 #include "kernels/cpu/attention_block.h"
 #undef T
 #undef NAME
 #undef BITS
 #undef EXP
-#undef LOG
 
 #define T double
 #define NAME(x) double_##x
 #define BITS int64_t
 #define EXP exp
-#define LOG log
 #define LANES_OF_DOUBLE
 #include "kernels/cpu/lanes.h"
 #include "kernels/cpu/attention_block.h"
@@ -101,7 +98,7 @@ MPG_CPU_KERNEL(attention) {
   bool wide = call->inputs[0].desc.dtype == MPG_FLOAT64;
   attention a = attention_of(call, call->inputs, &call->inputs[3]);
   a.result = place_of(&call->outputs[0], &p->result_at);
-  a.log_sum = call->outputs[1].data;
+  a.sums = call->outputs[1].data;
   if (call->num_outputs > 2) {
     uint64_t *draw = call->outputs[2].data;
     a.draw = call->random;
@@ -118,7 +115,7 @@ MPG_CPU_KERNEL(attention_backward) {
   attention a = attention_of(call, call->inputs + 1, &call->inputs[6 + drops]);
   a.grad = place_of(&call->inputs[0], &p->result_at);
   a.output = place_of(&call->inputs[4], &p->result_at);
-  a.log_sum = call->inputs[5].data;
+  a.sums = call->inputs[5].data;
   a.query_grad = place_of(&call->outputs[0], &p->query_at);
   a.key_grad = place_of(&call->outputs[p->packed ? 0 : 1], &p->key_at);
   a.value_grad = place_of(&call->outputs[p->packed ? 0 : 2], &p->value_at);

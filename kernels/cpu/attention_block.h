@@ -1,5 +1,5 @@
 /* Attention on one block, made for one computing type. Included by attention.c with
- *   T, BITS    computing type, and an integer of its size; EXP, LOG: its functions
+ *   T, BITS    computing type, and an integer of its size; EXP: its function
  *   NAME(x)    names of this instance
  *   V, LANES and their operations (lanes.h)
  * Everything is packed first: keys and values transposed into panels of NR columns, rows padded to whole vectors. What lies in the
@@ -199,10 +199,11 @@ static void NAME(forward)(void *context, int64_t begin, int64_t end) {
           NAME(tile_by_rows)((int)height, n, s + i * BLOCK_KEYS, BLOCK_KEYS, values + key * padded + e, padded, sums + i * padded + e, padded, key > 0);
       }
     }
-    T *result = NAME(at)(&p->result, batch, head) + row * p->result.by_row, *log_sum = (T *)p->log_sum + index * p->rows + row;
+    T *result = NAME(at)(&p->result, batch, head) + row * p->result.by_row, *kept = (T *)p->sums + 2 * index * p->rows + row;
     for (int64_t i = 0; i < rows; i++) {
       NAME(unpack_rows)(sums + i * padded, padded, 1, p->value_width, 1 / total[i], result + i * p->result.by_row, p->result.by_row);
-      log_sum[i] = max[i] + LOG(total[i]);
+      kept[i] = max[i];
+      kept[p->rows + i] = total[i];
     }
   }
 }
@@ -241,14 +242,14 @@ static size_t NAME(backward_bytes)(const attention *p) {
 /* The weights of a block once more, and the gradients of its scores. */
 static void NAME(weights_again)(const attention *p, const NAME(work) * w, int64_t index, int64_t row, int64_t rows, int64_t key) {
   int64_t batch = index / p->heads, head = index % p->heads;
-  const T *log_sum = (const T *)p->log_sum + index * p->rows + row, *inner = w->inner + row;
+  const T *max = (const T *)p->sums + 2 * index * p->rows + row, *total = max + p->rows, *inner = w->inner + row;
   NAME(scores)(p, w->query + row * w->padded, w->padded, p->width, w->key_panels, row, rows, key, w->weights);
   NAME(scores)(p, w->grads + row * w->value_padded, w->value_padded, p->value_width, w->value_panels, row, rows, key, w->score_grads);
   for (int64_t i = 0; i < rows; i++) {
     T *restrict s = w->weights + i * BLOCK_KEYS, *restrict d = w->score_grads + i * BLOCK_KEYS, kept[BLOCK_KEYS];
     int64_t n = NAME(seen)(p, row + i, key), groups = NAME(mask_row)(p, batch, head, row + i, key, s, n);
-    T shift = log_sum[i], less = inner[i];
-    for (int64_t j = 0; j < groups; j++) s[j] = EXP(s[j] - shift);
+    T shift = max[i], factor = 1 / total[i], less = inner[i];
+    for (int64_t j = 0; j < groups; j++) s[j] = EXP(s[j] - shift) * factor;
     if (p->drops) {
       NAME(drop_row)(p, batch, head, row + i, key, s, kept, n);
       NAME(drop_row)(p, batch, head, row + i, key, d, d, n);

@@ -82,7 +82,7 @@ def packed(batch, heads, rows, width, **more):
 
 def backward(**more):
     inputs, params = plain(2, 3, 7, 7, 5, 5, **more)
-    return Sample([inputs[0], *inputs, (6, 7, 5), (2, 3, 7)], params, grad=False, dtypes=WIDE, name="backward")
+    return Sample([inputs[0], *inputs, (6, 7, 5), (2, 3, 2, 7)], params, grad=False, dtypes=WIDE, name="backward")
 
 
 def with_mask(distances, shape, name):
