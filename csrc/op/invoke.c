@@ -121,6 +121,31 @@ static bool may_alias(const mpg_invocation *inv, int o, int i) {
   return same && ((inv->op->flags & MPG_OP_INPLACE) || mpg_op_input_mutable(inv->op, i));
 }
 
+/* Inputs by their storage, so that many outputs need not each be held against all of them. */
+enum { ALIAS_BUCKETS = 256 };
+static int alias_bucket(const mpg_tensor *tensor) { return (int)(((uintptr_t)tensor->storage * UINT64_C(0x9E3779B97F4A7C15)) >> 56); }
+
+/* Whether all outputs given by the caller may be written while the inputs are read. */
+static bool may_alias_all(const mpg_invocation *inv) {
+  if (inv->num_outputs < 4) {
+    for (int o = 0; o < inv->num_outputs; o++)
+      for (int i = 0; i < inv->num_inputs && inv->outputs[o].storage; i++)
+        if (!may_alias(inv, o, i)) return false;
+    return true;
+  }
+  int16_t first[ALIAS_BUCKETS], next[MPG_MAX_INPUTS]; /* an input and the one before it in its bucket; -1: none */
+  memset(first, -1, sizeof first);
+  for (int i = 0; i < inv->num_inputs; i++) {
+    int16_t *bucket = &first[alias_bucket(&inv->inputs[i])];
+    next[i] = *bucket;
+    *bucket = (int16_t)i;
+  }
+  for (int o = 0; o < inv->num_outputs; o++)
+    for (int i = inv->outputs[o].storage ? first[alias_bucket(&inv->outputs[o])] : -1; i >= 0; i = next[i])
+      if (!may_alias(inv, o, i)) return false;
+  return true;
+}
+
 /* Runs into fresh outputs and then copies them over the given ones: for outputs that overlap inputs in ways kernels cannot bear. */
 static mpg_status invoke_aside(mpg_invocation *inv) {
   mpg_tensor stack[STACK_ARRAYS], *given = inv->outputs;
@@ -269,9 +294,8 @@ static mpg_status invoke_with(mpg_invocation *inv, mpg_desc *descs, mpg_view *vi
                       mpg_device_text(mpg_tensor_device(&inv->outputs[o])), mpg_device_text(device));
     if (!mpg_shape_equal(&inv->outputs[o].desc.shape, &output_descs[o].shape) || inv->outputs[o].desc.dtype != output_descs[o].dtype)
       return output_mismatch(inv, o, &output_descs[o]);
-    for (int i = 0; i < inv->num_inputs; i++)
-      if (!may_alias(inv, o, i)) return invoke_aside(inv);
   }
+  if (!may_alias_all(inv)) return invoke_aside(inv);
   if ((op->flags & MPG_OP_VIEW) && !inv->outputs[0].storage && inv->num_outputs == 1) {
     inv->outputs[0] = (mpg_tensor){inv->inputs[0].storage, inv->inputs[0].offset, output_descs[0]};
     mpg_tensor_retain(&inv->outputs[0]);
