@@ -4,7 +4,7 @@ from . import utils
 from .parameter import Constant, DeferredInitializationError, Parameter, ParameterDict
 from .block import Block, HybridBlock, SymbolBlock
 from .trainer import Trainer
-from . import contrib, data, loss, nn, rnn
+from . import contrib, data, loss, model_zoo, nn, rnn
 
 __all__ = [
     "Block",
@@ -18,6 +18,7 @@ __all__ = [
     "contrib",
     "data",
     "loss",
+    "model_zoo",
     "nn",
     "rnn",
     "utils",

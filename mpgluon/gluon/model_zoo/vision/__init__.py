@@ -1,0 +1,26 @@
+"""Networks for images."""
+
+from .resnet import *
+from .resnet import __all__ as _resnet
+
+__all__ = ["get_model", *_resnet]
+
+_MODELS = {name: globals()[name] for name in _resnet if name.startswith("resnet")}
+
+
+def get_model(name, **kwargs):
+    """A model by its name, as ``get_model('resnet18_v1', classes=10)``.
+
+    Parameters
+    ----------
+    name : str
+    **kwargs
+        Parameters of the function of that name.
+
+    Returns
+    -------
+    HybridBlock
+    """
+    if name.lower() not in _MODELS:
+        raise ValueError(f"there is no model {name!r}; there are {', '.join(sorted(_MODELS))}")
+    return _MODELS[name.lower()](**kwargs)

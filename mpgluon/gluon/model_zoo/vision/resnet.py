@@ -1,0 +1,255 @@
+"""Residual networks: version 1 (`arXiv:1512.03385`) and version 2, with the activation in front (`arXiv:1603.05027`)."""
+
+from ....context import cpu
+from ... import nn
+from ...block import HybridBlock
+from ..model_store import get_model_file
+
+__all__ = [
+    "ResNetV1",
+    "ResNetV2",
+    "BasicBlockV1",
+    "BasicBlockV2",
+    "BottleneckV1",
+    "BottleneckV2",
+    "resnet18_v1",
+    "resnet34_v1",
+    "resnet50_v1",
+    "resnet101_v1",
+    "resnet152_v1",
+    "resnet18_v2",
+    "resnet34_v2",
+    "resnet50_v2",
+    "resnet101_v2",
+    "resnet152_v2",
+    "get_resnet",
+]
+
+
+def _conv3x3(channels, stride, in_channels):
+    return nn.Conv2D(channels, 3, stride, 1, use_bias=False, in_channels=in_channels)
+
+
+def _projection(channels, stride, in_channels):
+    return nn.Conv2D(channels, 1, stride, use_bias=False, in_channels=in_channels)
+
+
+class _BlockV1(HybridBlock):
+    """A residual block of version 1.
+
+    Parameters
+    ----------
+    channels : int
+        Channels of the output.
+    stride : int
+    downsample : bool, default False
+        Whether the way around goes through a convolution, because stride or channels change.
+    in_channels : int, default 0
+        0 to find it in the first forward pass.
+    """
+
+    def __init__(self, channels, stride, downsample=False, in_channels=0, **kwargs):
+        super().__init__(**kwargs)
+        self.body = nn.HybridSequential(prefix="")
+        self._fill(self.body, channels, stride, in_channels)
+        self.downsample = None
+        if downsample:
+            self.downsample = nn.HybridSequential(prefix="")
+            self.downsample.add(_projection(channels, stride, in_channels), nn.BatchNorm())
+
+    def hybrid_forward(self, F, x):
+        around = x if self.downsample is None else self.downsample(x)
+        return F.Activation(self.body(x) + around, act_type="relu")
+
+
+class BasicBlockV1(_BlockV1):
+    __doc__ = _BlockV1.__doc__.replace("A residual block", "Two 3x3 convolutions: the residual block of the networks of 18 and 34 layers,")
+
+    def _fill(self, body, channels, stride, in_channels):
+        body.add(_conv3x3(channels, stride, in_channels), nn.BatchNorm(), nn.Activation("relu"))
+        body.add(_conv3x3(channels, 1, channels), nn.BatchNorm())
+
+
+class BottleneckV1(_BlockV1):
+    __doc__ = _BlockV1.__doc__.replace("A residual block", "A 3x3 convolution between two that change the channels: the block of 50 layers and more,")
+
+    def _fill(self, body, channels, stride, in_channels):
+        body.add(nn.Conv2D(channels // 4, 1, stride), nn.BatchNorm(), nn.Activation("relu"))
+        body.add(_conv3x3(channels // 4, 1, channels // 4), nn.BatchNorm(), nn.Activation("relu"))
+        body.add(nn.Conv2D(channels, 1, 1), nn.BatchNorm())
+
+
+class _BlockV2(HybridBlock):
+    """A residual block of version 2: normalisation and relu go before each convolution.
+
+    Parameters
+    ----------
+    channels : int
+        Channels of the output.
+    stride : int
+    downsample : bool, default False
+        Whether the way around goes through a convolution, because stride or channels change.
+    in_channels : int, default 0
+        0 to find it in the first forward pass.
+    """
+
+    def __init__(self, channels, stride, downsample=False, in_channels=0, **kwargs):
+        super().__init__(**kwargs)
+        self._pairs = []
+        for i, make in enumerate(self._convolutions(channels, stride, in_channels), 1):
+            setattr(self, f"bn{i}", nn.BatchNorm())
+            setattr(self, f"conv{i}", make())
+            self._pairs.append((f"bn{i}", f"conv{i}"))
+        self.downsample = _projection(channels, stride, in_channels) if downsample else None
+
+    def hybrid_forward(self, F, x):
+        around = x
+        for i, (norm, conv) in enumerate(self._pairs):
+            x = F.Activation(getattr(self, norm)(x), act_type="relu")
+            if i == 0 and self.downsample is not None:
+                around = self.downsample(x)
+            x = getattr(self, conv)(x)
+        return x + around
+
+
+class BasicBlockV2(_BlockV2):
+    __doc__ = _BlockV2.__doc__.replace("A residual block", "Two 3x3 convolutions: the residual block of the networks of 18 and 34 layers,")
+
+    def _convolutions(self, channels, stride, in_channels):
+        return (lambda: _conv3x3(channels, stride, in_channels), lambda: _conv3x3(channels, 1, channels))
+
+
+class BottleneckV2(_BlockV2):
+    __doc__ = _BlockV2.__doc__.replace("A residual block", "A 3x3 convolution between two that change the channels: the block of 50 layers and more,")
+
+    def _convolutions(self, channels, stride, in_channels):
+        return (
+            lambda: nn.Conv2D(channels // 4, 1, 1, use_bias=False),
+            lambda: _conv3x3(channels // 4, stride, channels // 4),
+            lambda: nn.Conv2D(channels, 1, 1, use_bias=False),
+        )
+
+
+class _ResNet(HybridBlock):
+    """A residual network of version 1.
+
+    Parameters
+    ----------
+    block : type
+        Class of the residual blocks: BasicBlockV1 or BottleneckV1.
+    layers : list of int
+        How many blocks each stage has.
+    channels : list of int
+        Channels of the first convolution, and of each stage.
+    classes : int, default 1000
+    thumbnail : bool, default False
+        For small images: the first convolution is 3x3 and nothing is pooled before the stages.
+    """
+
+    def __init__(self, block, layers, channels, classes=1000, thumbnail=False, **kwargs):
+        super().__init__(**kwargs)
+        if len(layers) != len(channels) - 1:
+            raise AssertionError(f"channels must have one element more than layers, not {len(channels)} for {len(layers)}")
+        with self.name_scope():
+            self.features = nn.HybridSequential(prefix="")
+            self._before()
+            if thumbnail:
+                self.features.add(_conv3x3(channels[0], 1, 0))
+            else:
+                self.features.add(nn.Conv2D(channels[0], 7, 2, 3, use_bias=False), nn.BatchNorm(), nn.Activation("relu"), nn.MaxPool2D(3, 2, 1))
+            for i, (blocks, inputs, outputs) in enumerate(zip(layers, channels, channels[1:])):
+                self.features.add(self._stage(block, blocks, inputs, outputs, 1 if i == 0 else 2, i + 1))
+            self._behind()
+            self.output = nn.Dense(classes, in_units=channels[-1])
+
+    def _stage(self, block, blocks, inputs, outputs, stride, number):
+        stage = nn.HybridSequential(prefix=f"stage{number}_")
+        with stage.name_scope():
+            stage.add(block(outputs, stride, outputs != inputs, in_channels=inputs, prefix=""))
+            for _ in range(blocks - 1):
+                stage.add(block(outputs, 1, False, in_channels=outputs, prefix=""))
+        return stage
+
+    def hybrid_forward(self, F, x):
+        return self.output(self.features(x))
+
+
+class ResNetV1(_ResNet):
+    __doc__ = _ResNet.__doc__
+
+    def _before(self):
+        pass
+
+    def _behind(self):
+        self.features.add(nn.GlobalAvgPool2D())
+
+
+class ResNetV2(_ResNet):
+    __doc__ = _ResNet.__doc__.replace("version 1", "version 2").replace("V1", "V2")
+
+    def _before(self):
+        self.features.add(nn.BatchNorm(scale=False, center=False))
+
+    def _behind(self):
+        self.features.add(nn.BatchNorm(), nn.Activation("relu"), nn.GlobalAvgPool2D(), nn.Flatten())
+
+
+_BASIC, _DEEP = [64, 64, 128, 256, 512], [64, 256, 512, 1024, 2048]
+_SPECS = {
+    18: ("basic", [2, 2, 2, 2], _BASIC),
+    34: ("basic", [3, 4, 6, 3], _BASIC),
+    50: ("bottleneck", [3, 4, 6, 3], _DEEP),
+    101: ("bottleneck", [3, 4, 23, 3], _DEEP),
+    152: ("bottleneck", [3, 8, 36, 3], _DEEP),
+}
+_VERSIONS = {
+    1: (ResNetV1, {"basic": BasicBlockV1, "bottleneck": BottleneckV1}),
+    2: (ResNetV2, {"basic": BasicBlockV2, "bottleneck": BottleneckV2}),
+}
+
+
+def get_resnet(version, num_layers, pretrained=False, ctx=cpu(), root=None, **kwargs):
+    """A ResNet for images of 224x224.
+
+    Parameters
+    ----------
+    version : int
+        1 or 2.
+    num_layers : int
+        18, 34, 50, 101 or 152.
+    pretrained : bool, default False
+        Whether to load trained parameters; see `model_store.get_model_file`.
+    ctx : Context, default cpu()
+        Where to load them.
+    root : str, default $MXNET_HOME/models
+        The folder they are in.
+    **kwargs
+        Parameters of `ResNetV1` or `ResNetV2`, as classes.
+
+    Returns
+    -------
+    HybridBlock
+    """
+    if num_layers not in _SPECS:
+        raise AssertionError(f"num_layers must be one of {', '.join(map(str, _SPECS))}, not {num_layers}")
+    if version not in _VERSIONS:
+        raise AssertionError(f"version must be 1 or 2, not {version}")
+    kind, layers, channels = _SPECS[num_layers]
+    network, blocks = _VERSIONS[version]
+    net = network(blocks[kind], layers, channels, **kwargs)
+    if pretrained:
+        net.load_parameters(get_model_file(f"resnet{num_layers}_v{version}", root=root), ctx=ctx)
+    return net
+
+
+def _maker(num_layers, version):
+    def make(**kwargs):
+        return get_resnet(version, num_layers, **kwargs)
+
+    make.__name__ = make.__qualname__ = f"resnet{num_layers}_v{version}"
+    make.__doc__ = f"ResNet-{num_layers} of version {version}; the parameters are those of `get_resnet`, from pretrained on."
+    return make
+
+
+resnet18_v1, resnet34_v1, resnet50_v1, resnet101_v1, resnet152_v1 = (_maker(n, 1) for n in _SPECS)
+resnet18_v2, resnet34_v2, resnet50_v2, resnet101_v2, resnet152_v2 = (_maker(n, 2) for n in _SPECS)
