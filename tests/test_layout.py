@@ -66,6 +66,16 @@ def test_transposes_meet():
     check(function, [x, W])
 
 
+def test_places_of_the_largest_are_kept():
+    """In training a byte an element instead of data and result; gradients as eager ones, bit for bit where windows overlap too."""
+    def function(x, w, v):
+        return nd.Pooling(nd.tanh(nd.Convolution(x, w, **CONV)), kernel=(3, 2), stride=(2, 1), pad=(1, 1))
+
+    lines = dump(function, X, W, V, train=True)
+    assert "_max_pooling_channels_last" in names(lines)
+    check(function, [X, W, V])
+
+
 def test_transposes_in_between():
     """A program's own way to the channels last and back, between two convolutions."""
     def function(x, w, v):

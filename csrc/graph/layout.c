@@ -253,7 +253,15 @@ static bool pooling(mpg_rewrite *r, const mpg_node *node) {
   mpg_value input, result;
   if (mpg_layout_of(params.layout) != MPG_CHANNELS_FIRST || !has_last(r, 0, &input)) return false;
   params.layout = layouts[shown_desc(r)->shape.ndim - 3];
-  mpg_rewrite_emit(r, MPG_OP_Pooling, &params, &input, 1, &result);
+  mpg_window w;
+  mpg_value outputs[2];
+  mpg_pooling_window(node->params, &mpg_rewrite_desc(r, mpg_rewrite_input(r, mpg_rewrite_shown(r), 0))->shape, &shown_desc(r)->shape, &w);
+  /* In training the places of the largest are kept, a byte each, instead of data and result. */
+  if (node->train && params.pool_type == 2 /* max */ && mpg_window_product(w.kernel, w.ndim) <= MPG_POOLING_INDEX_NONE) {
+    result = mpg_rewrite_emit(r, MPG_OP__max_pooling_channels_last, &params, &input, 1, outputs);
+  } else {
+    mpg_rewrite_emit(r, MPG_OP_Pooling, &params, &input, 1, &result);
+  }
   replace_last(r, 0, result);
   return true;
 }

@@ -445,6 +445,52 @@ void mpg_gradient_pooling_at_max(mpg_gradient *g) { /* the third input is not re
   if (g->needed[0]) g->in_grads[0] = mpg_emit3(g, MPG_OP__backward_Pooling, g->params, g->out_grads[0], g->inputs[1], g->out_grads[0]);
 }
 
+mpg_status mpg_infer_max_pooling(mpg_infer *infer) {
+  MPG_TRY(mpg_infer_pooling(infer));
+  infer->outputs[1].dtype = MPG_UINT8;
+  if (!mpg_shape_known(&infer->outputs[0].shape)) return MPG_OK;
+  const mpg_pooling_params *p = infer->params;
+  mpg_window w;
+  mpg_pooling_window(p, &infer->inputs[0].shape, &infer->outputs[0].shape, &w);
+  if (p->pool_type != POOL_MAX || mpg_layout_of(p->layout) != MPG_CHANNELS_LAST || mpg_window_product(w.kernel, w.ndim) > MPG_POOLING_INDEX_NONE)
+    return mpg_infer_fail(infer, "takes the largest of at most %d elements, with the channels last", MPG_POOLING_INDEX_NONE);
+  mpg_infer_set(infer, 1, &infer->outputs[0].shape, MPG_UINT8);
+  return MPG_OK;
+}
+
+void mpg_gradient_max_pooling(mpg_gradient *g) {
+  const mpg_shape *shape = &mpg_value_desc(g, g->inputs[0])->shape;
+  mpg_window w;
+  mpg_pooling_window(g->params, shape, &mpg_value_desc(g, g->outputs[0])->shape, &w);
+  mpg_pooling_index_params params = {.kernel = {.count = w.ndim}, .stride = {.count = w.ndim}, .pad = {.count = w.ndim},
+                                     .shape = {.count = shape->ndim}};
+  for (int i = 0; i < w.ndim; i++) {
+    params.kernel.values[i] = w.kernel[i];
+    params.stride.values[i] = w.stride[i];
+    params.pad.values[i] = w.pad[i];
+  }
+  for (int i = 0; i < shape->ndim; i++) params.shape.values[i] = shape->dims[i];
+  g->in_grads[0] = mpg_emit2(g, MPG_OP__backward_max_pooling_channels_last, &params, g->out_grads[0], g->outputs[1]);
+}
+
+mpg_status mpg_infer_max_pooling_backward(mpg_infer *infer) {
+  const mpg_pooling_index_params *p = infer->params;
+  mpg_shape shape;
+  MPG_TRY(mpg_infer_tuple_shape(infer, &p->shape, &shape));
+  MPG_TRY(mpg_infer_expect_dtype(infer, 1, MPG_UINT8));
+  MPG_TRY(check_window(infer, &p->kernel, &p->stride, NULL, &p->pad));
+  if (p->stride.count != p->kernel.count || p->pad.count != p->kernel.count || shape.ndim != p->kernel.count + 2)
+    return mpg_infer_fail(infer, "kernel, stride and pad must have one element for each of shape's axes but two");
+  const mpg_shape *grad = &infer->inputs[0].shape;
+  if (mpg_shape_known(grad)) {
+    MPG_TRY(mpg_infer_expect_shape(infer, 1, grad));
+    if (grad->ndim != shape.ndim || grad->dims[0] != shape.dims[0] || grad->dims[grad->ndim - 1] != shape.dims[shape.ndim - 1])
+      return mpg_infer_fail(infer, "out_grad and shape must have the same batch and channels");
+  }
+  mpg_infer_set(infer, 0, &shape, infer->inputs[0].dtype);
+  return MPG_OK;
+}
+
 /* --- UpSampling ----------------------------------------------------------------------------------------------------------- */
 enum { MODE_CONCAT, MODE_SUM };
 enum { SAMPLE_BILINEAR, SAMPLE_NEAREST };

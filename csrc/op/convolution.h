@@ -5,7 +5,7 @@
 
 #include "op/op.h"
 
-enum { MPG_MAX_SPATIAL = 3 };
+enum { MPG_MAX_SPATIAL = 3, MPG_POOLING_INDEX_NONE = 255 };
 
 /* A window that moves over `in` and is placed at `out` places, per spatial axis. */
 typedef struct mpg_window {

@@ -15,6 +15,7 @@ typedef struct pooling {
   int64_t channels;
   const void *data, *grad, *result;
   void *out;
+  uint8_t *index; /* of the largest */
 } pooling;
 
 typedef struct upsampling {
@@ -113,6 +114,26 @@ MPG_CPU_KERNEL(pooling_at_max) {
   int64_t planes = setup(&t, call->params, &data->desc.shape, &out->desc.shape);
   t.data = data->data, t.grad = call->inputs[0].data, t.out = out->data;
   mpg_cpu_parallel_for(call, planes, grain(&t), t.last ? INSTANCE(data->desc.dtype, at_max_last) : INSTANCE(data->desc.dtype, at_max), &t);
+  return MPG_OK;
+}
+
+MPG_CPU_KERNEL(max_pooling) {
+  const mpg_view *data = &call->inputs[0], *out = &call->outputs[0];
+  pooling t;
+  int64_t pieces = setup(&t, call->params, &data->desc.shape, &out->desc.shape);
+  t.data = data->data, t.out = out->data, t.index = call->outputs[1].data;
+  mpg_cpu_parallel_for(call, pieces, grain(&t), INSTANCE(data->desc.dtype, forward_index), &t);
+  return MPG_OK;
+}
+
+MPG_CPU_KERNEL(max_pooling_backward) {
+  const mpg_pooling_index_params *p = call->params;
+  const mpg_view *grad = &call->inputs[0], *data = &call->outputs[0];
+  mpg_pooling_params params = {.kernel = p->kernel, .pool_type = POOL_MAX, .stride = p->stride, .pad = p->pad, .layout = 5 /* NWC, or alike */};
+  pooling t;
+  int64_t pieces = setup(&t, &params, &data->desc.shape, &grad->desc.shape);
+  t.grad = grad->data, t.out = data->data, t.index = call->inputs[1].data;
+  mpg_cpu_parallel_for(call, pieces, grain(&t), INSTANCE(data->desc.dtype, backward_index), &t);
   return MPG_OK;
 }
 

@@ -13,9 +13,15 @@ enum { NAME(CHANNELS) = 64 };
   int64_t blocks = (t->channels + NAME(CHANNELS) - 1) / NAME(CHANNELS);                                                \
   for (int64_t r = begin; r < end; r++) {                                                                              \
     int64_t n = r / blocks, first = r % blocks * NAME(CHANNELS);                                                       \
-    int width = (int)MIN(t->channels - first, NAME(CHANNELS));                                                         \
+    int count = (int)MIN(t->channels - first, NAME(CHANNELS));                                                         \
     int64_t data = n * plane * t->channels + first, result = n * places * t->channels + first;                         \
-    __VA_ARGS__                                                                                                        \
+    if (count == NAME(CHANNELS)) { /* a constant, so that loops over the block unroll */                               \
+      enum { width = NAME(CHANNELS) };                                                                                 \
+      __VA_ARGS__                                                                                                      \
+    } else {                                                                                                           \
+      const int width = count;                                                                                         \
+      __VA_ARGS__                                                                                                      \
+    }                                                                                                                  \
   }
 #define EACH_CHANNEL(...) for (int c = 0; c < width; c++) __VA_ARGS__
 
@@ -75,6 +81,52 @@ static void NAME(backward_last)(void *context, int64_t begin, int64_t end) {
 static void NAME(at_max_last)(void *context, int64_t begin, int64_t end) {
   EACH_BLOCK(const S *in = (const S *)t->data + data, *values = (const S *)t->grad + data; S *out = (S *)t->out + result; EACH_PLACE(
       FIND_LARGEST EACH_CHANNEL(out[place * t->channels + c] = at[c] >= 0 ? values[at[c] * t->channels + c] : STORE((A)0);)))
+}
+
+/* The largest element, and its position in the window, padding counted. */
+static void NAME(forward_index)(void *context, int64_t begin, int64_t end) {
+  EACH_BLOCK(const S *in = (const S *)t->data + data; S *out = (S *)t->out + result; uint8_t *index = t->index + result; EACH_PLACE(
+      A best[NAME(CHANNELS)]; int32_t at[NAME(CHANNELS)]; EACH_CHANNEL({ best[c] = LOWEST, at[c] = MPG_POOLING_INDEX_NONE; })
+      for (int64_t a = z0; a < z1; a++) for (int64_t b = y0; b < y1; b++) for (int64_t d = x0; d < x1; d++) {
+        const S *element = in + ((a * w->in[1] + b) * w->in[2] + d) * t->channels;
+        int32_t k = (int32_t)(((a - z * w->stride[0] + w->pad[0]) * w->kernel[1] + b - y * w->stride[1] + w->pad[1]) * w->kernel[2] + d -
+                              x * w->stride[2] + w->pad[2]);
+        EACH_CHANNEL({
+          A value = (A)LOAD(element[c]);
+          bool larger = value > best[c];
+          best[c] = larger ? value : best[c];
+          at[c] = larger ? k : at[c];
+        })
+      } EACH_CHANNEL({
+        out[place * t->channels + c] = STORE(best[c]);
+        index[place * t->channels + c] = (uint8_t)at[c];
+      })))
+}
+
+/* Each element gathers from the windows it lies in, in their order. */
+static void NAME(backward_index)(void *context, int64_t begin, int64_t end) {
+  EACH_BLOCK(const S *grad = (const S *)t->grad + result; const uint8_t *index = t->index + result; S *out = (S *)t->out + data;
+             for (int64_t i = 0; i < plane; i++) {
+               int64_t at[3] = {i / w->in[2] / w->in[1], i / w->in[2] % w->in[1], i % w->in[2]}, low[3], high[3];
+               for (int k = 0; k < 3; k++) {
+                 int64_t from = at[k] + w->pad[k] - w->kernel[k] + 1;
+                 low[k] = from <= 0 ? 0 : (from + w->stride[k] - 1) / w->stride[k];
+                 high[k] = MIN((at[k] + w->pad[k]) / w->stride[k] + 1, w->out[k]);
+               }
+               A sum[NAME(CHANNELS)];
+               EACH_CHANNEL(sum[c] = 0;)
+               for (int64_t z = low[0]; z < high[0]; z++)
+                 for (int64_t y = low[1]; y < high[1]; y++)
+                   for (int64_t x = low[2]; x < high[2]; x++) {
+                     int64_t place = ((z * w->out[1] + y) * w->out[2] + x) * t->channels;
+                     const S *g = grad + place;
+                     const uint8_t *which = index + place;
+                     int32_t k = (int32_t)(((at[0] - z * w->stride[0] + w->pad[0]) * w->kernel[1] + at[1] - y * w->stride[1] + w->pad[1]) *
+                                               w->kernel[2] + at[2] - x * w->stride[2] + w->pad[2]);
+                     EACH_CHANNEL(sum[c] += (int32_t)which[c] == k ? (A)LOAD(g[c]) : 0;)
+                   }
+               EACH_CHANNEL(out[i * t->channels + c] = STORE(sum[c]);)
+             })
 }
 
 #undef EACH_BLOCK

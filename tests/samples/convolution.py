@@ -230,6 +230,19 @@ def packed(data, weight, name, no_bias=False, channels_last=False, add=False, re
                   dtypes=("float32",), name=name)
 
 
+# Positions in windows of 3x3 that lie inside everywhere, or none.
+WHICH = np.random.RandomState(4).choice([4, 5, 7, 8, 255], (2, 3, 2, 5)).astype(np.uint8)
+
+
+def from_index(grad, index, kernel, stride, pad, shape):
+    result = np.zeros(shape)
+    for n, y, x, c in itertools.product(*map(range, grad.shape)):
+        if index[n, y, x, c] != 255:
+            a, b = divmod(int(index[n, y, x, c]), kernel[1])
+            result[n, y * stride[0] - pad[0] + a, x * stride[1] - pad[1] + b, c] += grad[n, y, x, c]
+    return result
+
+
 SAMPLES = {
     "Convolution": [
         conv((2, 3, 7), (4, 3, 3), "one_axis", stride=(2,), pad=(1,), grad2=True),
@@ -328,6 +341,15 @@ SAMPLES = {
         Sample([(2, 2, 5, 4)], dict(kernel=(2, 2), pool_type="lp", p_value=2), pooling, name="l2"),
         Sample([(2, 2, 5)], dict(kernel=(2,), pool_type="lp", p_value=3), pooling, ranges=[(0.5, 1)], name="l3"),
         pool((0, 2, 6, 5), "no_rows", kernel=(2, 2)),
+    ],
+    "_max_pooling_channels_last": [
+        Sample([distinct(2, 6, 5, 3)], dict(kernel=(3, 3), stride=(2, 2), pad=(1, 1), layout="NHWC"), laid_out(pooling), name="two_axes"),
+        Sample([distinct(1, 7, 70)], dict(kernel=(3,), stride=(2,), layout="NWC", pooling_convention="full"), laid_out(pooling), name="one_axis"),
+        Sample([distinct(2, 3, 4, 5, 2)], dict(global_pool=True, layout="NDHWC"), laid_out(pooling), name="global"),
+        Sample([(0, 6, 5, 3)], dict(kernel=(3, 3), layout="NHWC"), laid_out(pooling), name="no_rows"),
+    ],
+    "_backward_max_pooling_channels_last": [
+        Sample([(2, 3, 2, 5), WHICH], dict(kernel=(3, 3), stride=(2, 2), pad=(1, 1), shape=(2, 6, 4, 5)), from_index, grad=False, name="plain"),
     ],
     "im2col": [
         Sample([(2, 3, 5, 4)], dict(kernel=(3, 2), pad=(1, 0)), im2col, grad2=True, name="two_axes"),
