@@ -1,5 +1,6 @@
 """Pipelines: the same bits as accumulating the micro-batches on one device, whatever the schedule and the placement."""
 
+import gc
 import numpy as np
 import pytest
 
@@ -459,6 +460,7 @@ def test_1f1b_takes_less_memory_than_gpipe():
 def test_a_schedule_that_does_not_fit_is_refused():
     net = Chain([0, 1, 2], big)
     train = TrainStep(net, loss_of, None, Pipeline(4, "gpipe"))
+    gc.collect()  # what earlier tests left would be freed later, and make room
     mx.nd.waitall()
     limit = mx.context.memory_stats(CPU[1])["in_use"] + 200_000
     mx.context.set_memory_limit(CPU[1], limit)
