@@ -175,6 +175,7 @@ int mpg_py_cached_op_init(PyObject *module);
  * an exception. */
 mpg_compiled *mpg_py_trace_and_compile(PyObject *function, const mpg_inputs *inputs, const mpg_compile_options *options);
 int mpg_py_pieces_init(PyObject *module); /* pieces.c */
+int mpg_py_comm_init(PyObject *module); /* comm.c */
 int mpg_py_io_init(PyObject *module);
 int mpg_py_gluon_init(PyObject *module);
 int mpg_py_symbol_init(PyObject *module); /* symbol.c */

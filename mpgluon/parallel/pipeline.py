@@ -10,6 +10,7 @@ from ..base import MXNetError
 from ..context import memory_stats
 from ..gluon import _compiled
 from . import schedules
+from .collectives import divide
 from .report import Report
 from .stages import Stages
 
@@ -90,13 +91,6 @@ class Pipeline:
     def plot(self, path=None):
         """The planned and the measured timeline of the last step, as one picture; see `Report.plot`."""
         return self.report().plot(path)
-
-
-def divide(total, count):
-    """Where `count` pieces of `total` rows begin and end: the first ones have one more where it doesn't divide evenly."""
-    each, more = divmod(total, count)
-    ends = [each * (k + 1) + min(k + 1, more) for k in range(count)]
-    return list(zip([0, *ends[:-1]], ends))
 
 
 def _leading(a, axis):

@@ -1,0 +1,306 @@
+#include "comm/collective.h"
+
+#include <string.h>
+
+typedef struct mpg_comm_slot {
+  mpg_desc desc;
+  mpg_device_id device;
+} slot;
+
+static const char *const collective_names[MPG_COLLECTIVE_COUNT] = {"all_reduce", "reduce",  "reduce_scatter", "all_gather",
+                                                                   "gather",     "scatter", "broadcast",      "all_to_all"};
+static const char *const algorithm_names[MPG_COMM_ALGORITHM_COUNT] = {"auto", "one_shot", "two_shot"};
+
+const char *mpg_collective_name(mpg_collective kind) { return collective_names[kind]; }
+
+mpg_collective mpg_collective_find(const char *name) {
+  int i = 0;
+  while (i < MPG_COLLECTIVE_COUNT && strcmp(name, collective_names[i]) != 0) i++;
+  return (mpg_collective)i;
+}
+
+mpg_comm_algorithm mpg_comm_algorithm_find(const char *name) {
+  int i = 0;
+  while (i < MPG_COMM_ALGORITHM_COUNT && strcmp(name, algorithm_names[i]) != 0) i++;
+  return (mpg_comm_algorithm)i;
+}
+
+/* --- Steps -------------------------------------------------------------------------------------------------------------- */
+
+static mpg_status add_slot(mpg_comm_plan *plan, const mpg_desc *desc, mpg_device_id device) {
+  MPG_TRY(mpg_grow((void **)&plan->slots, &plan->slots_capacity, plan->num_slots + 1, sizeof *plan->slots));
+  plan->slots[plan->num_slots++] = (slot){*desc, device};
+  return MPG_OK;
+}
+
+/* A step whose outputs, described by `descs`, lie on `device`; *first is the first of their slots. */
+static mpg_status add_step(mpg_comm_plan *plan, mpg_op_id op, const void *params, const uint32_t *inputs, int num_inputs, const mpg_desc *descs,
+                           int num_outputs, mpg_device_id device, uint32_t *first) {
+  mpg_comm_step step = {.op = mpg_op_get(op), .num_inputs = (uint32_t)num_inputs, .first_output = (uint32_t)plan->num_slots, .num_outputs = (uint32_t)num_outputs};
+  size_t size = step.op->params->size;
+  step.inputs = mpg_arena_copy(&plan->arena, inputs, (size_t)num_inputs * sizeof *inputs);
+  if (size) step.params = mpg_arena_copy(&plan->arena, params, size);
+  if (step.inputs == NULL || (size && step.params == NULL)) return mpg_out_of_host_memory(size);
+  for (int i = 0; i < num_outputs; i++) MPG_TRY(add_slot(plan, &descs[i], device));
+  MPG_TRY(mpg_grow((void **)&plan->steps, &plan->steps_capacity, plan->num_steps + 1, sizeof *plan->steps));
+  plan->steps[plan->num_steps++] = step;
+  *first = step.first_output;
+  return MPG_OK;
+}
+
+static bool same_device(mpg_device_id a, mpg_device_id b) { return a.type == b.type && a.index == b.index; }
+
+/* What is in the slot, on that device: the slot itself where it is there. */
+static mpg_status move(mpg_comm_plan *plan, uint32_t from, mpg_device_id device, uint32_t *to) {
+  *to = from;
+  mpg_desc desc = plan->slots[from].desc;
+  if (same_device(plan->slots[from].device, device)) return MPG_OK;
+  mpg_copyto_params params;
+  mpg_params_defaults(&mpg_copyto_table, &params);
+  params.ctx = device;
+  size_t bytes;
+  MPG_TRY(mpg_shape_check(&desc.shape, desc.dtype, &bytes));
+  plan->num_copies++;
+  plan->bytes += bytes;
+  return add_step(plan, MPG_OP__copyto, &params, &from, 1, &desc, 1, device, to);
+}
+
+static mpg_status sum(mpg_comm_plan *plan, const uint32_t *parts, int count, uint32_t *to) {
+  slot first = plan->slots[parts[0]];
+  mpg_num_args_params params = {.num_args = count};
+  *to = parts[0];
+  if (count == 1) return MPG_OK;
+  return add_step(plan, MPG_OP_add_n, &params, parts, count, &first.desc, 1, first.device, to);
+}
+
+static mpg_status join(mpg_comm_plan *plan, const uint32_t *parts, int count, int axis, uint32_t *to) {
+  slot first = plan->slots[parts[0]];
+  mpg_concat_params params = {.num_args = count, .dim = axis};
+  *to = parts[0];
+  if (count == 1) return MPG_OK;
+  for (int i = 1; i < count; i++) first.desc.shape.dims[axis] += plan->slots[parts[i]].desc.shape.dims[axis];
+  return add_step(plan, MPG_OP_Concat, &params, parts, count, &first.desc, 1, first.device, to);
+}
+
+/* The slot's parts along an axis, in `parts`. */
+static mpg_status cut(mpg_comm_plan *plan, uint32_t from, int count, int axis, uint32_t *parts) {
+  slot whole = plan->slots[from];
+  mpg_split_v2_params params = {.axis = axis};
+  mpg_desc descs[MPG_COMM_MAX_RANKS];
+  int64_t total = whole.desc.shape.dims[axis];
+  parts[0] = from;
+  if (count == 1) return MPG_OK;
+  if (total % count == 0) {
+    params.sections = count;
+  } else if (count > MPG_MAX_TUPLE) {
+    return mpg_fail(MPG_NOT_IMPLEMENTED, "%lld elements along axis %d can't be cut into %d parts: with more than %d devices they must divide evenly",
+                    (long long)total, axis, count, MPG_MAX_TUPLE);
+  }
+  for (int i = 0; i < count; i++) {
+    int64_t begin = mpg_comm_part(total, count, i);
+    if (!params.sections) params.indices.values[params.indices.count++] = begin;
+    descs[i] = whole.desc;
+    descs[i].shape.dims[axis] = mpg_comm_part(total, count, i + 1) - begin;
+  }
+  uint32_t first;
+  MPG_TRY(add_step(plan, MPG_OP__split_v2, &params, &from, 1, descs, count, whole.device, &first));
+  for (int i = 0; i < count; i++) parts[i] = first + (uint32_t)i;
+  return MPG_OK;
+}
+
+static mpg_status reshape(mpg_comm_plan *plan, uint32_t from, const mpg_shape *shape, uint32_t *to) {
+  slot old = plan->slots[from];
+  mpg_exact_shape_params params = {.shape = {.count = shape->ndim}};
+  for (int i = 0; i < shape->ndim; i++) params.shape.values[i] = shape->dims[i];
+  old.desc.shape = *shape;
+  return add_step(plan, MPG_OP__reshape_exact, &params, &from, 1, &old.desc, 1, old.device, to);
+}
+
+/* An array of its own in place of one that others have too: results must not share memory that somebody may write to. */
+static mpg_status own(mpg_comm_plan *plan, const mpg_comm_request *r, uint32_t *result) {
+  if (*result >= (uint32_t)r->num_inputs) return MPG_OK;
+  slot old = plan->slots[*result];
+  return add_step(plan, MPG_OP__copy, NULL, result, 1, &old.desc, 1, old.device, result);
+}
+
+/* --- Within the process ----------------------------------------------------------------------------------------------------- */
+
+/* Of the arrays in `from` (one a rank), brought to the device in the order of the ranks, the sum or what they are joined to. */
+static mpg_status collect(mpg_comm_plan *plan, const uint32_t *from, int count, mpg_device_id device, int joined, uint32_t *to) {
+  uint32_t here[MPG_COMM_MAX_RANKS];
+  for (int i = 0; i < count; i++) MPG_TRY(move(plan, from[i], device, &here[i]));
+  return joined < 0 ? sum(plan, here, count, to) : join(plan, here, count, joined, to);
+}
+
+/* parts[rank * n + i]: part i of that rank's array. */
+static mpg_status cut_all(mpg_comm_plan *plan, const uint32_t *from, int n, int axis, uint32_t **parts) {
+  *parts = mpg_arena_alloc(&plan->arena, (size_t)n * (size_t)n * sizeof **parts);
+  if (*parts == NULL) return mpg_out_of_host_memory((size_t)n * (size_t)n * sizeof **parts);
+  for (int rank = 0; rank < n; rank++) MPG_TRY(cut(plan, from[rank], n, axis, *parts + rank * n));
+  return MPG_OK;
+}
+
+static mpg_status reduce_scatter(mpg_comm_plan *plan, const mpg_comm_request *r, const uint32_t *from, int axis, uint32_t *results) {
+  int n = r->num_ranks;
+  uint32_t *parts, own_parts[MPG_COMM_MAX_RANKS];
+  MPG_TRY(cut_all(plan, from, n, axis, &parts));
+  for (int rank = 0; rank < n; rank++) {
+    for (int i = 0; i < n; i++) own_parts[i] = parts[i * n + rank];
+    MPG_TRY(collect(plan, own_parts, n, r->devices[rank], -1, &results[rank]));
+  }
+  return MPG_OK;
+}
+
+/* Two ranks have the same bytes on the way in either case, and a small array costs its hops. */
+enum { TWO_SHOT_RANKS = 3, TWO_SHOT_BYTES = 1 << 18 };
+
+static bool two_shot(const mpg_comm_request *r) {
+  size_t bytes;
+  if (r->algorithm != MPG_COMM_AUTO) return r->algorithm == MPG_COMM_TWO_SHOT && r->num_ranks > 1;
+  return r->num_ranks >= TWO_SHOT_RANKS && r->num_ranks <= MPG_MAX_TUPLE &&
+         mpg_shape_check(&r->inputs[0].shape, r->inputs[0].dtype, &bytes) == MPG_OK && bytes >= TWO_SHOT_BYTES;
+}
+
+static mpg_status all_reduce(mpg_comm_plan *plan, const mpg_comm_request *r, const uint32_t *from, uint32_t *results) {
+  int n = r->num_ranks;
+  if (!two_shot(r)) {
+    for (int rank = n - 1; rank >= 0; rank--) MPG_TRY(collect(plan, from, n, r->devices[rank], -1, &results[rank]));
+    return MPG_OK;
+  }
+  uint32_t flat[MPG_COMM_MAX_RANKS] = {0}, sums[MPG_COMM_MAX_RANKS] = {0}, whole;
+  mpg_shape line = {.ndim = 1, .dims = {mpg_shape_size(&r->inputs[0].shape)}};
+  for (int rank = 0; rank < n; rank++) MPG_TRY(reshape(plan, from[rank], &line, &flat[rank]));
+  MPG_TRY(reduce_scatter(plan, r, flat, 0, sums));
+  for (int rank = n - 1; rank >= 0; rank--) {
+    MPG_TRY(collect(plan, sums, n, r->devices[rank], 0, &whole));
+    MPG_TRY(reshape(plan, whole, &r->inputs[0].shape, &results[rank]));
+  }
+  return MPG_OK;
+}
+
+static mpg_status all_to_all(mpg_comm_plan *plan, const mpg_comm_request *r, const uint32_t *from, uint32_t *results) {
+  int n = r->num_ranks;
+  uint32_t *parts, own_parts[MPG_COMM_MAX_RANKS];
+  MPG_TRY(cut_all(plan, from, n, r->axis, &parts));
+  for (int rank = 0; rank < n; rank++) {
+    for (int i = 0; i < n; i++) own_parts[i] = parts[i * n + rank];
+    MPG_TRY(collect(plan, own_parts, n, r->devices[rank], r->other_axis, &results[rank]));
+  }
+  return MPG_OK;
+}
+
+/* Results for several ranks are planned from the last rank to the first: gradients of a value are summed from its last use to its
+ * first, so backward, too, sums in the order of the ranks. */
+static mpg_status plan_local(const mpg_comm_request *r, mpg_comm_plan *plan) {
+  uint32_t from[MPG_COMM_MAX_RANKS], *results = plan->results;
+  int n = r->num_ranks;
+  for (int i = 0; i < r->num_inputs; i++) from[i] = (uint32_t)i;
+  switch (r->kind) {
+    case MPG_ALL_REDUCE: MPG_TRY(all_reduce(plan, r, from, results)); break;
+    case MPG_REDUCE: MPG_TRY(collect(plan, from, n, r->root, -1, results)); break;
+    case MPG_REDUCE_SCATTER: MPG_TRY(reduce_scatter(plan, r, from, r->axis, results)); break;
+    case MPG_ALL_GATHER:
+      for (int rank = n - 1; rank >= 0; rank--) MPG_TRY(collect(plan, from, n, r->devices[rank], r->axis, &results[rank]));
+      break;
+    case MPG_GATHER: MPG_TRY(collect(plan, from, n, r->root, r->axis, results)); break;
+    case MPG_SCATTER: {
+      uint32_t parts[MPG_COMM_MAX_RANKS];
+      MPG_TRY(cut(plan, 0, n, r->axis, parts));
+      for (int rank = 0; rank < n; rank++) MPG_TRY(move(plan, parts[rank], r->devices[rank], &results[rank]));
+      break;
+    }
+    case MPG_BROADCAST:
+      for (int rank = n - 1; rank >= 0; rank--) {
+        MPG_TRY(move(plan, 0, r->devices[rank], &results[rank]));
+        MPG_TRY(own(plan, r, &results[rank]));
+      }
+      break;
+    case MPG_ALL_TO_ALL: MPG_TRY(all_to_all(plan, r, from, results)); break;
+    case MPG_COLLECTIVE_COUNT: MPG_ASSERT(false);
+  }
+  for (int i = 0; i < plan->num_results; i++) MPG_TRY(own(plan, r, &results[i]));
+  return MPG_OK;
+}
+
+/* --- Transports ------------------------------------------------------------------------------------------------------------- */
+
+typedef struct transport {
+  const char *name;
+  mpg_status (*plan)(const mpg_comm_request *request, mpg_comm_plan *plan); /* NULL: not there */
+  const char *missing;
+} transport;
+
+static const transport transports[] = {
+    {"local", plan_local, NULL},
+    {"nccl", NULL, "collectives through NCCL are not there yet; transport='local' works between all devices of a process"},
+    {"mpi", NULL, "collectives between processes, through MPI, are not there yet; transport='local' works between the devices of one process"},
+};
+
+/* --- Checks ----------------------------------------------------------------------------------------------------------------- */
+
+static const char *kind_text(mpg_device_id id) {
+  return id.type == MPG_GPU ? "gpu" : id.type == MPG_CPU ? "cpu" : "device";
+}
+
+/* All arrays have one dtype and number of dimensions, and the same sizes but along `axis` (-1: along all). */
+static mpg_status check_alike(const mpg_comm_request *r, int axis) {
+  const mpg_desc *first = &r->inputs[0];
+  for (int i = 1; i < r->num_inputs; i++) {
+    const mpg_desc *other = &r->inputs[i];
+    bool alike = first->dtype == other->dtype && first->shape.ndim == other->shape.ndim;
+    for (int d = 0; alike && d < first->shape.ndim; d++) alike = d == axis || first->shape.dims[d] == other->shape.dims[d];
+    if (alike) continue;
+    char a[MPG_SHAPE_TEXT_SIZE], b[MPG_SHAPE_TEXT_SIZE];
+    return mpg_fail(MPG_ERROR, "%s: the array of rank 0 on %s(%d) is %s %s, but that of rank %d on %s(%d) is %s %s%s", mpg_collective_name(r->kind),
+                    kind_text(r->input_devices[0]), r->input_devices[0].index, mpg_dtype_name(first->dtype), mpg_shape_text(&first->shape, a, sizeof a), i,
+                    kind_text(r->input_devices[i]), r->input_devices[i].index, mpg_dtype_name(other->dtype), mpg_shape_text(&other->shape, b, sizeof b),
+                    axis < 0 ? "; they must be equal" : "; they may differ along the axis only");
+  }
+  return MPG_OK;
+}
+
+static mpg_status check(const mpg_comm_request *r, int *axis, int *other_axis) {
+  const char *name = mpg_collective_name(r->kind);
+  bool one = r->kind == MPG_SCATTER || r->kind == MPG_BROADCAST;
+  bool axes = r->kind != MPG_ALL_REDUCE && r->kind != MPG_REDUCE && r->kind != MPG_BROADCAST;
+  if (r->num_ranks < 1 || r->num_ranks > MPG_COMM_MAX_RANKS)
+    return mpg_fail(MPG_VALUE_ERROR, "%s: from 1 to %d devices take part, got %d", name, MPG_COMM_MAX_RANKS, r->num_ranks);
+  if (r->num_inputs != (one ? 1 : r->num_ranks))
+    return mpg_fail(MPG_VALUE_ERROR, "%s: %d devices need %d arrays, got %d", name, r->num_ranks, one ? 1 : r->num_ranks, r->num_inputs);
+  *axis = *other_axis = -1;
+  for (int i = 0; axes && i < r->num_inputs; i++) {
+    MPG_TRY(mpg_axis_normalize(r->axis, r->inputs[i].shape.ndim, name, axis));
+    if (r->kind == MPG_ALL_TO_ALL) MPG_TRY(mpg_axis_normalize(r->other_axis, r->inputs[i].shape.ndim, name, other_axis));
+  }
+  bool joins = r->kind == MPG_ALL_GATHER || r->kind == MPG_GATHER;
+  MPG_TRY(check_alike(r, joins ? *axis : *other_axis));
+  if (r->kind == MPG_ALL_TO_ALL && *axis == *other_axis) return check_alike(r, -1);
+  return MPG_OK;
+}
+
+mpg_status mpg_comm_plan_make(const char *name, const mpg_comm_request *request, mpg_comm_plan *plan) {
+  *plan = (mpg_comm_plan){0};
+  mpg_arena_init(&plan->arena);
+  const transport *found = NULL;
+  for (size_t i = 0; i < sizeof transports / sizeof *transports; i++)
+    if (strcmp(transports[i].name, name) == 0) found = &transports[i];
+  if (found == NULL) return mpg_fail(MPG_VALUE_ERROR, "there is no transport '%s'; there is 'local' (and nccl and mpi are planned)", name);
+  if (found->plan == NULL) return mpg_fail(MPG_NOT_IMPLEMENTED, "%s: %s", mpg_collective_name(request->kind), found->missing);
+  mpg_comm_request checked = *request;
+  MPG_TRY(check(request, &checked.axis, &checked.other_axis));
+  if (checked.root.type == 0) checked.root = request->input_devices[0];
+  bool one = request->kind == MPG_REDUCE || request->kind == MPG_GATHER;
+  plan->num_results = one ? 1 : request->num_ranks;
+  plan->results = mpg_arena_alloc(&plan->arena, (size_t)plan->num_results * sizeof *plan->results);
+  if (plan->results == NULL) return mpg_out_of_host_memory((size_t)plan->num_results * sizeof *plan->results);
+  for (int i = 0; i < request->num_inputs; i++) MPG_TRY(add_slot(plan, &request->inputs[i], request->input_devices[i]));
+  mpg_status status = found->plan(&checked, plan);
+  return status == MPG_OK ? MPG_OK : mpg_fail_prefix(status, "%s", mpg_collective_name(request->kind));
+}
+
+void mpg_comm_plan_free(mpg_comm_plan *plan) {
+  mpg_free(plan->steps);
+  mpg_free(plan->slots);
+  mpg_arena_free(&plan->arena);
+  *plan = (mpg_comm_plan){0};
+}

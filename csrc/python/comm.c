@@ -1,0 +1,163 @@
+/* _core.collective and _core.collective_plan: collectives over arrays on several devices. See comm/collective.h. */
+#include "comm/collective.h"
+
+#include "python/core.h"
+
+/* What a call asks for, taken from Python objects. */
+typedef struct request {
+  mpg_comm_request r;
+  const char *transport;
+  mpg_array **arrays; /* borrowed from `keep` */
+  PyObject *keep;
+  mpg_desc *descs;
+  mpg_device_id *array_devices, *devices;
+} request;
+
+static void request_free(request *q) {
+  PyMem_Free(q->arrays);
+  PyMem_Free(q->descs);
+  PyMem_Free(q->array_devices);
+  PyMem_Free(q->devices);
+  Py_XDECREF(q->keep);
+}
+
+static int take_devices(request *q, PyObject *object) {
+  PyObject *items = PySequence_Fast(object, "devices must be a list of contexts");
+  if (items == NULL) return -1;
+  Py_ssize_t count = PySequence_Fast_GET_SIZE(items);
+  int result = 0;
+  if (count > MPG_COMM_MAX_RANKS) {
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: at most %d devices take part, got %zd", mpg_collective_name(q->r.kind), MPG_COMM_MAX_RANKS, count);
+    result = -1;
+  } else if ((q->devices = PyMem_Calloc((size_t)count + 1, sizeof *q->devices)) == NULL) {
+    PyErr_NoMemory();
+    result = -1;
+  }
+  for (Py_ssize_t i = 0; i < count && result == 0; i++) result = mpg_py_device_id(PySequence_Fast_GET_ITEM(items, i), &q->devices[i]);
+  Py_DECREF(items);
+  q->r.devices = q->devices;
+  q->r.num_ranks = (int)count;
+  return result;
+}
+
+static int take_arrays(request *q, PyObject *object) {
+  const char *name = mpg_collective_name(q->r.kind);
+  q->arrays = PyMem_Calloc(MPG_COMM_MAX_RANKS, sizeof *q->arrays);
+  q->descs = PyMem_Calloc(MPG_COMM_MAX_RANKS, sizeof *q->descs);
+  q->array_devices = PyMem_Calloc(MPG_COMM_MAX_RANKS, sizeof *q->array_devices);
+  if (q->arrays == NULL || q->descs == NULL || q->array_devices == NULL) {
+    PyErr_NoMemory();
+    return -1;
+  }
+  int count = mpg_py_array_list(object, q->arrays, MPG_COMM_MAX_RANKS, &q->keep, name);
+  if (count < 0) return -1;
+  for (int i = 0; i < count; i++) {
+    q->descs[i] = *mpg_array_desc(q->arrays[i]);
+    q->array_devices[i] = mpg_array_device_id(q->arrays[i]);
+  }
+  q->r.num_inputs = count;
+  q->r.inputs = q->descs;
+  q->r.input_devices = q->array_devices;
+  return 0;
+}
+
+static int request_take(request *q, PyObject *args) {
+  const char *kind, *algorithm;
+  PyObject *arrays, *devices, *root;
+  *q = (request){0};
+  if (!PyArg_ParseTuple(args, "sOOiiOss", &kind, &arrays, &devices, &q->r.axis, &q->r.other_axis, &root, &algorithm, &q->transport)) return -1;
+  q->r.kind = mpg_collective_find(kind);
+  q->r.algorithm = mpg_comm_algorithm_find(algorithm);
+  if (q->r.kind == MPG_COLLECTIVE_COUNT) {
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "there is no collective '%s'", kind);
+    return -1;
+  }
+  if (q->r.algorithm == MPG_COMM_ALGORITHM_COUNT) {
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: there is no algorithm '%s'; there are auto, one_shot and two_shot", kind, algorithm);
+    return -1;
+  }
+  if (take_arrays(q, arrays) < 0 || take_devices(q, devices) < 0) return -1;
+  return root == Py_None ? 0 : mpg_py_device_id(root, &q->r.root);
+}
+
+/* Calls the ops of a plan one after the other; slots: num_slots empty arrays but for the inputs, which are there. */
+static mpg_status run(const mpg_comm_plan *plan, mpg_array *slots) {
+  mpg_array *inputs[MPG_COMM_MAX_RANKS];
+  for (size_t i = 0; i < plan->num_steps; i++) {
+    const mpg_comm_step *step = &plan->steps[i];
+    for (uint32_t k = 0; k < step->num_inputs; k++) inputs[k] = &slots[step->inputs[k]];
+    MPG_TRY(mpg_call(step->op, step->params, inputs, (int)step->num_inputs, &slots[step->first_output], (int)step->num_outputs, NULL));
+  }
+  return MPG_OK;
+}
+
+static PyObject *collective(PyObject *self, PyObject *args) {
+  (void)self;
+  request q;
+  mpg_comm_plan plan = {0};
+  mpg_array *slots = NULL;
+  PyObject *list = NULL;
+  if (request_take(&q, args) < 0) goto done;
+  mpg_status status = mpg_comm_plan_make(q.transport, &q.r, &plan);
+  if (status == MPG_OK) {
+    slots = PyMem_Calloc(plan.num_slots + 1, sizeof *slots);
+    if (slots == NULL) {
+      PyErr_NoMemory();
+      goto done;
+    }
+    for (int i = 0; i < q.r.num_inputs; i++) mpg_array_copy(&slots[i], q.arrays[i]);
+    status = run(&plan, slots);
+  }
+  if (status != MPG_OK) {
+    mpg_py_raise(status);
+    goto done;
+  }
+  list = PyList_New(plan.num_results);
+  for (int i = 0; i < plan.num_results && list != NULL; i++) {
+    PyObject *item = mpg_py_array_take(&slots[plan.results[i]]);
+    if (item != NULL)
+      PyList_SET_ITEM(list, i, item);
+    else
+      Py_CLEAR(list);
+  }
+done:
+  for (size_t i = 0; slots != NULL && i < plan.num_slots; i++) mpg_array_clear(&slots[i]);
+  PyMem_Free(slots);
+  mpg_comm_plan_free(&plan);
+  request_free(&q);
+  return list;
+}
+
+static PyObject *collective_plan(PyObject *self, PyObject *args) {
+  (void)self;
+  request q;
+  mpg_comm_plan plan = {0};
+  PyObject *ops = NULL, *result = NULL;
+  if (request_take(&q, args) < 0) goto done;
+  mpg_status status = mpg_comm_plan_make(q.transport, &q.r, &plan);
+  if (status != MPG_OK) {
+    mpg_py_raise(status);
+    goto done;
+  }
+  if ((ops = PyList_New((Py_ssize_t)plan.num_steps)) == NULL) goto done;
+  for (size_t i = 0; i < plan.num_steps; i++) {
+    PyObject *name = PyUnicode_FromString(plan.steps[i].op->name);
+    if (name == NULL) goto done;
+    PyList_SET_ITEM(ops, (Py_ssize_t)i, name);
+  }
+  result = Py_BuildValue("{s:O,s:n,s:n}", "ops", ops, "copies", (Py_ssize_t)plan.num_copies, "bytes", (Py_ssize_t)plan.bytes);
+done:
+  Py_XDECREF(ops);
+  mpg_comm_plan_free(&plan);
+  request_free(&q);
+  return result;
+}
+
+static PyMethodDef methods[] = {
+    {"collective", collective, METH_VARARGS,
+     "collective(kind, arrays, devices, axis, other_axis, root, algorithm, transport) -> list of arrays; see mpgluon.parallel.collectives."},
+    {"collective_plan", collective_plan, METH_VARARGS,
+     "The same, but only what would run: {'ops': names, 'copies': between devices, 'bytes': copied}."},
+    {NULL, NULL, 0, NULL}};
+
+int mpg_py_comm_init(PyObject *module) { return PyModule_AddFunctions(module, methods); }

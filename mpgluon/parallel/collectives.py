@@ -1,0 +1,139 @@
+"""Collectives: sums, copies and exchanges of arrays on several devices, one array a device.
+
+They are made of ordinary operators and copies, so they are recorded, differentiated and compiled like everything else; the gradient
+of each is the conjugate one (of a sum a broadcast, of joining cutting). Sums are taken in the order of the arrays, so all devices get the same bits.
+"""
+
+from .. import _core
+from ..base import MXNetError
+from ..context import Context
+from ..ndarray import NDArray
+
+__all__ = ["all_reduce", "reduce", "reduce_scatter", "all_gather", "gather", "scatter", "broadcast", "all_to_all", "divide"]
+
+
+def divide(total, count):
+    """Where `count` parts of `total` begin and end: they differ by one at most, the larger ones first.
+
+    Returns
+    -------
+    list of (int, int)
+    """
+    each, more = divmod(total, count)
+    ends = [each * (k + 1) + min(k + 1, more) for k in range(count)]
+    return list(zip([0, *ends[:-1]], ends))
+
+
+def _listed(arrays, name):
+    if isinstance(arrays, NDArray) or not isinstance(arrays, (list, tuple)):
+        raise TypeError(f"{name}: expected a list of arrays, one for each device, got {type(arrays).__name__}")
+    if not arrays:
+        raise ValueError(f"{name}: the list of arrays is empty")
+    for rank, array in enumerate(arrays):
+        if not isinstance(array, NDArray):
+            raise TypeError(f"{name}: the array of rank {rank} is a {type(array).__name__}; collectives take NDArrays")
+    return list(arrays)
+
+
+def _single(array, name):
+    if not isinstance(array, NDArray):
+        raise TypeError(f"{name}: expected an NDArray, got {type(array).__name__}")
+    return [array]
+
+
+def contexts(ctx, name):
+    """A list of devices, checked."""
+    if isinstance(ctx, Context):
+        ctx = [ctx]
+    ctx = list(ctx)
+    if not ctx or not all(isinstance(c, Context) for c in ctx):
+        raise ValueError(f"{name}: the devices must be a list of Contexts, not {ctx!r}")
+    return ctx
+
+
+def _run(kind, arrays, ctx, axis=0, other_axis=0, root=None, algorithm="auto", transport="local"):
+    if not isinstance(axis, int) or not isinstance(other_axis, int):
+        raise TypeError(f"{kind}: an axis is a whole number, not {axis!r}" if not isinstance(axis, int) else f"{kind}: an axis is a whole number, not {other_axis!r}")
+    if root is not None and not isinstance(root, Context):
+        raise MXNetError(f"{kind}: the result's device must be a Context, not {root!r}")
+    return _core.collective(kind, arrays, ctx, axis, other_axis, root, algorithm, transport)
+
+
+def all_reduce(arrays, algorithm="auto", transport="local"):
+    """The sum of all arrays, on each of their devices.
+
+    Parameters
+    ----------
+    arrays : list of NDArray
+        Of the same shape and dtype, one on each device.
+    algorithm : {'auto', 'one_shot', 'two_shot'}
+        'one_shot': every device gets all arrays and adds them up. 'two_shot': a `reduce_scatter`, then an `all_gather`, which passes
+        no more bytes than a ring does. 'auto' goes by the number of devices and bytes. The bits are the same.
+    transport : str
+        'local', within this process. 'nccl' and 'mpi' are not there yet.
+
+    Returns
+    -------
+    list of NDArray
+    """
+    arrays = _listed(arrays, "all_reduce")
+    return _run("all_reduce", arrays, [a.context for a in arrays], algorithm=algorithm, transport=transport)
+
+
+def reduce(arrays, ctx=None, transport="local"):
+    """The sum of all arrays on one device: `ctx`, by default the first array's. Returns an NDArray."""
+    arrays = _listed(arrays, "reduce")
+    devices = [a.context for a in arrays]
+    return _run("reduce", arrays, devices, root=devices[0] if ctx is None else ctx, transport=transport)[0]
+
+
+def reduce_scatter(arrays, axis=0, transport="local"):
+    """The sum of all arrays, cut along `axis`: each device gets a part. Where it doesn't divide evenly, the first get one more.
+
+    Returns
+    -------
+    list of NDArray
+    """
+    arrays = _listed(arrays, "reduce_scatter")
+    return _run("reduce_scatter", arrays, [a.context for a in arrays], axis, transport=transport)
+
+
+def all_gather(arrays, axis=0, transport="local"):
+    """All arrays, joined along `axis`, on each of their devices. They may have different sizes there. Returns a list of NDArray."""
+    arrays = _listed(arrays, "all_gather")
+    return _run("all_gather", arrays, [a.context for a in arrays], axis, transport=transport)
+
+
+def gather(arrays, ctx=None, axis=0, transport="local"):
+    """All arrays, joined along `axis`, on one device: `ctx`, by default the first array's. Returns an NDArray."""
+    arrays = _listed(arrays, "gather")
+    devices = [a.context for a in arrays]
+    return _run("gather", arrays, devices, axis, root=devices[0] if ctx is None else ctx, transport=transport)[0]
+
+
+def scatter(array, ctx, axis=0, transport="local"):
+    """An array cut along `axis`: each device of the list `ctx` gets a part. Where it doesn't divide evenly, the first get one more.
+
+    Returns
+    -------
+    list of NDArray
+    """
+    return _run("scatter", _single(array, "scatter"), contexts(ctx, "scatter"), axis, transport=transport)
+
+
+def broadcast(array, ctx, transport="local"):
+    """A copy of an array on each device of the list `ctx`. Returns a list of NDArray."""
+    return _run("broadcast", _single(array, "broadcast"), contexts(ctx, "broadcast"), transport=transport)
+
+
+def all_to_all(arrays, split_axis=0, concat_axis=0, transport="local"):
+    """Every array is cut along `split_axis` into a part for each device; the parts a device gets are joined along `concat_axis`.
+
+    Turns arrays that are divided along `concat_axis` into arrays that are divided along `split_axis`.
+
+    Returns
+    -------
+    list of NDArray
+    """
+    arrays = _listed(arrays, "all_to_all")
+    return _run("all_to_all", arrays, [a.context for a in arrays], split_axis, concat_axis, transport=transport)
