@@ -101,6 +101,11 @@ class mapped:
         _state.devices = self._former
 
 
+def devices():
+    """The devices of the running dict."""
+    return _state.devices.values() if _state.devices is not None else ()
+
+
 def running():
     """Whether a dict is running."""
     return _state.devices is not None

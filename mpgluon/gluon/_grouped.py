@@ -10,6 +10,7 @@ from ..attribute import AttrScope
 from ..context import current_context
 from ..initializer import Uniform, create
 from . import _tracing
+from ._compiled import first_context
 
 
 def initialize(block, init, ctx, verbose, force_reinit, group2ctx):
@@ -39,6 +40,23 @@ def initialize(block, init, ctx, verbose, force_reinit, group2ctx):
         param._floating = home is None
 
 
+def initialize_replicas(block, init, ctx, verbose, force_reinit):
+    """`Block.initialize` of a block that is placed on a mesh."""
+    if ctx is not None:
+        raise ValueError(f"initialize: '{block.name}' is placed on {block._group2ctx.mesh}, where its parameters belong; leave ctx out")
+    init = Uniform() if init is None else create(init)
+    if verbose:
+        init.set_verbosity(verbose=verbose)
+    homes = block._group2ctx.homes(block)
+    for param in block.collect_params().values():
+        param.initialize(None, homes[param], init, force_reinit=force_reinit)
+
+
+def replicated(block):
+    """Whether the block is placed on a mesh."""
+    return block._group2ctx is not None and not isinstance(block._group2ctx, dict)
+
+
 def concerns(block):
     """Whether calling the block has to do with groups at all."""
     return block._ctx_group is not None or block._group2ctx is not None or _groups.running()
@@ -46,8 +64,11 @@ def concerns(block):
 
 def run(block, symbolic, args):
     """``block._run(*args)`` in the block's group."""
-    if block._group2ctx is not None and not symbolic:
-        with _groups.mapped(block._group2ctx):
+    devices = block._group2ctx
+    if devices is not None and not symbolic:
+        if not isinstance(devices, dict):  # one for each replica
+            devices = devices.of(first_context(args))
+        with _groups.mapped(devices):
             return _in_group(block, symbolic, args)
     return _in_group(block, symbolic, args)
 
@@ -64,6 +85,12 @@ def _placed(block, symbolic, args):
     if device is not None:
         args = _groups.move(args, device, nd.NDArray)
     return block._run(*args)
+
+
+def near(contexts):
+    """That of the devices which belongs to the running replica, whose ops move it to where they are; None if there isn't one."""
+    here = [ctx for ctx in contexts if ctx in _groups.devices()]
+    return here[0] if len(here) == 1 else None
 
 
 def settled(param, ctx):

@@ -244,8 +244,14 @@ class Block:
         """
         if group2ctx is not None:
             _grouped.initialize(self, init, ctx, verbose, force_reinit, group2ctx)
+        elif _grouped.replicated(self):
+            _grouped.initialize_replicas(self, init, ctx, verbose, force_reinit)
         else:
             self.collect_params().initialize(init, ctx, verbose, force_reinit)
+
+    def place(self, where, *args, **options):
+        """Places the block on devices: ``where.place(block, ...)``, as of `mpgluon.parallel.Mesh`. Returns the block."""
+        return where.place(self, *args, **options)
 
     def zero_grad(self):
         """Sets the gradients of all parameters to zero."""
@@ -639,6 +645,9 @@ class HybridBlock(Block):
         if len(contexts) == 1:
             # hybrid_forward may be about to move something there. If it isn't, the operator complains.
             return contexts[0], param
+        near = _grouped.near(contexts)
+        if near is not None:
+            return near, None
         raise self._misplaced(param, ctx)
 
     def _misplaced(self, param, ctx, error=None):

@@ -7,8 +7,9 @@ from .. import autograd
 from .. import ndarray as nd
 from .. import optimizer as opt
 from ..base import MXNetError
+from ._reduction import make_buckets
 from .parameter import Parameter, ParameterDict
-from .utils import brief
+from .utils import brief, global_norm, scale_arrays
 
 __all__ = ["Trainer"]
 
@@ -20,8 +21,8 @@ class Trainer:
     """Applies an optimizer to parameters; one trainer for all of a model's parameters, on whatever devices.
 
     Each parameter lives on one device or is replicated on several. Gradients of replicas are summed, in the order of the
-    parameter's devices, and all replicas get the same bits. Updates run on each parameter's device, many parameters at once,
-    and nothing waits for them.
+    parameter's devices, and all replicas get the same bits. Small ones travel together; each replica sums about as many bytes. Updates run on
+    each parameter's device, many parameters at once, and nothing waits for them.
 
     Parameters
     ----------
@@ -35,11 +36,21 @@ class Trainer:
         Gradient compression is not available.
     update_on_kvstore : bool, optional
         True is refused: updates happen where the parameters are.
+    shard_updates : bool, default False
+        Each replicated parameter is updated on one of its devices, and the others get the new weights: optimizer states are there once,
+        not once for each replica. The bits are the same.
+    accumulate : int, default 1
+        Update with every so many calls of `step` only; until then gradients add up on their devices, and replicas are not summed. Parameters
+        whose `grad_req` is 'write' are set to 'add', and are zero again after an update. The batch is what all these calls had together.
+    clip_global_norm : float, optional
+        Before each update gradients are scaled such that the 2-norm of all of them together, divided by the batch size, is at most this. Nothing
+        waits for it. Replicas count once.
     """
 
     def __init__(
-        self, params, optimizer, optimizer_params=None, kvstore="device", compression_params=None, update_on_kvstore=None
-    ):
+        self, params, optimizer, optimizer_params=None, kvstore="device", compression_params=None, update_on_kvstore=None, shard_updates=False,
+        accumulate=1, clip_global_norm=None,
+    ):  # fmt: skip
         if isinstance(params, (dict, ParameterDict)):
             params = [params[name] for name in sorted(params.keys())]
         if not isinstance(params, (list, tuple)):
@@ -58,9 +69,17 @@ class Trainer:
             raise ValueError(f"Trainer: kvstore must be one of {brief(str(kind) for kind in _KVSTORES)}, not {kvstore!r}")
         if update_on_kvstore:
             raise ValueError("Trainer: update_on_kvstore=True is not available; updates happen where the parameters are")
+        if not isinstance(accumulate, int) or accumulate < 1:
+            raise ValueError(f"Trainer: accumulate must be a positive whole number, not {accumulate!r}")
+        if clip_global_norm is not None and not clip_global_norm > 0:
+            raise ValueError(f"Trainer: clip_global_norm must be positive, not {clip_global_norm!r}")
+        self._shard_updates, self._accumulate, self._max_norm = bool(shard_updates), accumulate, clip_global_norm
+        self._waiting, self._waiting_size = 0, 0  # calls of step that wait for an update, and the samples they had
         for param in self._params:
             param.list_ctx()  # raises for those that were never initialized
             param._set_trainer(self)
+            if accumulate > 1 and param.grad_req == "write":
+                param.grad_req = "add"
         self._init_optimizer(optimizer, optimizer_params or {})
         self._scale = self._optimizer.rescale_grad
         self._updaters = {}  # device -> updater, which holds the states of the copies there
@@ -108,18 +127,42 @@ class Trainer:
         UserWarning
             When a gradient is stale.
         """
-        self._set_scale(batch_size)
+        self._set_scale(self._waiting_size + batch_size)
+        if self._waiting + 1 < self._accumulate:
+            self._wait(batch_size, ignore_stale_grad)
+            return
         self._allreduce_grads()
         self._update(ignore_stale_grad)
+        self._end_accumulation()
+
+    def _wait(self, batch_size, ignore_stale_grad):
+        """Leaves the gradients where they are until there are enough of them."""
+        plan = self._current_plan()
+        if not ignore_stale_grad:
+            if not all([weight._fresh_grad for weight in plan.weights]):
+                raise self._stale(plan)
+            for weight in plan.weights:
+                weight._fresh_grad = False
+        self._waiting += 1
+        self._waiting_size += batch_size
+
+    def _end_accumulation(self):
+        self._waiting = self._waiting_size = 0
+        if self._accumulate > 1:
+            with autograd.pause():
+                for param in self._params:
+                    if param.grad_req == "add":
+                        param.zero_grad()
 
     def allreduce_grads(self):
-        """Sums the gradients of replicas, so that all of them hold the sum; for use with `update`."""
+        """Sums the gradients of replicas, so that all of them hold the sum (with `shard_updates`, the one that updates); for use with `update`."""
         self._allreduce_grads()
 
     def update(self, batch_size, ignore_stale_grad=False):
-        """Updates all parameters with their gradients as they are; see `step`."""
-        self._set_scale(batch_size)
+        """Updates all parameters with their gradients as they are, whatever `accumulate` says; see `step`."""
+        self._set_scale(self._waiting_size + batch_size)
         self._update(ignore_stale_grad)
+        self._end_accumulation()
 
     def _set_scale(self, batch_size):
         if not batch_size > 0:
@@ -135,20 +178,23 @@ class Trainer:
                     break
             else:
                 return plan
-        self._plan = _Plan(self._params)
+        self._plan = _Plan(self._params, self._shard_updates)
         return self._plan
 
     def _allreduce_grads(self):
-        replicated = self._current_plan().replicated
-        if not replicated:
+        buckets = self._current_plan().buckets
+        if not buckets:
             return
         with autograd.pause():
-            for param in replicated:
-                grads = list(param._grad.values())
-                home = grads[0].context
-                total = nd.add_n(*[grad.as_in_context(home) for grad in grads])
-                for grad in grads:
-                    total.copyto(grad)
+            for bucket in buckets:
+                bucket.sum(everywhere=not self._shard_updates)
+
+    def _clip(self, plan):
+        """Scales the gradients that are about to be used."""
+        grads = [grad for group in plan.work for grad in group.grads]
+        once = [grad for group in plan.work for index, grad in zip(group.indices, group.grads) if plan.owners[index] == group.ctx]
+        norm = global_norm(once)
+        scale_arrays(grads, nd.minimum(self._max_norm / (self._optimizer.rescale_grad * norm + 1e-8), 1.0))
 
     def _update(self, ignore_stale_grad):
         plan = self._current_plan()
@@ -158,6 +204,8 @@ class Trainer:
                 raise self._stale(plan)
             work = [group.fresh() for group in work]
         with autograd.pause():
+            if self._max_norm is not None:
+                self._clip(plan)
             for group in work:  # for all devices before any state changes
                 states = self._updater(group.ctx).states
                 if not states.keys() >= group.known:
@@ -167,6 +215,11 @@ class Trainer:
             for group in work:
                 group.update(self._updater(group.ctx))
                 for weight in group.weights:
+                    weight._fresh_grad = False
+            if self._shard_updates:
+                for bucket in plan.buckets:
+                    bucket.spread()
+                for weight in plan.weights:
                     weight._fresh_grad = False
 
     def _stale(self, plan):
@@ -198,7 +251,7 @@ class Trainer:
             updater = self._updater(ctx)
             updater.states[index] = _copy_state(state, ctx)
             updater.states_synced[index] = True
-            if all(index in self._updater(device).states for device in self._params[index]._data):
+            if all(index in self._updater(group.ctx).states for group in self._plan.work if index in group.known):
                 self._loaded.pop(index, None)
 
     # States
@@ -322,23 +375,27 @@ class _Group:
 class _Plan:
     """The weights to update, by device. Parameters change their dicts of arrays as a whole: that tells whether it still holds."""
 
-    def __init__(self, params):
+    def __init__(self, params, sharded):
         self.seen = [(param, param._data, param._grad) for param in params]
-        self.replicated = []
+        self.owners = {}  # index -> device whose copy stands for all
+        self.weights = []
         groups = {}
+        self.buckets = make_buckets([param for param in params if param.grad_req != "null" and param._data is not None and len(param._data) > 1])
+        homes = {param: bucket.home for bucket in self.buckets for param in bucket.params}
         for index, param in enumerate(params):
             if param.grad_req == "null":
                 continue
             if param._data is None:
                 raise param._missing()
-            if len(param._grad) > 1:
-                self.replicated.append(param)
+            self.owners[index] = homes[param] if sharded and param in homes else next(iter(param._data))
+            self.weights += param._data.values()
             for ctx, weight in param._data.items():
+                if sharded and ctx != self.owners[index]:
+                    continue
                 if ctx not in groups:
                     groups[ctx] = _Group(ctx)
                 groups[ctx].add(index, param._grad[ctx], weight)
         self.work = list(groups.values())
-        self.weights = [weight for group in self.work for weight in group.weights]
 
 
 _HEADER = "trainer_states"

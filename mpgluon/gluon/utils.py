@@ -63,6 +63,8 @@ def split_data(data, num_slice, batch_axis=0, even_split=True):
 def split_and_load(data, ctx_list, batch_axis=0, even_split=True):
     """Splits `data` (NDArray or anything ``nd.array`` takes) along `batch_axis`, one piece for each device of `ctx_list`.
 
+    `ctx_list` may be a `mpgluon.parallel.Mesh`: one piece for each of its replicas, on the device of the first stage.
+
     Returns
     -------
     list of NDArray
@@ -70,6 +72,8 @@ def split_and_load(data, ctx_list, batch_axis=0, even_split=True):
     """
     if isinstance(ctx_list, Context):
         ctx_list = [ctx_list]
+    elif not isinstance(ctx_list, (list, tuple)):
+        return ctx_list.split_and_load(data, batch_axis, even_split)
     if not isinstance(data, nd.NDArray):
         data = nd.array(data, ctx=ctx_list[0])
     pieces = split_data(data, len(ctx_list), batch_axis, even_split)
@@ -97,11 +101,28 @@ def clip_global_norm(arrays, max_norm, check_isfinite=True):
     arrays = list(arrays)
     if not arrays:
         raise ValueError("clip_global_norm: there are no arrays to clip")
-    home = arrays[0].context
+    total = global_norm(arrays)
+    if check_isfinite:
+        norm = float(total.asscalar())
+        if not np.isfinite(norm):
+            warnings.warn(
+                "The gradients' norm is nan or inf. Clipping gives nan or zero gradients.", UserWarning, stacklevel=2
+            )
+    scale_arrays(arrays, nd.minimum(max_norm / (total + 1e-8), 1.0))
+    return norm if check_isfinite else total
+
+
+def _together(arrays):
+    """Positions of arrays that lie together and have one dtype: a list of lists."""
     groups = {}  # of arrays that lie together: (device, dtype) -> positions
     for i, array in enumerate(arrays):
         groups.setdefault((array.context, array.dtype), []).append(i)
-    groups = [positions[i : i + _LARGEST_CALL] for positions in groups.values() for i in range(0, len(positions), _LARGEST_CALL)]
+    return [positions[i : i + _LARGEST_CALL] for positions in groups.values() for i in range(0, len(positions), _LARGEST_CALL)]
+
+
+def global_norm(arrays):
+    """The 2-norm of all arrays together, of shape (1,), on the device of the first."""
+    home, groups = arrays[0].context, _together(arrays)
     # One number for each array crosses the border of its device. They are added up in one place and one order.
     squares = []
     for positions in groups:
@@ -112,21 +133,17 @@ def clip_global_norm(arrays, max_norm, check_isfinite=True):
         squares = nd.take(nd.concat(*squares, dim=0), nd.array(order, ctx=home, dtype="int32"))
     else:
         squares = squares[0]
-    total = nd.sqrt(nd.sum(squares)).reshape((1,))
-    if check_isfinite:
-        norm = float(total.asscalar())
-        if not np.isfinite(norm):
-            warnings.warn(
-                "The gradients' norm is nan or inf. Clipping gives nan or zero gradients.", UserWarning, stacklevel=2
-            )
-    scale = nd.minimum(max_norm / (total + 1e-8), 1.0)
-    scales = {home: scale}
-    for positions in groups:
+    return nd.sqrt(nd.sum(squares)).reshape((1,))
+
+
+def scale_arrays(arrays, scale):
+    """Multiplies the arrays, on whatever devices, by `scale`, of shape (1,), in place."""
+    scales = {scale.context: scale}
+    for positions in _together(arrays):
         ctx = arrays[positions[0]].context
         if ctx not in scales:
             scales[ctx] = scale.as_in_context(ctx)
         nd._internal._multi_scale(*[arrays[i] for i in positions], scales[ctx], num_arrays=len(positions) + 1)
-    return norm if check_isfinite else total
 
 
 _LARGEST_CALL = 1024  # arrays

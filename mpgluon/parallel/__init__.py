@@ -1,13 +1,15 @@
-"""Training over several devices in one process: pipelines, and layers split over devices."""
+"""Training over several devices in one process: pipelines, layers split over devices, replicas, and all of these on a mesh."""
 
 from . import schedules
+from .clip import clip_global_norm
 from .collectives import all_gather, all_reduce, all_to_all, broadcast, gather, reduce, reduce_scatter, scatter
+from .mesh import Mesh
 from .pipeline import Pipeline
 from .report import Report
 from .schedules import ScheduleError
 from .train_step import TrainStep
 
 __all__ = [
-    "Pipeline", "Report", "ScheduleError", "TrainStep", "all_gather", "all_reduce", "all_to_all", "broadcast", "gather", "reduce", "reduce_scatter",
-    "scatter", "schedules",
+    "Mesh", "Pipeline", "Report", "ScheduleError", "TrainStep", "all_gather", "all_reduce", "all_to_all", "broadcast", "clip_global_norm", "gather", "reduce",
+    "reduce_scatter", "scatter", "schedules",
 ]  # fmt: skip

@@ -4,6 +4,7 @@ from .. import autograd
 from .. import ndarray as nd
 from ..base import MXNetError
 from ..gluon.block import HybridBlock
+from .mesh import placement
 from .pipeline import PipelinedCall, _Driver
 
 __all__ = ["TrainStep"]
@@ -51,6 +52,8 @@ class TrainStep:
     -----
     A call is ``step(data, labels)``, where both may be lists, and returns the losses of the samples. Along time it is
     ``step(data, labels, states)`` and returns ``(losses, states)``.
+
+    Of a network that is placed on a `Mesh` with several replicas, each replica gets its part of the batch, which its pipeline divides further.
     """
 
     def __init__(self, net, loss, trainer, pipeline, exact=False):
@@ -89,6 +92,18 @@ class TrainStep:
             block = _Losses(self._net, self._loss, len(labels), timewise)
             call = self._calls[len(labels), timewise] = PipelinedCall(block, self._flags)
         args = (*data, states, *labels) if timewise else (*data, *labels)
+        replicas = placement(self._net)
+        if replicas is None or len(replicas.dicts) == 1:
+            losses, states = self._run(call, args)
+        else:
+            losses = self._run_replicas(replicas.mesh, call, data, labels)
+        if self._trainer is not None:
+            self._trainer.step(data[0].shape[self._pipeline.axis] if batch_size is None else batch_size)
+        losses = losses[0] if len(losses) == 1 else losses
+        return (losses, states) if timewise else losses
+
+    def _run(self, call, args):
+        """Queues forward and backward; the losses, and what else there is along time."""
         with autograd.train_mode():
             run, entry = call.begin(args, True)
             outputs = run.outputs()
@@ -97,7 +112,13 @@ class TrainStep:
             _Driver(entry, self._pipeline).train(run)
         run.finish()
         results = call.regroup(entry, outputs)
-        losses = results[0][0] if num_losses == 1 else results[0]
-        if self._trainer is not None:
-            self._trainer.step(data[0].shape[self._pipeline.axis] if batch_size is None else batch_size)
-        return (losses, results[1]) if timewise else losses
+        return results[0], results[1] if len(results) > 1 else None
+
+    def _run_replicas(self, mesh, call, data, labels):
+        if self._pipeline.carry:
+            raise MXNetError("TrainStep: a pipeline along time runs on one replica; use the ordinary loop, with states of its own for each replica")
+        axis = self._pipeline.axis
+        parts = zip(*[mesh.split_and_load(a, axis, even_split=False) for a in data], *[mesh.split_and_load(a, axis, even_split=False) for a in labels])
+        losses = zip(*[self._run(call, part)[0] for part in parts])
+        with autograd.pause():
+            return [nd.concat(*[part.as_in_context(own[0].context) for part in own], dim=0) for own in losses]

@@ -1,0 +1,80 @@
+"""Sums of the gradients of replicas, and copies of what one replica updated for all."""
+
+import math
+
+from .. import ndarray as nd
+from .._core import dtype_name
+
+_BUCKET = 1 << 20  # bytes; smaller arrays travel together
+
+
+class Bucket:
+    """Parameters that are replicated on the same devices, and one of these devices, where their gradients are summed.
+
+    On each device the arrays are joined into one, which is moved as a whole; a parameter that fills a bucket is moved as it is.
+    """
+
+    def __init__(self, contexts, params):
+        self.contexts, self.params = contexts, params
+        self.home = contexts[0]
+        self.bytes = sum(_bytes_of(param) for param in params)
+        ends = [0]
+        for param in params:
+            ends.append(ends[-1] + math.prod(param.shape))
+        self._begins = tuple(ends[:-1])
+        # The arrays on each device, seen as flat ones where they travel together.
+        self._grads, self._weights = self._flat("_grad"), self._flat("_data")
+
+    def _flat(self, which):
+        arrays = {ctx: [getattr(param, which)[ctx] for param in self.params] for ctx in self.contexts}
+        if len(self.params) == 1:
+            return arrays
+        return {ctx: [array.reshape((-1,)) for array in own] for ctx, own in arrays.items()}
+
+    def _joined(self, arrays):
+        return arrays[0] if len(arrays) == 1 else nd.concat(*arrays, dim=0)
+
+    def _hand_out(self, value, arrays):
+        if len(arrays) == 1:
+            value.copyto(arrays[0])
+        else:
+            nd._internal._split_v2(value.as_in_context(arrays[0].context), indices=self._begins, axis=0, squeeze_axis=False, sections=0, out=arrays)
+
+    def sum(self, everywhere):
+        """Sums the gradients, in the order of the devices: on the bucket's own device, or for all of them."""
+        total = nd.add_n(*[self._joined(self._grads[ctx]).as_in_context(self.home) for ctx in self.contexts])
+        for ctx in self.contexts if everywhere else [self.home]:
+            self._hand_out(total, self._grads[ctx])
+
+    def spread(self):
+        """Copies the weights of the bucket's own device to the others."""
+        value = self._joined(self._weights[self.home])
+        for ctx in self.contexts:
+            if ctx != self.home:
+                self._hand_out(value, self._weights[ctx])
+
+
+def make_buckets(params):
+    """The buckets of replicated parameters, the last ones first: backward begins with these. Each replica sums about as many bytes."""
+    open_, buckets = {}, []
+    for param in reversed(params):
+        contexts = tuple(param._data)
+        key = contexts, dtype_name(param.dtype)
+        if _bytes_of(param) >= _BUCKET:
+            buckets.append(Bucket(contexts, [param]))
+            continue
+        gathered = open_.setdefault(key, [])
+        gathered.append(param)
+        if sum(map(_bytes_of, gathered)) >= _BUCKET:
+            buckets.append(Bucket(contexts, open_.pop(key)))
+    buckets += [Bucket(key[0], gathered) for key, gathered in open_.items()]
+    load = {}
+    for bucket in buckets:
+        bucket.home = min(bucket.contexts, key=lambda ctx: load.get(ctx, 0))
+        load[bucket.home] = load.get(bucket.home, 0) + bucket.bytes
+    return buckets
+
+
+def _bytes_of(param):
+    array = next(iter(param._data.values()))
+    return array.size * (2 if dtype_name(array.dtype) in ("float16", "bfloat16") else 8 if dtype_name(array.dtype) in ("float64", "int64") else 4)

@@ -1,0 +1,43 @@
+"""Clipping gradients of networks that are replicated and split."""
+
+from .. import autograd
+from .. import ndarray as nd
+from ..gluon.trainer import Trainer
+from ..gluon.utils import global_norm, scale_arrays
+
+__all__ = ["clip_global_norm"]
+
+
+def clip_global_norm(params, max_norm):
+    """Scales the gradients of parameters in place so that the 2-norm of all of them together is at most `max_norm`.
+
+    Replicas count once, the shards of a split parameter each for itself; all copies are scaled by the same number. Nothing waits for values. For the time
+    between ``trainer.allreduce_grads()`` and ``trainer.update(batch_size)``; ``Trainer(clip_global_norm=...)`` does it with each step.
+
+    Parameters
+    ----------
+    params : Trainer, ParameterDict, or list of Parameter
+        A Trainer with ``shard_updates`` knows which copy holds the sum: then give that, not the parameters.
+    max_norm : float
+        Of gradients as they are, before they are divided by the batch size.
+
+    Returns
+    -------
+    NDArray
+        The norm before scaling, of shape (1,), on the device of the first parameter.
+    """
+    if isinstance(params, Trainer):
+        plan = params._current_plan()
+        once = [params._params[index]._grad[ctx] for index, ctx in plan.owners.items()]
+        params = params._params
+    else:
+        params = list(params.values() if hasattr(params, "values") else params)
+        once = [next(iter(param._grad.values())) for param in params if param._grad]
+    if not once:
+        raise ValueError("clip_global_norm: none of the parameters has a gradient")
+    if not max_norm > 0:
+        raise ValueError(f"clip_global_norm: max_norm must be positive, not {max_norm!r}")
+    with autograd.pause():
+        norm = global_norm(once)
+        scale_arrays([grad for param in params for grad in (param._grad or {}).values()], nd.minimum(max_norm / (norm + 1e-8), 1.0))
+    return norm

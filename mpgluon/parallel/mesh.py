@@ -1,0 +1,282 @@
+"""Meshes: devices along named axes, and networks placed on them, replicated along one and staged along another."""
+
+import itertools
+import math
+
+from .. import autograd
+from .. import ndarray as nd
+from ..base import MXNetError
+from ..context import Context, cpu, gpu, num_gpus
+from ..gluon.block import Block
+from ..gluon.nn import HybridSequential, Sequential
+from ..gluon.utils import brief, shape_is_known, split_data
+
+__all__ = ["Mesh"]
+
+AXES = ("data", "stage", "model")
+_GROUP = "mesh stage "
+
+
+class Mesh:
+    """Devices along named axes.
+
+    Parameters
+    ----------
+    axes : dict of str to int
+        ``{'data': 2, 'stage': 2}``: how many devices there are along each axis. A network is replicated along ``data``, its stages
+        lie along ``stage``, and layers are split along ``model``; axes that are left out have size 1.
+    devices : list of Context, optional
+        As many as the product of the sizes; the last axis varies fastest. By default the first GPUs, or without GPUs the CPU
+        devices ``cpu(0), cpu(1), ...``.
+
+    Examples
+    --------
+    >>> mesh = mx.parallel.Mesh({'data': 2, 'stage': 2})
+    >>> mesh.place(net)                       # or net.place(mesh); before or after net.initialize()
+    >>> trainer = gluon.Trainer(net.collect_params(), 'sgd')
+    >>> for x, y in zip(mesh.split_and_load(data), mesh.split_and_load(label, stage=-1)):
+    ...     with autograd.record():
+    ...         loss = loss_function(net(x), y)
+    ...     loss.backward()
+    >>> trainer.step(data.shape[0])
+    """
+
+    def __init__(self, axes, devices=None):
+        if not isinstance(axes, dict) or not axes:
+            raise TypeError(f"Mesh: axes is a dict of names to sizes, as in {{'data': 2, 'stage': 2}}, not {axes!r}")
+        for name, size in axes.items():
+            if name not in AXES:
+                raise ValueError(f"Mesh: there is no axis {name!r}; there are {', '.join(AXES)}")
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+                raise ValueError(f"Mesh: axis {name!r} must have a positive whole number of devices, not {size!r}")
+        self.axes = dict(axes)
+        count = math.prod(axes.values())
+        shape = " x ".join(f"{name} {size}" for name, size in axes.items())
+        if devices is None:
+            there = num_gpus()
+            if there and there < count:
+                raise MXNetError(f"Mesh: {shape} needs {count} devices, but this machine has {there} GPUs; name the devices with devices=")
+            devices = [(gpu if there else cpu)(i) for i in range(count)]
+        devices = list(devices)
+        if not all(isinstance(ctx, Context) for ctx in devices):
+            raise TypeError(f"Mesh: devices is a list of Contexts, not {devices!r}")
+        if len(devices) != count:
+            raise MXNetError(f"Mesh: {shape} needs {count} devices, but {len(devices)} were given: {devices}")
+        if len(set(devices)) != count:
+            twice = next(ctx for i, ctx in enumerate(devices) if ctx in devices[:i])
+            raise ValueError(f"Mesh: {twice} is named twice; each place of a mesh is a device of its own")
+        absent = [ctx for ctx in devices if ctx.device_type == "gpu" and ctx.device_id >= num_gpus()]
+        if absent:
+            raise MXNetError(f"Mesh: {absent[0]} is not there: this machine has {num_gpus()} GPUs")
+        self.devices = devices
+        self._at = dict(zip(itertools.product(*map(range, axes.values())), devices))
+
+    def __repr__(self):
+        return f"Mesh({self.axes}, devices={self.devices})"
+
+    def size(self, axis):
+        """How many devices there are along an axis; 1 along one that was left out."""
+        if axis not in AXES:
+            raise ValueError(f"Mesh: there is no axis {axis!r}; there are {', '.join(AXES)}")
+        return self.axes.get(axis, 1)
+
+    def device(self, data=0, stage=0, model=0):
+        """The device at a place; negative numbers count from the end."""
+        place = []
+        for axis, at in zip(AXES, (data, stage, model)):
+            size = self.size(axis)
+            if not -size <= at < size:
+                raise IndexError(f"Mesh: axis {axis!r} has {size} devices, so there is no number {at}")
+            place.append(at % size)
+        return self._at[tuple(place[AXES.index(axis)] for axis in self.axes)]
+
+    def line(self, axis, data=0, stage=0, model=0):
+        """The devices along one axis, at a place of the others."""
+        at = {"data": data, "stage": stage, "model": model}
+        return [self.device(**{**at, axis: i}) for i in range(self.size(axis))]
+
+    def split_and_load(self, data, batch_axis=0, even_split=True, stage=0):
+        """One piece of `data` for each replica, on the replica's device of that stage (-1: the last, where labels belong).
+
+        ``gluon.utils.split_and_load(data, mesh)`` is the same for inputs.
+        """
+        devices = self.line("data", stage=stage)
+        if not isinstance(data, nd.NDArray):
+            data = nd.array(data, ctx=devices[0])
+        return [piece.as_in_context(ctx) for piece, ctx in zip(split_data(data, len(devices), batch_axis, even_split), devices)]
+
+    # Networks
+
+    def place(self, net, stages=None):
+        """Places a network: a copy of each parameter on every replica's device of its stage.
+
+        Calling the network with an input on a device of replica i runs on that replica's devices: what a stage takes from
+        another is moved there. Works before ``net.initialize()``, which then puts parameters where they belong, and after it, keeping values.
+
+        Parameters
+        ----------
+        net : Block
+        stages : list or dict, optional
+            For each stage a list of descendants of `net`: blocks, or their paths as ``'features.0'``; or a dict of paths to numbers of
+            stages. A block takes its descendants with it; what belongs to no stage runs where its first input is, and its parameters lie on stage 0.
+            By default the network is taken for a chain of its children (those of nested ``HybridSequential`` counted one by one), cut
+            into stages with about the same bytes of parameters.
+
+        Returns
+        -------
+        Block
+            `net`.
+        """
+        if not isinstance(net, Block):
+            raise TypeError(f"Mesh.place: expected a Block, not {type(net).__name__}")
+        if self.size("model") > 1:
+            raise MXNetError(
+                "Mesh.place: networks are not split along 'model' by place(); split the layers of each replica with mx.parallel layers, on the "
+                "devices mesh.line('model', data=..., stage=...)"
+            )
+        assigned = self._assign(net, stages)
+        for block in assigned:
+            if block._ctx_group is not None and not block._ctx_group.startswith(_GROUP):
+                raise MXNetError(f"Mesh.place: block '{block.name}' belongs to ctx_group {block._ctx_group!r} already; place networks without groups")
+        net.apply(_forget)
+        for block, stage in assigned.items():
+            block._ctx_group = f"{_GROUP}{stage}"
+        net._group2ctx = Replicas(
+            [{f"{_GROUP}{s}": self.device(data=r, stage=s) for s in range(self.size("stage"))} for r in range(self.size("data"))], self
+        )
+        homes = net._group2ctx.homes(net)
+        with autograd.pause():
+            for param in net.collect_params().values():
+                param._floating = False
+                if param._data is not None or param._deferred_init:
+                    if param.list_ctx() != homes[param]:
+                        param.reset_ctx(homes[param])
+        return net
+
+    def _assign(self, net, stages):
+        """Which blocks belong to which stage: a dict."""
+        count = self.size("stage")
+        if stages is None:
+            units = _chain(net)
+            if count == 1:
+                return {net: 0}
+            if len(units) < count:
+                raise MXNetError(
+                    f"Mesh.place: '{net.name}' has {len(units)} parts in a row ({brief(unit.name for unit in units)}), too few for {count} stages; "
+                    "say with stages= which blocks belong to which"
+                )
+            return {unit: stage for stage, part in enumerate(_cut(units, count)) for unit in part}
+        if isinstance(stages, dict):
+            listed = list(stages.items())
+        else:
+            listed = [(block, stage) for stage, blocks in enumerate(stages) for block in (blocks if isinstance(blocks, (list, tuple)) else [blocks])]
+        paths = dict(_descendants(net, ""))
+        known = set(paths.values())
+        assigned = {}
+        for block, stage in listed:
+            if isinstance(block, str):
+                if block not in paths:
+                    raise MXNetError(f"Mesh.place: '{net.name}' has no block at path {block!r}; it has {brief(path for path in paths if path)}")
+                block = paths[block]
+            if block not in known:
+                raise MXNetError(f"Mesh.place: {getattr(block, 'name', block)!r} is no descendant of '{net.name}'")
+            if not isinstance(stage, int) or not 0 <= stage < count:
+                raise MXNetError(f"Mesh.place: block '{block.name}' is given to stage {stage}, but the mesh has stages 0 to {count - 1}")
+            if assigned.setdefault(block, stage) != stage:
+                raise MXNetError(f"Mesh.place: block '{block.name}' is given to stages {assigned[block]} and {stage}")
+        empty = [stage for stage in range(count) if stage not in assigned.values()]
+        if empty:
+            raise MXNetError(f"Mesh.place: stage {empty[0]} of {count} has no blocks")
+        return assigned
+
+
+class Replicas:
+    """What stands in for a group2ctx where there are several copies of a network: one dict for each.
+
+    Parameters
+    ----------
+    dicts : list of dict of str to Context
+    mesh : Mesh
+    """
+
+    def __init__(self, dicts, mesh):
+        self.dicts, self.mesh = dicts, mesh
+        self._by_device = {ctx: groups for groups in dicts for ctx in groups.values()}
+
+    def of(self, ctx):
+        """The dict of the replica whose device `ctx` is."""
+        groups = self._by_device.get(ctx)
+        if groups is None:
+            if len(self.dicts) == 1:
+                return self.dicts[0]
+            raise MXNetError(f"the network is placed on {self.mesh}, but its input is on {ctx}; see Mesh.split_and_load")
+        return groups
+
+    def homes(self, net):
+        """The devices of each parameter of the network: a dict."""
+        homes = {}
+        first = next(iter(self.dicts[0]))
+
+        def visit(block, group):
+            group = block._ctx_group or group
+            for param in block._reg_params.values():
+                homes.setdefault(param, [groups[group or first] for groups in self.dicts])
+            for child in block._children.values():
+                visit(child, group)
+
+        visit(net, None)
+        for param in net.collect_params().values():
+            homes.setdefault(param, [groups[first] for groups in self.dicts])
+        return homes
+
+
+def placement(block):
+    """The `Replicas` a block was placed on, or None."""
+    groups = getattr(block, "_group2ctx", None)
+    return groups if isinstance(groups, Replicas) else None
+
+
+def _forget(block):
+    """Takes back an earlier placement."""
+    if block._ctx_group is not None and block._ctx_group.startswith(_GROUP):
+        block._ctx_group = None
+    if placement(block) is not None:
+        block._group2ctx = None
+    if hasattr(block, "_clear_compiled"):
+        block._clear_compiled()
+
+
+def _descendants(block, path):
+    yield path, block
+    for name, child in block._children.items():
+        yield from _descendants(child, f"{path}.{name}" if path else name)
+
+
+def _chain(block):
+    """The parts of a network that run one after the other."""
+    parts = []
+    for child in block._children.values():
+        parts += _chain(child) if type(child) in (HybridSequential, Sequential) else [child]
+    return parts
+
+
+def _cut(units, count):
+    """Contiguous parts such that the largest has as few bytes of parameters as can be."""
+    params = [list(unit.collect_params().values()) for unit in units]
+    if all(shape_is_known(param.shape) for own in params for param in own):
+        weights = [sum(math.prod(param.shape) for param in own) for own in params]
+    else:
+        weights = [1 if own else 0 for own in params]
+    sums = [0, *itertools.accumulate(weights)]
+    # best[k][i]: the largest of k parts of the first i units, and where the last begins. Of equals the latest cut: what has no parameters
+    # stays with what comes before it.
+    best = {(1, i): (sums[i], 0) for i in range(1, len(units) + 1)}
+    for k in range(2, count + 1):
+        for i in range(k, len(units) + 1):
+            best[k, i] = min(((max(best[k - 1, j][0], sums[i] - sums[j]), j) for j in range(k - 1, i)), key=lambda choice: (choice[0], -choice[1]))
+    parts, end = [], len(units)
+    for k in range(count, 0, -1):
+        begin = best[k, end][1]
+        parts.append(units[begin:end])
+        end = begin
+    return parts[::-1]
