@@ -91,7 +91,8 @@ class BuildCore(build_ext):
         for isa in isas:
             # Kernels: contraction off, so that vector bodies and scalar tails of a loop round alike; fma is written where meant.
             kernel_flags = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fopenmp"] if not debug else ["-ffp-contract=off", "-fopenmp"]
-            kernel_flags = flags + kernel_flags + ISA_FLAGS[isa] + [f"-DMPG_ISA={isa}"] + extra
+            # Vectors wider than the instruction set's are passed to inline functions of the same file only: no ABI is concerned.
+            kernel_flags = flags + kernel_flags + ["-Wno-psabi"] + ISA_FLAGS[isa] + [f"-DMPG_ISA={isa}"] + extra
             for source in sorted(glob.glob(os.path.join(ROOT, "kernels", "cpu", "*.c"))):
                 if os.path.basename(source) == "dispatch.c":
                     continue
