@@ -354,6 +354,7 @@ class Split:
         self._roots = {}
         self._clock = 0
         self._count = 0
+        self.dropped = 0  # parts that were forgotten
 
     def __call__(self, *arrays):
         if any(array._traced for array in arrays):
@@ -416,6 +417,7 @@ class Split:
         stack = [part]
         while stack:
             self._count -= 1
+            self.dropped += 1
             stack.extend(stack.pop().children.values())
 
     def compiled(self):
@@ -439,6 +441,9 @@ class Split:
 
     def bind(self, arrays):
         """As of a `_core.CachedOp`; parameters are looked up as they are used."""
+
+    def unbind(self):
+        """As of a `_core.CachedOp`; nothing is bound."""
 
     def clear(self):
         """Forgets everything compiled."""

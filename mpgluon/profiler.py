@@ -72,13 +72,13 @@ def events():
 
 def _trace(recorded):
     """The Chrome trace of the events: one row per device, copies as arrows between rows."""
-    devices = {}
-    rows = []
-    for event in recorded:
-        for device in (event["device"], event["peer"]):
-            if device and device not in devices:
-                devices[device] = len(devices)
-                rows.append({"ph": "M", "name": "thread_name", "pid": 0, "tid": devices[device], "args": {"name": device}})
+    named = {device for event in recorded for device in (event["device"], event["peer"]) if device}
+    order = sorted(named, key=lambda device: (device.partition("(")[0], int(device.partition("(")[2][:-1])))
+    devices = {device: number for number, device in enumerate(order)}
+    rows = [{"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "mpgluon"}}]
+    for device, number in devices.items():
+        rows.append({"ph": "M", "name": "thread_name", "pid": 0, "tid": number, "args": {"name": device}})
+        rows.append({"ph": "M", "name": "thread_sort_index", "pid": 0, "tid": number, "args": {"sort_index": number}})
     for number, event in enumerate(recorded):
         begin, end = event["begin"] * 1e6, event["end"] * 1e6
         name = f"{event['scope']}/{event['name']}" if event["scope"] else event["name"]

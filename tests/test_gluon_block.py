@@ -1,6 +1,7 @@
 """Blocks: names, registration, files, hooks, errors, hybridize."""
 
 import copy
+import re
 
 import numpy as np
 import pytest
@@ -450,6 +451,45 @@ def test_compiled_tells_what_is_there():
     compiled = net.compiled()
     assert len(compiled) >= 2 and all(entry["block"] == "Model" for entry in compiled)
     assert "cpu(0)" in repr(compiled)
+
+
+def test_compiled_counts_ops_and_fused_groups():
+    class Chain(gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            return F.dot(F.tanh(x * 2 + 1), x)
+
+    net = Chain()
+    net.hybridize()
+    net(inputs(3, 3))
+    (entry,) = net.compiled()
+    assert entry["ops"] == 4
+    table = repr(net.compiled()).splitlines()
+    assert "4 operators, called 1 time" in table[0]
+    titles, numbers = re.split(r"  +", table[2].strip()), re.split(r"  +", table[3].strip())
+    assert dict(zip(titles, numbers))["fused groups"] == "1" and dict(zip(titles, numbers))["forward ops"] == "2"
+    assert "again" not in titles and "kept" not in titles  # nothing of the sort here
+
+
+def test_signatures_are_bounded():
+    class Scale(gluon.HybridBlock):
+        def hybrid_forward(self, F, x, factor):
+            return x * factor
+
+    net = Scale()
+    net.hybridize()
+    x = inputs(2, 3)
+    for i in range(100):  # numbers are compiled in
+        net(x, 0.0)  # the one used most
+        np.testing.assert_array_equal(net(x, float(i)).asnumpy(), (x * i).asnumpy())
+    compiled = net.compiled()
+    assert len(compiled) == 64 and compiled.dropped == 36
+    assert max(entry["calls"] for entry in compiled) == 101
+    assert "36 more that were compiled" in repr(compiled)
+    net.hybridize()
+    for rows in range(1, 101):
+        net(inputs(rows, 3), 2.0)
+    assert len(net.compiled()) == 64 and net.compiled().dropped == 36
+    assert sorted(entry["inputs"][0][0][0] for entry in net.compiled()) == list(range(37, 101))
 
 
 def test_options():

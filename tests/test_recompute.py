@@ -241,6 +241,24 @@ def test_a_budget_is_kept_and_no_more_is_computed_than_needed():
     assert "again" in repr(net.compiled())
 
 
+def test_a_child_is_computed_again_in_a_block_of_parts():
+    class Rows(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            self.dense = nn.Dense(3, in_units=2)
+
+        def hybrid_forward(self, F, x):
+            return self.dense(F.contrib.boolean_mask(x, x.sum(axis=1) > 1))
+
+    net = Rows()
+    net.initialize()
+    net.hybridize()
+    x = mx.nd.array([[1, 2], [0, 0]])
+    y = net(x).asnumpy()
+    net.dense.hybridize(recompute=True)
+    np.testing.assert_array_equal(net(x).asnumpy(), y)
+
+
 def test_a_budget_per_device():
     net, x = make(2)
     net.hybridize()

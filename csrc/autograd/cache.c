@@ -36,7 +36,6 @@ mpg_compiled *mpg_cache_find(mpg_cache *cache, const mpg_inputs *inputs, bool tr
     }
     return cache->entries[0].compiled;
   }
-  cache->misses++;
   return NULL;
 }
 
@@ -64,6 +63,7 @@ mpg_status mpg_cache_add(mpg_cache *cache, const mpg_inputs *inputs, bool train,
     for (uint32_t i = 1; i < cache->count; i++)
       if (cache->entries[i].last_used < cache->entries[place].last_used) place = i;
     drop(&cache->entries[place]);
+    cache->dropped++;
   }
   cache->entries[place] = (mpg_cache_entry){signature, num_inputs, train, recording, inputs->binding, ++cache->clock, compiled};
   return MPG_OK;

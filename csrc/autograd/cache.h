@@ -28,7 +28,7 @@ typedef struct mpg_cache {
   mpg_cache_entry entries[MPG_CACHE_LIMIT];
   uint32_t count;
   uint64_t clock;
-  uint64_t misses;
+  uint64_t dropped; /* entries that made room for others */
 } mpg_cache;
 
 /* Whether an input needs a gradient when recording. */

@@ -438,6 +438,13 @@ static PyObject *describe_inputs(const mpg_cache_entry *entry) {
   return list;
 }
 
+/* Nodes that compute: all but inputs. */
+static size_t count_ops(const mpg_graph *graph) {
+  size_t ops = 0;
+  for (size_t n = 0; n < graph->num_nodes; n++) ops += !mpg_node_is_input(&graph->nodes[n]);
+  return ops;
+}
+
 static PyObject *describe_entry(const mpg_cache_entry *entry) {
   const mpg_compiled *c = entry->compiled;
   const mpg_plan *plan = c->backwards ? &c->backwards->plan : &c->plan; /* the backward's knows all devices */
@@ -459,7 +466,7 @@ static PyObject *describe_entry(const mpg_cache_entry *entry) {
   for (const mpg_compiled_backward *b = c->backwards; b; b = b->next) backwards++;
   if (put(dict, "inputs", describe_inputs(entry)) < 0 || put(dict, "train", PyBool_FromLong(entry->train)) < 0 ||
       put(dict, "recording", PyBool_FromLong(c->recording)) < 0 || put(dict, "exact", PyBool_FromLong(c->exact)) < 0 ||
-      put(dict, "nodes", PyLong_FromSize_t(c->graph.num_nodes)) < 0 || put(dict, "outputs", PyLong_FromUnsignedLong(c->num_outputs)) < 0 ||
+      put(dict, "ops", PyLong_FromSize_t(count_ops(&c->graph))) < 0 || put(dict, "outputs", PyLong_FromUnsignedLong(c->num_outputs)) < 0 ||
       put(dict, "constants", PyLong_FromUnsignedLong(c->num_constants)) < 0 || put(dict, "calls", PyLong_FromUnsignedLongLong(c->calls)) < 0 ||
       put(dict, "backwards", PyLong_FromUnsignedLong(backwards)) < 0 || put(dict, "frames", PyLong_FromUnsignedLong(c->frames)) < 0 ||
       put(dict, "bytes_held", PyLong_FromSize_t(c->held)) < 0)
@@ -629,6 +636,15 @@ static void cached_op_dealloc(PyObject *object) {
   Py_DECREF(type);
 }
 
+static PyObject *cached_op_dropped(PyObject *object, void *unused) {
+  (void)unused;
+  return PyLong_FromUnsignedLongLong(((cached_op *)object)->cache->dropped);
+}
+
+static PyGetSetDef cached_op_properties[] = {
+    {"dropped", cached_op_dropped, NULL, "How many signatures made room for others: the least recently used of more than CachedOp.LIMIT go.", NULL},
+    {0}};
+
 static PyMethodDef cached_op_methods[] = {
     {"compiled", cached_op_compiled, METH_NOARGS,
      "compiled()\n--\n\nWhat is compiled: a list with one dict for each signature. 'devices' maps a device's name to its 'forward' and\n"
@@ -637,7 +653,7 @@ static PyMethodDef cached_op_methods[] = {
      "that other devices push), kept (values made from parameters alone, by the 'prologue' programs, which run after these were\n"
      "written), total, and alive (what no plan of forward and backward in this order can do without). 'copies' lists what moves\n"
      "between devices. 'calls', 'frames' and 'bytes_held' say how often\n"
-     "it ran, and what waits for its backward now. 'inputs': (shape, dtype, device, needs a gradient)."},
+     "it ran, and what waits for its backward now. 'ops': how many ops the graph has. 'inputs': (shape, dtype, device, needs a gradient)."},
     {"bind", cached_op_bind, METH_O,
      "bind(arrays)\n--\n\nMakes `arrays`, a list, the last inputs of every call from now on: calls pass the rest only, and do not look at these\n"
      "arrays again while they stay the same objects. [] binds nothing. The inputs of `trace` are still all of them."},
@@ -654,6 +670,7 @@ static PyType_Slot cached_op_slots[] = {
     {Py_tp_clear, cached_op_break},
     {Py_tp_call, cached_op_call},
     {Py_tp_methods, cached_op_methods},
+    {Py_tp_getset, cached_op_properties},
     {Py_tp_doc,
      "CachedOp(trace, flags={})\n--\n\nA function on arrays, compiled for each signature it is called with (shapes, dtypes, devices, mode).\n\n"
      "trace(*arrays) runs once per signature on arrays that have a shape, dtype and context but no values, on any mix of\n"
@@ -674,7 +691,10 @@ static PyType_Spec cached_op_spec = {
 int mpg_py_cached_op_init(PyObject *module) {
   PyObject *type = PyType_FromModuleAndSpec(module, &cached_op_spec, NULL);
   if (type == NULL) return -1;
-  int result = PyModule_AddObjectRef(module, "CachedOp", type);
+  PyObject *limit = PyLong_FromLong(MPG_CACHE_LIMIT);
+  int result = limit != NULL ? PyObject_SetAttrString(type, "LIMIT", limit) : -1;
+  Py_XDECREF(limit);
+  if (result == 0) result = PyModule_AddObjectRef(module, "CachedOp", type);
   Py_DECREF(type);
   return result;
 }

@@ -1,5 +1,7 @@
 """Calling a hybridized block: from nested arguments and the tree's parameters to the flat inputs of compiled programs and back."""
 
+from itertools import count
+
 from .. import _core, _groups, _split, autograd
 from .. import ndarray as nd
 from . import _recompute, _tracing
@@ -17,6 +19,9 @@ _ARRAY = _Array()
 _ONLY_ARRAYS = {nd.NDArray}
 # What may be passed beside arrays: values that are compared by content. Each set of them is compiled on its own.
 _STATIC = (type(None), bool, int, float, str, _core.Context)
+# How many structures of arguments a block keeps programs for; each has as many signatures of its own (csrc/autograd/cache.h).
+LIMIT = _core.CachedOp.LIMIT
+_clock = count()
 
 
 def flatten(value, flat, what):
@@ -71,6 +76,7 @@ class _Signature:
         self.bound = False  # the parameters' arrays are bound to `op`
         self.unbound = 0  # how often they were given up
         self.splits = False  # values decide how it goes on: it is compiled in parts
+        self.last_used = 0
 
     def discover(self, flat):
         """Traces the block to see which copies of parameters it uses, whether it has to be cut, and to find shapes that aren't known yet."""
@@ -136,6 +142,7 @@ class CompiledCall:
         self._flags = {name: value for name, value in flags.items() if name not in ("backend", "pipeline", "recompute")}
         self._flags["budget"] = _recompute.limits(flags.get("recompute"))
         self._signatures = {}
+        self._dropped = 0
         self._changes, self._repeats = _recompute.changes, None
 
     def __call__(self, args):
@@ -151,6 +158,7 @@ class CompiledCall:
         signature = self._signatures.get(key)
         if signature is None:
             signature = self._add(key, flat)
+        signature.last_used = next(_clock)
         while True:
             if not signature.bound:
                 try:
@@ -170,10 +178,15 @@ class CompiledCall:
         """Forgets what was traced while other blocks were to be computed again."""
         self._changes, former, self._repeats = _recompute.changes, self._repeats, _recompute.of_descendants(self._block)
         if former != self._repeats:
-            for signature in self._signatures.values():
+            self._forget(list(self._signatures))
+
+    def _forget(self, keys):
+        for key in keys:
+            signature = self._signatures.pop(key, None)
+            if signature is not None:
+                self._dropped += len(signature.op.compiled()) + signature.op.dropped
                 if signature.bound:
                     signature.unbind()
-            self._signatures.clear()
 
     def discover(self, args):
         """Finds the unknown shapes of the block's parameters."""
@@ -198,13 +211,21 @@ class CompiledCall:
             signature.op = _split.Split(signature.trace_parts, self._flags)
         else:
             signature.op = _core.CachedOp(signature.trace, {**self._flags, "parameters": len(signature.used)})
+        if len(self._signatures) >= LIMIT:
+            used = sorted((other.last_used, number, old) for number, (old, other) in enumerate(list(self._signatures.items())))
+            self._forget(old for _, _, old in used[: len(used) - LIMIT + 1])
         self._signatures[key] = signature
         return signature
+
+    @property
+    def dropped(self):
+        """How many compiled signatures made room for others."""
+        return self._dropped + sum(signature.op.dropped for signature in list(self._signatures.values()))
 
     def entries(self, path):
         """What is compiled, as dicts (see `CompiledPrograms`)."""
         return [
-            {"block": path, **entry} for signature in self._signatures.values() for entry in signature.op.compiled()
+            {"block": path, **entry} for signature in list(self._signatures.values()) for entry in signature.op.compiled()
         ]
 
 
@@ -214,10 +235,12 @@ class CompiledPrograms:
     Each dict has ``block``, the path of the compiled block, and what `_core.CachedOp.compiled` says of the signature:
     ``inputs``, ``train``, ``exact``, ``calls``, ``devices`` (name -> its ``forward`` and ``backward`` programs, lists of
     instructions, and the ``planned`` bytes there), ``copies`` between devices, ``bytes_held`` for backward passes to come.
+    ``dropped`` is how many signatures made room for others: of more than 64, the least recently used go.
     """
 
-    def __init__(self, entries):
+    def __init__(self, entries, dropped=0):
         self._entries = entries
+        self.dropped = dropped
 
     def __len__(self):
         return len(self._entries)
@@ -249,7 +272,8 @@ class CompiledPrograms:
             stats = _core.memory_stats(name)
             rows.append((name, f"{stats['held']:,}", f"{stats['peak_held']:,}"))
         memory = ["memory really held, all arrays together", *_table(rows)]
-        return "\n\n".join([*map(_entry_text, self._entries), "\n".join(memory)])
+        dropped = [f"{self.dropped} more that were compiled made room for these (the least recently used of more than {LIMIT} go)"] if self.dropped else []
+        return "\n\n".join([*map(_entry_text, self._entries), *dropped, "\n".join(memory)])
 
 
 def _entry_text(entry):
@@ -259,17 +283,19 @@ def _entry_text(entry):
     mode = "training" if entry["train"] else "prediction"
     where = _part_text(entry["part"]) if "part" in entry else ""
     lines = [
-        f"{entry['block']}{where} for {mode}{', exact' if entry['exact'] else ''}: {entry['nodes']} operators, called {entry['calls']} {'time' if entry['calls'] == 1 else 'times'}",
+        f"{entry['block']}{where} for {mode}{', exact' if entry['exact'] else ''}: {entry['ops']} operators, called {entry['calls']} {'time' if entry['calls'] == 1 else 'times'}",
         f"  inputs: {'; '.join(arrays)}",
     ]
-    rows = [("device", "forward ops", "backward ops", "again", "copies out", "bytes out", "planned: forward", "saved", "backward", "arriving", "kept", "total")]
+    rows = [("device", "forward ops", "backward ops", "fused groups", "again", "copies out", "bytes out", "planned: forward", "saved", "backward", "arriving", "kept", "total")]
     for name, device in entry["devices"].items():
         ops = [sum(step["kind"] == "run" for step in device[phase]) for phase in ("forward", "backward")]
+        ops.append(sum("fused" in step for phase in ("forward", "backward") for step in device[phase]))
         ops.append(sum(step.get("again", False) for step in device["backward"]))
         sent = [step["bytes"] for phase in ("forward", "backward") for step in device[phase] if step["kind"] == "copy"]
         planned = [device["planned"][part] for part in ("forward", "saved", "backward", "lanes", "kept", "total")]
         rows.append((name, *[f"{number:,}" for number in (*ops, len(sent), sum(sent), *planned)]))
-    return "\n".join([*lines, *_table(rows)])
+    shown = [i for i, title in enumerate(rows[0]) if title not in ("fused groups", "again", "kept") or any(row[i] != "0" for row in rows[1:])]
+    return "\n".join([*lines, *_table([[row[i] for i in shown] for row in rows])])
 
 
 def _part_text(part):

@@ -379,17 +379,19 @@ class Block:
         CompiledPrograms
             A sequence with one entry for each compiled signature; printing it gives a table.
         """
-        entries = []
+        entries, dropped = [], 0
 
         def collect(block, path):
+            nonlocal dropped
             call = getattr(block, "_compiled_call", None)
             if call is not None:
                 entries.extend(call.entries(path))
+                dropped += call.dropped
             for name, child in block._children.items():
                 collect(child, f"{path}.{name}")
 
         collect(self, type(self).__name__)
-        return CompiledPrograms(entries)
+        return CompiledPrograms(entries, dropped)
 
     def summary(self, *inputs):
         """Runs the inputs through the network and prints each layer's output shape and number of parameters.
