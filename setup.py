@@ -88,6 +88,7 @@ class BuildCore(build_ext):
             jobs.append((relative, os.path.join(temp, relative[:-2] + ".o"), flags + more + extra))
         dispatch = os.path.join("kernels", "cpu", "dispatch.c")
         jobs.append((dispatch, os.path.join(temp, dispatch[:-2] + ".o"), flags + extra))
+        flags.append("-Wno-psabi")  # vectors wider than the processor's registers: passed within one file only
         for isa in isas:
             # Kernels: contraction off, so that vector bodies and scalar tails of a loop round alike; fma is written where meant.
             kernel_flags = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fopenmp"] if not debug else ["-ffp-contract=off", "-fopenmp"]

@@ -163,6 +163,20 @@ fail:
   return status;
 }
 
+/* Gradients are outputs while it is simplified, so that they are rewired and stay apart. */
+static mpg_status simplify_joint(mpg_graph *joint, mpg_value *in_grads, uint32_t count) {
+  size_t num_outputs = 0;
+  MPG_TRY(mpg_graph_set_outputs(joint, in_grads, count));
+  for (uint32_t i = 0; i < count; i++)
+    if (mpg_has_value(in_grads[i])) joint->outputs[num_outputs++] = in_grads[i];
+  joint->num_outputs = num_outputs;
+  MPG_TRY(mpg_graph_simplify(joint));
+  num_outputs = 0;
+  for (uint32_t i = 0; i < count; i++)
+    if (mpg_has_value(in_grads[i])) in_grads[i] = joint->outputs[num_outputs++];
+  return mpg_graph_set_outputs(joint, in_grads, 0);
+}
+
 /* Which forward values the gradient of all outputs reads. */
 static mpg_status find_saved(mpg_compiled *c) {
   mpg_graph joint;
@@ -176,8 +190,7 @@ static mpg_status find_saved(mpg_compiled *c) {
   mpg_value *in_grads = out_grads + c->num_outputs;
   for (uint32_t i = 0; i < c->num_outputs; i++) arrives[i] = differentiable(&c->outputs[i].desc);
   MPG_GOTO(differentiate(c, arrives, false, c->wanted, NULL, true, &joint, out_grads, NULL, in_grads));
-  MPG_GOTO(mpg_graph_set_outputs(&joint, in_grads, 0));
-  MPG_GOTO(mpg_graph_simplify(&joint));
+  MPG_GOTO(simplify_joint(&joint, in_grads, c->num_inputs));
   if (mpg_recompute_wanted(&joint, c->graph.num_nodes)) {
     MPG_GOTO(mpg_recompute_find(&joint, c->graph.num_nodes, in_grads, c->num_inputs, c->saved));
     goto fail;
@@ -407,8 +420,7 @@ static mpg_status make_backward(mpg_compiled *c, mpg_compiled_backward *b, const
   MPG_GOTO(differentiate(c, arrives, fill, wanted, b->summed, b->train, &joint, out_grads, sums, in_grads));
   for (uint32_t i = 0; i < c->num_inputs; i++)
     if (!b->summed[i]) sums[i] = MPG_NO_VALUE;
-  MPG_GOTO(mpg_graph_set_outputs(&joint, in_grads, 0));
-  MPG_GOTO(mpg_graph_simplify(&joint));
+  MPG_GOTO(simplify_joint(&joint, in_grads, c->num_inputs));
   MPG_GOTO(repeat(c, &joint, out_grads, sums, in_grads));
   joint.phase = MPG_PHASE_BACKWARD;
   joint.scope = joint.origin = joint.region = 0;

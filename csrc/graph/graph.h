@@ -32,6 +32,7 @@ typedef struct mpg_node {
   uint32_t scope;      /* block path */
   uint32_t origin;     /* host line */
   uint32_t region;     /* what is computed again in the backward phase as a piece (recompute.h); 0: nothing */
+  uint32_t twin;       /* the node that computes the same (simplify.c), plus 1; 0: none */
   uint32_t random;     /* which random call of the graph this is, in program order; MPG_NO_RANDOM */
   uint8_t phase;       /* mpg_phase */
   bool train;
@@ -126,8 +127,9 @@ typedef struct mpg_differentiation {
 } mpg_differentiation;
 mpg_status mpg_graph_gradient(mpg_graph *graph, const mpg_differentiation *request);
 
-/* simplify.c: rewires users of nodes that do nothing (a copy to the device it is on, a reshape to the same shape, +x) to
- * their inputs. Bits stay. Copies that keep an input or an output apart from the user's memory stay too. */
+/* simplify.c: rewires users of nodes that change nothing (identities.c), and of nodes that compute what an earlier one of the same
+ * phase and region computes (twins.c), and the graph's outputs. Bits stay, effects, draws and what is read before or after a write
+ * too. Outputs that are arrays of their own stay apart from each other and from the user's inputs. */
 mpg_status mpg_graph_simplify(mpg_graph *graph);
 
 /* hoist.c: nodes that depend on `fixed` inputs (parameters) and constants alone go into the prologue phase, which runs when
