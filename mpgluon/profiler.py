@@ -2,14 +2,23 @@
 
 Mirrors MXNet's ``mx.profiler``: ``set_config``, ``set_state('run' | 'stop')``, ``pause``, ``resume``, ``dump`` (a Chrome trace:
 open it in chrome://tracing or Perfetto) and ``dumps`` (a table). ``events()`` gives the raw events. Recording costs nothing
-while it is off.
+while it is off. `Domain`, `Task`, `Frame`, `Event`, `Counter` and `Marker` put what a program does itself into the trace.
 """
 
 import json
+import time
+import warnings
 
 from . import _core
 
+__all__ = [
+    "Counter", "Domain", "Event", "Frame", "Marker", "Task", "dump", "dump_profile", "dumps", "events", "pause", "profiler_set_config",
+    "profiler_set_state", "resume", "set_config", "set_state", "start", "stop",
+]  # fmt: skip
+
 _config = {"filename": "profile.json", "aggregate_stats": True}
+_marks = []  # rows of the trace that the program makes, with the name of a domain in place of a row's number
+_recording = False
 _KEYS = ("device", "name", "kind", "scope", "backward", "program", "peer", "bytes", "begin", "end")
 
 
@@ -31,11 +40,14 @@ def set_state(state="stop", profile_process="worker"):
     """Starts (``'run'``, clearing earlier events) or stops (``'stop'``) recording."""
     if state not in ("run", "stop"):
         raise ValueError(f"profiler.set_state: state is 'run' or 'stop', not {state!r}")
+    global _recording
     if state == "run":
+        _marks.clear()
         _core.profiler_start()
     else:
         _core.waitall()
         _core.profiler_stop()
+    _recording = state == "run"
 
 
 def start():
@@ -50,12 +62,16 @@ def stop():
 
 def pause(profile_process="worker"):
     """Stops recording for a while; what was recorded stays."""
+    global _recording
     _core.profiler_stop()
+    _recording = False
 
 
 def resume(profile_process="worker"):
     """Goes on recording after ``pause``, keeping the events."""
+    global _recording
     _core.profiler_resume()
+    _recording = True
 
 
 def events():
@@ -70,11 +86,11 @@ def events():
     return result
 
 
-def _trace(recorded):
-    """The Chrome trace of the events: one row per device, copies as arrows between rows."""
+def _trace(recorded, marks=()):
+    """The Chrome trace of the events: one row per device, copies as arrows between rows; below them one row per domain."""
     named = {device for event in recorded for device in (event["device"], event["peer"]) if device}
     order = sorted(named, key=lambda device: (device.partition("(")[0], int(device.partition("(")[2][:-1])))
-    devices = {device: number for number, device in enumerate(order)}
+    devices = {device: number for number, device in enumerate([*order, *dict.fromkeys(mark["tid"] for mark in marks)])}
     rows = [{"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "mpgluon"}}]
     for device, number in devices.items():
         rows.append({"ph": "M", "name": "thread_name", "pid": 0, "tid": number, "args": {"name": device}})
@@ -93,6 +109,7 @@ def _trace(recorded):
             arrow = {"name": "copy", "cat": "copy", "id": number, "pid": 0}
             rows.append({**arrow, "ph": "s", "tid": devices[event["device"]], "ts": begin})
             rows.append({**arrow, "ph": "f", "bp": "e", "tid": devices[event["peer"]], "ts": end})
+    rows += [{**mark, "pid": 0, "tid": devices[mark["tid"]]} for mark in marks]
     return {"traceEvents": rows, "displayTimeUnit": "ms"}
 
 
@@ -101,7 +118,7 @@ def dump(finished=True, profile_process="worker"):
     if finished:
         set_state("stop")
     with open(_config["filename"], "w", encoding="utf-8") as f:
-        json.dump(_trace(events()), f)
+        json.dump(_trace(events(), _marks), f)
 
 
 def dumps(reset=False, format="table", sort_by="total", ascending=False):
@@ -126,3 +143,147 @@ def dumps(reset=False, format="table", sort_by="total", ascending=False):
     lines = [f"{'Device':10s} {'Name':36s} {'Calls':>8s} {'Total ms':>12s} {'Mean ms':>10s} {'Min ms':>10s} {'Max ms':>10s}"]
     lines += [f"{d:10s} {n[:36]:36s} {c:8d} {t:12.3f} {a:10.4f} {lo:10.4f} {hi:10.4f}" for d, n, c, t, a, lo, hi in rows]
     return "\n".join(lines) + "\n"
+
+
+class _Span:
+    """Something that lasts from `start` to `stop`."""
+
+    _kind = ""
+
+    def __init__(self, domain, name):
+        self.domain = domain
+        self.name = name
+        self._begin = None
+
+    def start(self):
+        """Begins now."""
+        self._begin = time.monotonic_ns()
+
+    def stop(self):
+        """Ends now, and becomes a bar in the trace if the profiler is recording. RuntimeError without `start`."""
+        if self._begin is None:
+            raise RuntimeError(f"{type(self).__name__} {self.name!r}: stop() without start()")
+        begin, self._begin = self._begin, None
+        if _recording:
+            duration = time.monotonic_ns() - begin
+            _marks.append({"ph": "X", "name": self.name, "cat": self._kind, "tid": str(self.domain), "ts": begin / 1e3, "dur": duration / 1e3})
+
+    def __str__(self):
+        return self.name
+
+
+class Domain:
+    """What tasks, frames, counters and markers belong to: a row of the trace."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def __str__(self):
+        return self.name
+
+    def new_task(self, name):
+        """A `Task` in this domain."""
+        return Task(self, name)
+
+    def new_frame(self, name):
+        """A `Frame` in this domain."""
+        return Frame(self, name)
+
+    def new_counter(self, name, value=None):
+        """A `Counter` in this domain, set to `value` if there is one."""
+        return Counter(self, name, value)
+
+    def new_marker(self, name):
+        """A `Marker` in this domain."""
+        return Marker(self, name)
+
+
+class Task(_Span):
+    """A piece of work of a program, from `start` to `stop`: ``Task(domain, name)``."""
+
+    _kind = "task"
+
+
+class Frame(_Span):
+    """One round of something that repeats, as a batch: ``Frame(domain, name)``."""
+
+    _kind = "frame"
+
+
+class Event(_Span):
+    """A stretch of time of no domain: ``Event(name)``."""
+
+    _kind = "event"
+
+    def __init__(self, name):
+        super().__init__("events", name)
+
+
+class Counter:
+    """A number that changes, drawn as a curve; each change while the profiler is recording is a point."""
+
+    def __init__(self, domain, name, value=None):
+        self.domain = domain
+        self.name = name
+        self._value = 0
+        if value is not None:
+            self.set_value(value)
+
+    def set_value(self, value):
+        """Sets the number."""
+        self._value = value
+        if _recording:
+            _marks.append({"ph": "C", "name": self.name, "cat": "counter", "tid": str(self.domain), "ts": time.monotonic_ns() / 1e3, "args": {"value": value}})
+
+    def increment(self, delta=1):
+        """Adds `delta`."""
+        self.set_value(self._value + delta)
+
+    def decrement(self, delta=1):
+        """Subtracts `delta`."""
+        self.set_value(self._value - delta)
+
+    def __iadd__(self, delta):
+        self.increment(delta)
+        return self
+
+    def __isub__(self, delta):
+        self.decrement(delta)
+        return self
+
+    def __str__(self):
+        return self.name
+
+
+class Marker:
+    """An instant."""
+
+    def __init__(self, domain, name):
+        self.domain = domain
+        self.name = name
+
+    def mark(self, scope="process"):
+        """Marks now, for a ``scope`` of 'global', 'process', 'thread' ('task' and 'marker' are taken for it): how far the line is drawn."""
+        scopes = {"global": "g", "process": "p", "thread": "t", "task": "t", "marker": "t"}
+        if scope not in scopes:
+            raise ValueError(f"Marker.mark: scope is one of {', '.join(scopes)}, not {scope!r}")
+        if _recording:
+            _marks.append({"ph": "i", "name": self.name, "cat": "marker", "tid": str(self.domain), "ts": time.monotonic_ns() / 1e3, "s": scopes[scope]})
+
+
+def profiler_set_config(mode="symbolic", filename="profile.json"):
+    """Deprecated: `set_config`."""
+    warnings.warn("profiler_set_config is deprecated, use set_config", DeprecationWarning, stacklevel=2)
+    set_config(filename=filename)
+
+
+def profiler_set_state(state="stop"):
+    """Deprecated: `set_state`."""
+    warnings.warn("profiler_set_state is deprecated, use set_state", DeprecationWarning, stacklevel=2)
+    set_state(state)
+
+
+def dump_profile():
+    """Deprecated: `dump`."""
+    warnings.warn("dump_profile is deprecated, use dump", DeprecationWarning, stacklevel=2)
+    dump()

@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 import mpgluon as mx
 from mpgluon import _core, autograd, gluon, nd, profiler
 from mpgluon.context import memory_stats
@@ -176,3 +178,43 @@ def test_trace(tmp_path):
     for number, begin in begins.items():
         assert begin["tid"] != ends[number]["tid"] and begin["ts"] <= ends[number]["ts"]
     assert "FullyConnected" in profiler.dumps()
+
+
+def test_marks_of_programs(tmp_path):
+    """What a program does itself is in the trace, in rows of its own below the devices'."""
+    path = str(tmp_path / "trace.json")
+    profiler.set_config(filename=path)
+    domain = profiler.Domain("loading")
+    task, event, counter = domain.new_task("read"), profiler.Event("epoch"), domain.new_counter("files", 1)
+    with pytest.raises(RuntimeError, match="'read': stop.. without start"):
+        task.stop()
+    with pytest.raises(ValueError, match="scope is one of"):
+        domain.new_marker("here").mark("everywhere")
+    profiler.set_state("run")
+    try:
+        event.start()
+        task.start()
+        (nd.ones((4,), ctx=mx.cpu(1)) + nd.ones((4,), ctx=mx.cpu(1))).wait_to_read()
+        task.stop()
+        counter += 4
+        counter -= 2
+        profiler.pause()
+        counter.increment()
+        profiler.resume()
+        domain.new_marker("here").mark()
+        event.stop()
+        profiler.dump()
+    finally:
+        profiler.set_state("stop")
+        profiler.set_config(filename="profile.json")
+    with open(path) as f:
+        events = json.load(f)["traceEvents"]
+    rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    named = {event["name"]: event for event in events if event["ph"] in "Xi"}
+    assert rows[named["read"]["tid"]] == rows[named["here"]["tid"]] == "loading" and rows[named["epoch"]["tid"]] == "events"
+    assert named["here"]["tid"] > max(tid for tid, name in rows.items() if name.startswith("cpu"))
+    assert [event["args"]["value"] for event in events if event["ph"] == "C"] == [5, 3]
+    work = next(event for event in events if event.get("cat") == "op")
+    assert named["read"]["ts"] <= work["ts"] and work["ts"] + work["dur"] <= named["read"]["ts"] + named["read"]["dur"]
+    with pytest.warns(DeprecationWarning):
+        profiler.profiler_set_state("stop")
