@@ -24,7 +24,7 @@ def measure(name, **sizes):
     nd.waitall()
     entry = net.compiled()[0]
     planned = entry["devices"]["cpu(0)"]["planned"]
-    print(f"{name:10s} {str(sizes):20s} {entry['nodes']:6d} nodes {queued:8.3f} s; planned {planned['total']:12,d} bytes, {planned['total'] / planned['alive']:.3f} of what is alive at once")
+    print(f"{name:10s} {str(sizes):20s} {entry['ops']:6d} ops {queued:8.3f} s; planned {planned['total']:12,d} bytes, {planned['total'] / planned['alive']:.3f} of what is alive at once")
     return queued
 
 

@@ -337,10 +337,14 @@ class Executor:
         arg_params, aux_params : dict of str to NDArray
         allow_extra_params : bool, default False
             Whether names that the symbol doesn't have are passed over; else ValueError.
+
+        MXNetError for an array of another shape.
         """
         for arrays, there, what in ((arg_params, self.arg_dict, "arguments"), (aux_params or {}, self.aux_dict, "auxiliary states")):
             for name, array in arrays.items():
                 if name in there:
+                    if array.shape != there[name].shape:
+                        raise MXNetError(f"copy_params_from: {name} has the shape {array.shape}, needed is {there[name].shape}")
                     there[name][:] = array.astype(there[name].dtype).as_in_context(there[name].context)
                 elif not allow_extra_params:
                     raise ValueError(f'Find name "{name}" that is not in the {what}')
@@ -405,6 +409,10 @@ class Executor:
         if not may_grow:
             raise MXNetError(f"reshape: the new shape {shape} of arg:{name} is larger than the original {array.shape}. Set allow_up_sizing=True to allow it")
         return nd.empty(shape, ctx=array.context, dtype=array.dtype)
+
+    def get_optimized_symbol(self):
+        """The symbol that is run: the bound one, as rewrites happen to the compiled graph (`mpgluon._core.CachedOp.dump`)."""
+        return self._symbol
 
     def debug_str(self):
         """The symbol, where its nodes run, and the memory planned for it, once it has run."""

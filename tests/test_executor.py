@@ -137,6 +137,9 @@ def test_auxiliary_states():
     assert executor.aux_arrays[0].asnumpy().tolist() == [2, 2]
     with pytest.raises(ValueError):
         executor.copy_params_from({"nothing": mx.nd.ones(2)})
+    with pytest.raises(mx.MXNetError, match=r"bn_gamma has the shape \(1,\), needed is \(2,\)"):
+        executor.copy_params_from({"bn_gamma": mx.nd.ones(1)})
+    assert executor.get_optimized_symbol().list_outputs() == list(executor.output_dict)
     executor.copy_params_from({"nothing": mx.nd.ones(2)}, allow_extra_params=True)
 
 

@@ -87,7 +87,7 @@ def test_every_limit(options):
     gc.collect()
     outcomes = []
     try:
-        for limit in range(1, 900_000, 20_000):
+        for limit in range(1, 900_000, 45_000):
             for ctx in devices:
                 ctx.empty_cache()
                 set_memory_limit(ctx, limit)
