@@ -117,6 +117,17 @@ mpg_status mpg_trace_check_write(const mpg_array *array, const char *what) {
                   what, line);
 }
 
+/* The parameters of an op that names a device, naming the trace's only one. */
+static mpg_status put_on(mpg_trace *trace, const mpg_op *op, const void **params) {
+  if (!(op->flags & (MPG_OP_COPY | MPG_OP_CREATES)) || !*params) return MPG_OK;
+  char *changed = mpg_arena_copy(&trace->graph.arena, *params, op->params->size);
+  if (!changed) return mpg_out_of_host_memory(op->params->size);
+  for (int i = 0; i < op->params->count; i++)
+    if (op->params->params[i].kind == MPG_PARAM_DEVICE) memcpy(changed + op->params->params[i].offset, &trace->only, sizeof trace->only);
+  *params = changed;
+  return MPG_OK;
+}
+
 mpg_status mpg_trace_call(mpg_trace *trace, const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs,
                           mpg_array *outputs, int num_visible, bool train, uint32_t scope) {
   mpg_value stack[32], *values = stack;
@@ -131,6 +142,7 @@ mpg_status mpg_trace_call(mpg_trace *trace, const mpg_op *op, const void *params
   trace->graph.scope = scope;
   trace->graph.origin = mpg_host_get()->origin();
   trace->graph.train = train;
+  if (trace->only.type) MPG_GOTO(put_on(trace, op, &params));
   for (int i = 0; i < num_inputs; i++) MPG_GOTO(mpg_trace_value(trace, inputs[i], op->name, &values[i]));
   MPG_GOTO(mpg_graph_emit(&trace->graph, op, params, values, num_inputs, MPG_NO_VALUE, values + num_inputs));
   MPG_GOTO(count_values(trace));

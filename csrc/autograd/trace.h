@@ -27,6 +27,7 @@ typedef struct mpg_trace_copy { /* of a value on another device, put in between 
 struct mpg_trace {
   int32_t references;
   bool closed; /* ended: no more nodes */
+  mpg_device_id only; /* where every node is put, whatever it says; type 0: where it says */
   mpg_graph graph;
   mpg_trace_constant *constants; /* owned */
   size_t num_constants, constants_capacity;

@@ -190,6 +190,16 @@ static PyObject *dtype_name(PyObject *module, PyObject *dtype) {
   return number == MPG_DTYPE_NONE ? NULL : PyUnicode_FromString(mpg_dtype_name(number));
 }
 
+static PyObject *trace_on(PyObject *module, PyObject *ctx) {
+  (void)module;
+  mpg_trace *trace = mpg_trace_active();
+  mpg_device_id id;
+  if (mpg_py_device_id(ctx, &id) < 0) return NULL;
+  if (trace == NULL) return PyErr_Format(mpg_py->errors[MPG_ERROR], "trace_on: nothing is being traced");
+  trace->only = id;
+  Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
     {"infer_shape", infer_shape, METH_VARARGS,
      "infer_shape(name, inputs, params)\n--\n\nRuns an op's inference. inputs: a list of (shape, dtype) pairs, 0 standing for sizes and None\n"
@@ -200,6 +210,7 @@ static PyMethodDef methods[] = {
     {"begin_region", begin_region, METH_NOARGS,
      "begin_region()\n--\n\nWhat the active trace gets from now on is computed again in the backward phase, until end_region. False, and nothing\n"
      "begins, where nothing is traced or a region has begun."},
+    {"trace_on", trace_on, METH_O, "trace_on(ctx)\n--\n\nEverything that the active trace gets from now on is put on ctx, whatever device it names."},
     {"end_region", end_region, METH_NOARGS, "end_region()\n--\n\nEnds what begin_region began."},
     {"set_group", set_group, METH_O,
      "set_group(group)\n--\n\nFrom now on this thread moves the inputs of ops: to a Context, or (True) to the first input's device, or (None) not at\n"

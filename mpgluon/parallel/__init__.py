@@ -1,6 +1,7 @@
 """Training over several devices in one process: pipelines, layers split over devices, replicas, and all of these on a mesh."""
 
 from . import schedules
+from .check import check_against_single_device
 from .clip import clip_global_norm
 from .collectives import all_gather, all_reduce, all_to_all, broadcast, gather, reduce, reduce_scatter, scatter
 from .mesh import Mesh
@@ -10,6 +11,7 @@ from .schedules import ScheduleError
 from .train_step import TrainStep
 
 __all__ = [
-    "Mesh", "Pipeline", "Report", "ScheduleError", "TrainStep", "all_gather", "all_reduce", "all_to_all", "broadcast", "clip_global_norm", "gather", "reduce",
+    "Mesh", "Pipeline", "Report", "ScheduleError", "TrainStep", "all_gather", "all_reduce", "all_to_all", "broadcast",
+    "check_against_single_device", "clip_global_norm", "gather", "reduce",
     "reduce_scatter", "scatter", "schedules",
 ]  # fmt: skip

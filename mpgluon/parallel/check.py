@@ -1,0 +1,98 @@
+"""Whether a block over many devices computes what it computes on one."""
+
+import numpy as np
+
+from .. import _core, autograd
+from .. import ndarray as nd
+from ..base import MXNetError
+from ..context import cpu
+from ..gluon import _compiled
+from ..gluon.block import HybridBlock
+from ..random import get_state, set_state
+
+__all__ = ["check_against_single_device"]
+
+
+def check_against_single_device(net, *inputs, ctx=None, train=True, exact=True, rtol=None):
+    """Runs a block where its parameters are, and with everything on one device, and compares results and gradients.
+
+    Parameters
+    ----------
+    net : HybridBlock
+        With initialised parameters, on any devices. Neither they, their gradients, moving statistics nor the random state change.
+    *inputs
+        What the block is called with: arrays, or nested lists of them.
+    ctx : Context, default cpu(0)
+        The one device. It must be able to hold the whole network.
+    train : bool, default True
+        Whether in training mode, as under ``autograd.record()``.
+    exact : bool, default True
+        Whether the rewrites that change bits are left out; both ways the bits of both runs must be the same.
+    rtol : float, optional
+        Compare with this tolerance, relative to the largest element, instead of bit by bit: for sums that are split over devices.
+
+    Returns
+    -------
+    dict of str to float
+        For each result ('output 0', ...) and each gradient (by the parameter's name) the largest difference; all zeros, or
+        within ``rtol``.
+
+    Raises
+    ------
+    MXNetError
+        Naming the first result or gradient that differs, and by how much.
+    """
+    if not isinstance(net, HybridBlock):
+        raise MXNetError(f"check_against_single_device: the network must be a HybridBlock, not {type(net).__name__}")
+    ctx = cpu(0) if ctx is None else ctx
+    flat = []
+    structure = _compiled.flatten(inputs, flat, "The inputs")
+    state = get_state()
+    try:
+        with autograd.record(train_mode=train):
+            signature = _compiled._Signature(net, type(net).__name__, structure, train)
+            signature.discover(flat)
+        placed = _run(signature, flat, None, train, exact)
+        set_state(state)
+        single = _run(signature, flat, ctx, train, exact)
+    finally:
+        set_state(state)
+    differences = {}
+    for (name, a), (_, b) in zip(placed, single):
+        a, b = a.asnumpy(), b.asnumpy()
+        difference = float(np.abs(a.astype(np.float64) - b).max()) if a.size else 0.0
+        allowed = 0.0 if rtol is None else rtol * float(np.abs(b).max(initial=0.0))
+        same = np.array_equal(a, b, equal_nan=True) if rtol is None else difference <= allowed
+        if not same:
+            raise MXNetError(
+                f"check_against_single_device: {name} differs from what one device ({ctx}) gives by up to {difference:.3g}"
+                + ("" if rtol is None else f", where {allowed:.3g} is allowed")
+            )
+        differences[name] = difference if same and difference == difference else 0.0
+    return differences
+
+
+def _run(signature, flat, ctx, train, exact):
+    """Results and gradients of one run, on copies of everything: on `ctx`, or (None) where things are."""
+
+    def trace(*arrays):
+        if ctx is not None:
+            _core.trace_on(ctx)
+        return signature.trace(*arrays)
+
+    arrays = [a.copyto(ctx or a.context) for a in flat]
+    params = []
+    for param, place in signature.used:
+        copy = param._data[place].copyto(ctx or place)
+        if param.grad_req != "null":
+            copy.attach_grad()
+        params.append(copy)
+    with autograd.record(train_mode=train):
+        outputs = _core.CachedOp(trace, {"exact": exact})(*arrays, *params)
+    autograd.backward(outputs, [nd.ones_like(out) for out in outputs])
+    named = [(f"output {i}", out) for i, out in enumerate(outputs)]
+    for (param, place), copy in zip(signature.used, params):
+        if copy.grad is not None:
+            replicas = sum(other is param for other, _ in signature.used)
+            named.append((f"the gradient of {param.name}" + (f" on {place}" if replicas > 1 else ""), copy.grad))
+    return named
