@@ -11,21 +11,14 @@ Python's own standard library, a line a sentence; ``--text FILE`` takes another 
 import argparse
 import logging
 import random
-import re
 
 import numpy as np
+from common import device
 from model_parallel_lm import TOKEN, read_text
 
 import mpgluon as mx
 
 PADDING = 0
-
-
-def parse_device(text):
-    match = re.fullmatch(r"(cpu|gpu)\((\d+)\)", text)
-    if match is None:
-        raise SystemExit(f"--devices: {text!r} is no device; write cpu(0), gpu(1), ...")
-    return getattr(mx, match[1])(int(match[2]))
 
 
 def groups_of(devices, layers):
@@ -86,8 +79,8 @@ def train(coded, words, groups, options):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--devices", nargs="+", default=["cpu(0)", "cpu(1)", "cpu(2)"])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--devices", nargs="+", type=device, default=[mx.cpu(i) for i in range(3)], help="layers are dealt out over them")
     parser.add_argument("--text", help="a text file in place of the standard library")
     parser.add_argument("--limit", type=int, default=1_500_000, help="characters to read")
     parser.add_argument("--vocab", type=int, default=2000)
@@ -105,16 +98,16 @@ def main():
     coded, vocabulary = sentences_of(train_text, most=options.vocab)
     coded = coded, sentences_of(valid_text, vocabulary)[0]
     words = len(vocabulary) + 1
-    devices = list(map(parse_device, options.devices))
+    devices = options.devices
     groups = groups_of(devices, options.layers)
     module, valid_data = train(coded, words, groups, options)
     perplexity = dict(module.score(valid_data, mx.metric.Perplexity(PADDING)))["perplexity"]
     print(f"vocabulary {words}; validation perplexity {perplexity:.2f}")
     mx.nd.waitall()
-    for device in dict.fromkeys(devices):
-        stats = mx.context.memory_stats(device)
-        names = sorted({name for name, ctx in groups.items() if ctx == device})
-        print(f"{device}: {', '.join(names)}; {stats['peak_in_use'] / 1e6:.1f} MB at most for {len(module._buckets)} buckets")
+    for ctx in dict.fromkeys(devices):
+        stats = mx.context.memory_stats(ctx)
+        names = sorted({name for name, place in groups.items() if place == ctx})
+        print(f"{ctx}: {', '.join(names)}; {stats['peak_in_use'] / 1e6:.1f} MB at most for {len(module._buckets)} buckets")
     if options.check:
         single, _ = train(coded, words, dict.fromkeys(groups, devices[0]), options)
         pairs = zip(module.get_params()[0].values(), single.get_params()[0].values())

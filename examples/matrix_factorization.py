@@ -11,7 +11,7 @@ import argparse
 import logging
 
 import numpy as np
-from bucketing_lm import parse_device
+from common import device, print_table
 
 import mpgluon as mx
 
@@ -39,8 +39,8 @@ def ratings(users, items, count, seed=0):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--devices", nargs=2, default=["cpu(0)", "cpu(1)"], help="of the tables and of the network")
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--devices", nargs=2, type=device, default=[mx.cpu(0), mx.cpu(1)], help="of the tables and of the network")
     parser.add_argument("--users", type=int, default=3000)
     parser.add_argument("--items", type=int, default=2000)
     parser.add_argument("--ratings", type=int, default=200_000)
@@ -60,7 +60,7 @@ def main():
         mx.io.NDArrayIter({"user": user[part], "item": item[part]}, {"score": score[part]}, options.batch, shuffle=part.start is None)
         for part in (slice(None, cut), slice(cut, None))
     ]
-    groups = dict(zip(("tables", "network"), map(parse_device, options.devices)))
+    groups = dict(zip(("tables", "network"), options.devices))
     module = mx.mod.Module(
         network(options.users, options.items, options.factors, options.hidden), data_names=("user", "item"), label_names=("score",), group2ctxs=groups
     )
@@ -70,9 +70,13 @@ def main():
     )  # fmt: skip
     error = dict(module.score(iterators[1], "rmse"))["rmse"]
     print(f"validation error {error:.3f}; the mean has {score[cut:].std():.3f}, the noise 0.100")
-    for name, array in module._exec_group.execs[0].arg_dict.items():
-        if name.endswith(("table_weight", "hidden_weight")):
-            print(f"{name} {array.shape} on {array.context}")
+    rows = [("on", "group", "parameters", "MB of parameters", "MB at most")]
+    shapes = {name: array.shape for name, array in module.get_params()[0].items()}
+    for group, ctx in groups.items():
+        names = [name for name in shapes if ("table" in name) == (group == "tables")]
+        size = sum(np.prod(shapes[name]) for name in names) * 4 / 1e6
+        rows.append((ctx, group, ", ".join(names), f"{size:.2f}", f"{mx.context.memory_stats(ctx)['peak_in_use'] / 1e6:.1f}"))
+    print_table(*rows)
 
 
 if __name__ == "__main__":

@@ -70,4 +70,64 @@ def test_matrix_factorization(tmp_path):
     output = run("matrix_factorization.py", "--users", "300", "--items", "200", "--ratings", "20000", "--batch", "64", "--epochs", "6", cwd=tmp_path)
     error, mean = map(float, re.search(r"validation error ([\d.]+); the mean has ([\d.]+)", output).groups())
     assert error < 0.5 * mean
-    assert "user_table_weight (300, 16) on cpu(0)" in output and "user_hidden_weight (32, 16) on cpu(1)" in output
+    assert re.search(r"cpu\(0\) +tables +user_table_weight, item_table_weight", output) and re.search(r"cpu\(1\) +network +user_hidden_weight", output)
+
+
+PIPELINES = {
+    "lstm_pipeline.py": ["--hidden", "24", "--vocab", "100", "--limit", "100000", "--steps", "5", "--length", "17", "--pieces", "4"],
+    "gpt_pipeline.py": ["--units", "16", "--vocab", "100", "--layers", "4", "--limit", "100000", "--steps", "5", "--length", "16"],
+}
+
+
+@pytest.mark.parametrize("script", PIPELINES)
+def test_pipelined_language_models(script, tmp_path):
+    pytest.importorskip("matplotlib")
+    output = run(script, *PIPELINES[script], "--out", "timeline.png", cwd=tmp_path)
+    rows = {"lstm_pipeline.py": ["1 device, same pieces"], "gpt_pipeline.py": ["2 devices, 1f1b", "2 devices, zero_bubble"]}[script]
+    for row in rows:
+        assert re.search(rf"^{row} .*equal bit for bit", output, re.M), output
+    losses = re.findall(r"^[12] devices?.*?  +[\d.]+ .*?(\d\.\d{4})  ", output, re.M)
+    assert len(losses) >= 3 and len(set(losses)) == 1, output
+    assert "bubble" in output and (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_image_pipeline(tmp_path):
+    """Without BatchNorm the pipeline's losses are those of the whole batch; with it they are not, but those of the micro-batches."""
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("PIL")
+    small = ["--train", "200", "--valid", "100", "--channels", "4", "--steps", "4", "--batch", "16", "--micro-batches", "4"]
+    output = run("image_pipeline.py", *small, cwd=tmp_path)
+    rows = [re.split(r"  +", line) for line in output.splitlines() if line.startswith("pipelined, 2 devices")]
+    assert [row[0] for row in rows] == ["pipelined, 2 devices", "pipelined, 2 devices, BatchNorm"]
+    assert all(row[5] == "equal bit for bit" for row in rows)
+    assert rows[0][4] == "equal bit for bit" or float(rows[0][4]) < 1e-5
+    assert float(rows[1][4]) > 1e-4
+
+
+def test_three_devices(tmp_path):
+    output = run("three_devices.py", "--limit", "100000", "--vocab", "100", "--units", "32", "--steps", "5", cwd=tmp_path)
+    rows = [line for line in output.splitlines() if re.match(r"\d devices?(, pipelined)?  ", line)]
+    assert len(rows) == 6 and all("equal bit for bit" in row for row in rows)
+    assert rows[2].count("cpu(") == 3
+
+
+def test_inception_branches(tmp_path):
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("PIL")
+    output = run("inception_branches.py", "--train", "100", "--valid", "50", "--width", "8", "--steps", "4", "--devices", "cpu(0)", "cpu(1)", "cpu(2)", cwd=tmp_path)
+    assert re.search(r"^1 device .* 0% of the time$", output, re.M)
+    row = re.search(r"^3 devices .*$", output, re.M)[0]
+    assert all(f"cpu({i}): " in row for i in range(3)) and "equal bit for bit" in row
+    assert (tmp_path / "inception.json").stat().st_size
+
+
+def test_encoder_decoder(tmp_path):
+    """Over few syllables, which it must learn to write."""
+    small = ["--syllables", "30", "--length", "2", "--units", "32", "--steps", "300", "--batch", "32", "--lr", "0.01"]
+    output = run("encoder_decoder.py", *small, cwd=tmp_path)
+    assert re.search(r"^1 device .* equal bit for bit +equal bit for bit$", output, re.M)
+    assert float(re.search(r"right in new texts: ([\d.]+)%", output)[1]) > 60
+    with pytest.raises(AssertionError, match="three devices: of encoder, decoder and softmax"):
+        run("encoder_decoder.py", *small, "--devices", "cpu(0)", cwd=tmp_path)
+    with pytest.raises(AssertionError, match="'cpu0' is no device; write cpu"):
+        run("encoder_decoder.py", *small, "--devices", "cpu0", cwd=tmp_path)

@@ -1,0 +1,146 @@
+"""An encoder-decoder with its softmax on a device of its own, where a large vocabulary finds memory.
+
+The network reads the names that Unicode gives to Korean syllables, run together ("HANGUGEO"), and writes the syllables, of which there are
+2,350 in common use (KS X 1001): real data that comes with Python. The encoder lies on one device, the decoder with its attention
+on the next, the softmax on the last. It is trained as a pipeline and checked, bit for bit, against one device.
+
+    python encoder_decoder.py                            # half a minute on two cores
+    python encoder_decoder.py --devices "gpu(0)" "gpu(0)" "gpu(1)"
+"""
+
+import unicodedata
+
+import numpy as np
+from common import difference, milliseconds, parameters, parser, print_table, take_turns
+
+import mpgluon as mx
+from mpgluon import gluon
+from mpgluon.gluon import nn, rnn
+from mpgluon.parallel import Pipeline, TrainStep
+
+LETTERS = {letter: i + 1 for i, letter in enumerate("ABCDEFGHIJKLMNOPQRSTUVWXYZ")}  # 0: padding
+
+
+def syllables():
+    """[(syllable, its name)] of those that the encoding EUC-KR has."""
+    common = [c for c in map(chr, range(0xAC00, 0xD7A4)) if len(c.encode("euc_kr", "ignore")) == 2]
+    return [(c, unicodedata.name(c).removeprefix("HANGUL SYLLABLE ")) for c in common]
+
+
+def make_data(pairs, count, length, seed):
+    """(letters (count, letters), syllables (count, length)): names written without gaps, so that one must find where they end."""
+    random = np.random.RandomState(seed)
+    chosen = random.randint(0, len(pairs), (count, length))
+    names = ["".join(pairs[i][1] for i in row) for row in chosen]
+    letters = np.zeros((count, length * max(len(name) for _, name in pairs)), dtype=np.float32)
+    for row, name in zip(letters, names):
+        row[: len(name)] = [LETTERS[letter] for letter in name]
+    return letters, chosen.astype(np.float32)
+
+
+class EncoderDecoder(gluon.HybridBlock):
+    """(letters (batch, letters), syllables so far (batch, length)) to scores (batch, length, syllables); a device for each part."""
+
+    def __init__(self, vocab, units, encoder_ctx, decoder_ctx, softmax_ctx):
+        super().__init__(prefix="net_")
+        self.decoder_ctx, self.softmax_ctx, self.units = decoder_ctx, softmax_ctx, units
+        with self.name_scope():
+            self.letters = nn.Embedding(len(LETTERS) + 1, units)
+            self.encoder = rnn.LSTM(units // 2, layout="NTC", bidirectional=True, input_size=units)
+            self.syllables = nn.Embedding(vocab + 1, units)  # the last number begins a text
+            self.decoder = rnn.LSTM(units, layout="NTC", input_size=units)
+            self.join = nn.Dense(units, in_units=2 * units, activation="tanh", flatten=False)
+            self.scores = nn.Dense(vocab, in_units=units, flatten=False)
+        parts = {encoder_ctx: [self.letters, self.encoder]}
+        parts.setdefault(decoder_ctx, []).extend([self.syllables, self.decoder, self.join])
+        parts.setdefault(softmax_ctx, []).append(self.scores)
+        for ctx, children in parts.items():
+            for child in children:
+                child.initialize(mx.init.Xavier(), ctx=ctx)
+
+    def encode(self, letters):
+        return self.encoder(self.letters(letters)).as_in_context(self.decoder_ctx)
+
+    def decode(self, F, memory, letters, before):
+        """Scores of the syllables that follow those of `before`; looks at `memory` where `letters` aren't padding."""
+        query = self.decoder(self.syllables(before))
+        padding = F.expand_dims((letters == 0) * -1e9, axis=1)
+        weights = F.softmax(F.broadcast_add(F.batch_dot(query, memory, transpose_b=True) * self.units**-0.5, padding))
+        seen = self.join(F.concat(query, F.batch_dot(weights, memory), dim=2))
+        return self.scores(seen.as_in_context(self.softmax_ctx))
+
+    def hybrid_forward(self, F, letters, before):
+        return self.decode(F, self.encode(letters), letters.as_in_context(self.decoder_ctx), before.as_in_context(self.decoder_ctx))
+
+
+def way(options, vocab, contexts):
+    """A function that trains on a batch, its network, and its pipeline."""
+    mx.random.seed(options.seed)
+    net = EncoderDecoder(vocab, options.units, *contexts)
+    net.hybridize()
+    trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": options.lr})
+    pipeline = Pipeline(options.micro_batches)
+    step = TrainStep(net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer, pipeline)
+
+    def train(letters, before, after):
+        x, y = (mx.nd.array(a, ctx=contexts[0]) for a in (letters, before))
+        return step([x, y], mx.nd.array(after, ctx=contexts[-1]))
+
+    return train, net, pipeline
+
+
+def with_begin(syllables, vocab):
+    """What the decoder has seen before each syllable."""
+    return np.concatenate([np.full((len(syllables), 1), vocab, dtype=np.float32), syllables[:, :-1]], axis=1)
+
+
+def translate(net, letters, length, vocab):
+    """The syllables that the network writes, taking the best each time."""
+    x = mx.nd.array(letters, ctx=net.letters.weight.list_ctx()[0])
+    written = np.full((len(letters), length + 1), vocab, dtype=np.float32)
+    for i in range(length):
+        scores = net(x, mx.nd.array(written[:, :length], ctx=x.context))
+        written[:, i + 1] = scores[:, i].asnumpy().argmax(axis=1)
+    return written[:, 1:].astype(int)
+
+
+def main():
+    options = parser(__doc__, devices=3, steps=400)
+    options.add_argument("--syllables", type=int, help="use the first so many only")
+    options.add_argument("--length", type=int, default=4, help="syllables of a text")
+    options.add_argument("--units", type=int, default=128)
+    options.add_argument("--batch", type=int, default=128)
+    options.add_argument("--micro-batches", type=int, default=4)
+    options.add_argument("--lr", type=float, default=4e-3)
+    options = options.parse_args()
+    if len(options.devices) != 3:
+        raise SystemExit("--devices takes three devices: of encoder, decoder and softmax")
+    mx.context.set_threads(1)  # the same threads on every device: then placement can't change a bit
+    pairs = syllables()[: options.syllables]
+    vocab = len(pairs)
+
+    def batches():
+        for number in range(options.steps):
+            letters, after = make_data(pairs, options.batch, options.length, options.seed * 100_000 + number)
+            yield letters, with_begin(after, vocab), after
+
+    made = {"3 devices": way(options, vocab, options.devices), "1 device": way(options, vocab, options.devices[:1] * 3)}
+    results = take_turns({name: train for name, (train, _, _) in made.items()}, batches, options.steps)
+    _, net, pipeline = made["3 devices"]
+    print(f"\nthe last step of {pipeline}:\n{pipeline.report()}\n")
+    letters, wanted = make_data(pairs, 200, options.length, options.seed * 100_000 - 1)
+    written = translate(net, letters, options.length, vocab)
+    names = {number: letter for letter, number in LETTERS.items()}
+    for row, text, right in list(zip(letters, written, wanted.astype(int)))[:3]:
+        name = "".join(names[int(i)] for i in row if i)
+        print(f"{name} -> {''.join(pairs[i][0] for i in text)} ({''.join(pairs[i][0] for i in right)})")
+    print(f"syllables right in new texts: {(written == wanted).mean():.1%}\n")
+    rows = [("", "ms a step", "last loss", "losses", "parameters against 3 devices")]
+    for name, (losses, seconds) in results.items():
+        same = difference(results["3 devices"][0], losses), difference(parameters(net), parameters(made[name][1]))
+        rows.append((name, milliseconds(seconds), f"{losses[-1]:.4f}", *same))
+    print_table(*rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""A GPT-style transformer of 24 small layers in two halves, pipelined: 1F1B and zero bubble against one device.
+
+The batch is divided into micro-batches; while the second half works on one, the first half works on the next. 1F1B begins backward
+passes as soon as it can; zero bubble also puts the weight gradients, for which nobody waits, into the gaps. The losses and parameters
+are, bit for bit, those of the same micro-batches on one device. The text is Python's standard library.
+
+    python gpt_pipeline.py                            # about two minutes on two cores
+    python gpt_pipeline.py --devices "gpu(0)" "gpu(1)" --units 512 --batch 64
+"""
+
+import os
+
+import numpy as np
+from common import difference, milliseconds, parameters, parser, plain_step, print_table, take_turns
+from model_parallel_lm import Corpus, read_text
+
+import mpgluon as mx
+from mpgluon import gluon
+from mpgluon.gluon import nn
+from mpgluon.parallel import Pipeline, TrainStep
+
+
+class Layer(gluon.HybridBlock):
+    """Causal self-attention and a network of two layers, each of the normalised input and added to it."""
+
+    def __init__(self, units, heads, length):
+        super().__init__()
+        self.heads, self.size, self.length = heads, units // heads, length
+        with self.name_scope():
+            self.norm1, self.norm2 = nn.LayerNorm(in_channels=units), nn.LayerNorm(in_channels=units)
+            self.qkv = nn.Dense(3 * units, in_units=units, flatten=False)
+            self.out = nn.Dense(units, in_units=units, flatten=False)
+            self.widen = nn.Dense(4 * units, in_units=units, flatten=False)
+            self.narrow = nn.Dense(units, in_units=4 * units, flatten=False)
+
+    def attention(self, F, x):
+        # (batch, time, 3 * units) -> three of (batch * heads, time, size)
+        parts = F.transpose(F.reshape(self.qkv(x), (0, 0, 3, self.heads, self.size)), (2, 0, 3, 1, 4))
+        parts = F.reshape(parts, (3, -3, 0, 0))
+        q, k, v = (F.reshape(F.slice_axis(parts, axis=0, begin=i, end=i + 1), (-3, -2)) for i in range(3))
+        place = F.arange(self.length, ctx=x.context)
+        later = F.broadcast_lesser(F.reshape(place, (-1, 1)), F.reshape(place, (1, -1)))
+        scores = F.broadcast_add(F.batch_dot(q, k, transpose_b=True) * self.size**-0.5, F.expand_dims(later * -1e9, axis=0))
+        out = F.reshape(F.batch_dot(F.softmax(scores), v), (-4, -1, self.heads, 0, 0))
+        return self.out(F.reshape(F.transpose(out, (0, 2, 1, 3)), (0, 0, -3)))
+
+    def hybrid_forward(self, F, x):
+        x = x + self.attention(F, self.norm1(x))
+        return x + self.narrow(F.LeakyReLU(self.widen(self.norm2(x)), act_type="gelu"))
+
+
+class GPT(gluon.HybridBlock):
+    """(batch, length) tokens to (batch, length, vocab) scores; the layers are dealt out over `contexts` in equal parts."""
+
+    def __init__(self, vocab, units, heads, layers, length, contexts):
+        super().__init__(prefix="gpt_")
+        self.length = length
+        self.contexts = [contexts[i * len(contexts) // layers] for i in range(layers)]
+        with self.name_scope():
+            self.embed, self.place = nn.Embedding(vocab, units), nn.Embedding(length, units)
+            self.layers = [Layer(units, heads, length) for _ in range(layers)]
+            for number, layer in enumerate(self.layers):
+                self.register_child(layer, f"layer{number}")
+            self.norm = nn.LayerNorm(in_channels=units)
+            self.decoder = nn.Dense(vocab, in_units=units, flatten=False)
+        for child in (self.embed, self.place):
+            child.initialize(mx.init.Normal(0.02), ctx=contexts[0])
+        for layer, ctx in zip((*self.layers, self.norm, self.decoder), (*self.contexts, contexts[-1], contexts[-1])):
+            layer.initialize(mx.init.Xavier(), ctx=ctx)
+
+    def hybrid_forward(self, F, tokens):
+        places = self.place(F.arange(self.length, ctx=tokens.context))
+        x = F.broadcast_add(self.embed(tokens), F.expand_dims(places, axis=0))
+        for layer, ctx in zip(self.layers, self.contexts):
+            x = layer(x.as_in_context(ctx))
+        return self.decoder(self.norm(x))
+
+
+def way(options, vocab, contexts, pipeline=None):
+    """A function that trains on a batch, and its network."""
+    mx.random.seed(options.seed)
+    net = GPT(vocab, options.units, options.heads, options.layers, options.length, contexts)
+    trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": options.lr})
+    loss = gluon.loss.SoftmaxCrossEntropyLoss()
+    if pipeline is None:
+        net.hybridize()
+        step = plain_step(net, loss, trainer)
+    else:
+        step = TrainStep(net, loss, trainer, pipeline)
+    return lambda x, y: step(mx.nd.array(x, ctx=contexts[0]), mx.nd.array(y, ctx=contexts[-1])), net
+
+
+def batches(tokens, batch, length, seed):
+    """Yields (inputs, targets), (batch, length) each, of windows in random order."""
+    starts = np.random.RandomState(seed).permutation((len(tokens) - 1) // length) * length
+    for i in range(0, len(starts) - batch + 1, batch):
+        yield tuple(np.stack([tokens[s + shift : s + shift + length] for s in starts[i : i + batch]]) for shift in (0, 1))
+
+
+def main():
+    options = parser(__doc__, devices=2, steps=60)
+    options.add_argument("--text", help="a text file to learn, instead of Python's standard library")
+    options.add_argument("--limit", type=int, default=1_000_000, help="characters of text to read at most")
+    options.add_argument("--vocab", type=int, default=1000)
+    options.add_argument("--units", type=int, default=128)
+    options.add_argument("--heads", type=int, default=4)
+    options.add_argument("--layers", type=int, default=24)
+    options.add_argument("--batch", type=int, default=16)
+    options.add_argument("--length", type=int, default=64, help="tokens that the network looks at")
+    options.add_argument("--micro-batches", type=int, default=8)
+    options.add_argument("--lr", type=float, default=1e-3)
+    options.add_argument("--out", default="gpt_pipeline.png", help="picture of the zero-bubble timeline")
+    options = options.parse_args()
+    mx.context.set_threads(1)  # the same threads on every device: then placement can't change a bit
+    one, many = options.devices[:1], options.devices
+    corpus = Corpus(*read_text(options.text, options.limit), options.vocab)
+    vocab, count = len(corpus.words), len(many)
+
+    pipelines = {schedule: Pipeline(options.micro_batches, schedule) for schedule in ("1f1b", "zero_bubble")}
+    made = {
+        "1 device": way(options, vocab, one),
+        "1 device, micro-batches": way(options, vocab, one, Pipeline(options.micro_batches)),
+        **{f"{count} devices, {name}": way(options, vocab, many, pipeline) for name, pipeline in pipelines.items()},
+    }
+    results = take_turns(
+        {name: train for name, (train, _) in made.items()}, lambda: batches(corpus.train, options.batch, options.length, options.seed), options.steps
+    )
+    for pipeline in pipelines.values():
+        print(f"\nthe last step of {pipeline}:\n{pipeline.report()}")
+    reference = parameters(made["1 device, micro-batches"][1])
+    print()
+    rows = [("", "ms a step", "last loss", "parameters against micro-batches on 1 device", "bubble")]
+    bubbles = {f"{count} devices, {name}": f"{pipeline.report().bubble:.1%}" for name, pipeline in pipelines.items()}
+    for name, (losses, seconds) in results.items():
+        rows.append((name, milliseconds(seconds), f"{losses[-1]:.4f}", difference(reference, parameters(made[name][1])), bubbles.get(name, "")))
+    print_table(*rows)
+    pipelines["zero_bubble"].plot(options.out)
+    print(f"timeline: {os.path.abspath(options.out)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Inception: the branches of a layer run on several devices at the same time. How much they overlap is measured with `mx.profiler`.
+
+Each module has four branches (1x1, 3x3, 5x5 convolutions, and pooling) that read the same input, and whose outputs are joined. The branches are dealt
+out over the devices with ``as_in_context``; the block is hybridized as one, so all branches that have their input run, forward and backward.
+The pictures are digits in many fonts (glyphs.py).
+
+    python inception_branches.py                            # about a minute on two cores
+    python inception_branches.py --devices "gpu(0)" "gpu(1)" "gpu(2)"
+"""
+
+import glyphs
+from common import difference, milliseconds, parameters, parser, plain_step, print_table, take_turns
+
+import mpgluon as mx
+from mpgluon import gluon
+from mpgluon.gluon import nn
+
+
+def branch(*layers):
+    part = nn.HybridSequential()
+    with part.name_scope():
+        for layer in layers:
+            part.add(layer())
+    return part
+
+
+def conv(inputs, outputs, kernel):
+    return lambda: nn.Conv2D(outputs, kernel, padding=kernel // 2, in_channels=inputs, activation="relu")
+
+
+class Inception(gluon.HybridBlock):
+    """Four branches with `width` channels each, dealt out over `contexts`; their join lies on the first."""
+
+    def __init__(self, inputs, width, contexts):
+        super().__init__()
+        self.home = contexts[0]
+        with self.name_scope():
+            self.branches = [
+                branch(conv(inputs, width, 3), conv(width, width, 3)),
+                branch(conv(inputs, width // 2, 1), conv(width // 2, width, 5)),
+                branch(conv(inputs, width, 1)),
+                branch(lambda: nn.MaxPool2D(3, 1, 1), conv(inputs, width, 1)),
+            ]
+        self.places = [contexts[i % len(contexts)] for i in range(len(self.branches))]
+        for number, (part, ctx) in enumerate(zip(self.branches, self.places)):
+            self.register_child(part, f"branch{number}")
+            part.initialize(mx.init.Xavier(), ctx=ctx)
+
+    def hybrid_forward(self, F, x):
+        outputs = [part(x.as_in_context(ctx)) for part, ctx in zip(self.branches, self.places)]
+        return F.concat(*[out.as_in_context(self.home) for out in outputs], dim=1)
+
+
+def network(options, contexts):
+    mx.random.seed(options.seed)
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Conv2D(options.width, 3, padding=1, in_channels=1, activation="relu"), nn.MaxPool2D())
+        inputs = options.width
+        for _ in range(options.modules):
+            net.add(Inception(inputs, options.width, contexts))
+            inputs = 4 * options.width
+        net.add(nn.GlobalAvgPool2D(), nn.Dense(10, in_units=inputs))
+    for child in net:
+        if not isinstance(child, Inception):
+            child.initialize(mx.init.Xavier(), ctx=contexts[0])
+    net.hybridize()
+    return net
+
+
+def overlap(events):
+    """(seconds of each device at work, seconds in which at least one is, seconds in which two or more are)."""
+    work = [e for e in events if e["kind"] == "op"]
+    busy, marks = {}, []
+    for event in work:
+        busy[event["device"]] = busy.get(event["device"], 0.0) + event["end"] - event["begin"]
+        marks += [(event["begin"], 1), (event["end"], -1)]
+    any_busy = several = 0.0
+    active, before = 0, 0.0
+    for at, change in sorted(marks):
+        any_busy += (at - before) * (active >= 1)
+        several += (at - before) * (active >= 2)
+        active, before = active + change, at
+    return dict(sorted(busy.items())), any_busy, several
+
+
+def main():
+    options = parser(__doc__, devices=2, steps=60)
+    options.add_argument("--train", type=int, default=4000, help="pictures to train on")
+    options.add_argument("--valid", type=int, default=1000, help="pictures to validate on")
+    options.add_argument("--width", type=int, default=32, help="channels of a branch")
+    options.add_argument("--modules", type=int, default=3)
+    options.add_argument("--batch", type=int, default=32)
+    options.add_argument("--lr", type=float, default=1e-3)
+    options.add_argument("--trace", default="inception.json", help="Chrome trace of a step; open it in Perfetto")
+    options = options.parse_args()
+    mx.context.set_threads(1)  # the same threads on every device: then placement can't change a bit
+    train, valid = glyphs.data(options.train, options.valid, options.seed)
+    home = options.devices[0]
+    places = {"1 device": options.devices[:1], f"{len(options.devices)} devices": options.devices}
+    loss, nets, ways = gluon.loss.SoftmaxCrossEntropyLoss(), {}, {}
+    for name, contexts in places.items():
+        nets[name] = network(options, contexts)
+        step = plain_step(nets[name], loss, gluon.Trainer(nets[name].collect_params(), "adam", {"learning_rate": options.lr}))
+        ways[name] = lambda x, y, step=step: step(mx.nd.array(x, ctx=home), mx.nd.array(y, ctx=home))
+    results = take_turns(ways, lambda: glyphs.batches(*train, options.batch, options.seed), options.steps)
+
+    same = {name: difference(parameters(nets["1 device"]), parameters(net)) for name, net in nets.items()}
+    sample = next(glyphs.batches(*train, options.batch, options.seed))
+    rows = [("", "ms a step", "last loss", "accuracy", "parameters against 1 device", "ms at work", "two or more at once")]
+    for name, (losses, seconds) in results.items():
+        predicted = nets[name](mx.nd.array(valid[0], ctx=home)).asnumpy().argmax(axis=1)
+        mx.profiler.set_config(filename=options.trace)
+        mx.profiler.set_state("run")
+        ways[name](*sample)
+        mx.profiler.dump()
+        busy, any_busy, several = overlap(mx.profiler.events())
+        at_work = ", ".join(f"{ctx}: {spent * 1e3:.1f}" for ctx, spent in busy.items())
+        rows.append((name, milliseconds(seconds), f"{losses[-1]:.4f}", f"{(predicted == valid[1]).mean():.1%}", same[name], at_work, f"{several / any_busy:.0%} of the time"))
+    print()
+    print_table(*rows)
+    print(f"trace of a step on {name}: {options.trace}")
+
+
+if __name__ == "__main__":
+    main()

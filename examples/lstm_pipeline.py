@@ -1,0 +1,127 @@
+"""An LSTM language model on two devices, pipelined along time: layer 2 works on one piece of a sequence while layer 1 is on the next.
+
+Without a pipeline two devices take turns: the second can't begin before the first has gone through the whole sequence.
+``Pipeline(along="time")`` divides sequences into pieces, carries the states from piece to piece, and keeps both devices busy; the network's code stays
+as it is. Three ways are trained on the same batches, with the same losses: two devices pipelined, the same pieces on one device (the
+same bits), and two devices without a pipeline. The text is Python's standard library.
+
+    python lstm_pipeline.py                            # about a minute on two cores
+    python lstm_pipeline.py --devices "gpu(0)" "gpu(1)"
+"""
+
+import os
+
+from common import difference, milliseconds, parameters, parser, print_table, take_turns
+from model_parallel_lm import Corpus, batches, read_text
+
+import mpgluon as mx
+from mpgluon import autograd, gluon
+from mpgluon.gluon import nn, rnn
+from mpgluon.parallel import Pipeline, TrainStep
+
+
+class LanguageModel(gluon.HybridBlock):
+    """Embedding, LSTM layers and decoder; the first `split` layers on one device, the rest on another.
+
+    Takes tokens (time, batch) and the states of all layers; returns scores (time, batch, vocab) and the new states, as pipelines along time ask for.
+    """
+
+    def __init__(self, vocab, hidden, layers, split, ctx1, ctx2):
+        super().__init__(prefix="lm_")
+        self.contexts = [ctx1] * split + [ctx2] * (layers - split)
+        with self.name_scope():
+            self.embed = nn.Embedding(vocab, hidden)
+            self.layers = [rnn.LSTM(hidden, input_size=hidden) for _ in range(layers)]
+            for number, layer in enumerate(self.layers):
+                self.register_child(layer, f"lstm{number}")
+            self.decoder = nn.Dense(vocab, in_units=hidden, flatten=False)
+        for child, ctx in zip((self.embed, *self.layers, self.decoder), (ctx1, *self.contexts, ctx2)):
+            child.initialize(mx.init.Uniform(0.1), ctx=ctx)
+
+    def hybrid_forward(self, F, tokens, states):
+        out, after = self.embed(tokens), []
+        for layer, ctx, state in zip(self.layers, self.contexts, states):
+            out, state = layer(out.as_in_context(ctx), state)
+            after.append(state)
+        return self.decoder(out), after
+
+    def begin_state(self, batch):
+        return [layer.begin_state(batch, ctx=ctx) for layer, ctx in zip(self.layers, self.contexts)]
+
+
+def way(options, vocab, ctx1, ctx2, pipeline=None):
+    """A function that trains on a batch, and its network."""
+    mx.random.seed(options.seed)
+    net = LanguageModel(vocab, options.hidden, options.layers, options.split, ctx1, ctx2)
+    trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": options.lr})
+    loss = gluon.loss.SoftmaxCrossEntropyLoss()
+    states = net.begin_state(options.batch)
+    if pipeline is not None:
+        step = TrainStep(net, loss, trainer, pipeline)
+    else:
+        net.hybridize()
+
+    def train(inputs, targets):
+        nonlocal states
+        x, y = mx.nd.array(inputs, ctx=ctx1), mx.nd.array(targets, ctx=ctx2)
+        if pipeline is not None:
+            losses, states = step(x, y, states)
+            return losses
+        states = [[array.detach() for array in state] for state in states]
+        with autograd.record():
+            scores, states = net(x, states)
+            losses = loss(scores, y)
+        losses.backward()
+        trainer.step(len(inputs))
+        return losses
+
+    return train, net
+
+
+def main():
+    options = parser(__doc__, devices=2, steps=60)
+    options.add_argument("--text", help="a text file to learn, instead of Python's standard library")
+    options.add_argument("--limit", type=int, default=1_000_000, help="characters of text to read at most")
+    options.add_argument("--vocab", type=int, default=2000)
+    options.add_argument("--hidden", type=int, default=384, help="size of embedding and LSTMs")
+    options.add_argument("--layers", type=int, default=4)
+    options.add_argument("--split", type=int, default=2, help="layers on the first device")
+    options.add_argument("--batch", type=int, default=20)
+    options.add_argument("--length", type=int, default=64, help="time steps of a batch")
+    options.add_argument("--pieces", type=int, default=8, help="pieces that a sequence is divided into")
+    options.add_argument("--schedule", default="zero_bubble", help="see mpgluon.parallel.schedules")
+    options.add_argument("--lr", type=float, default=2e-3)
+    options.add_argument("--out", default="lstm_pipeline.png", help="picture of the timeline")
+    options = options.parse_args()
+    if len(options.devices) != 2:
+        raise SystemExit("--devices takes two devices")
+    mx.context.set_threads(1)  # the same threads on every device: then placement can't change a bit
+    first, second = options.devices
+    corpus = Corpus(*read_text(options.text, options.limit), options.vocab)
+    vocab = len(corpus.words)
+
+    pipeline, on_one = [Pipeline(options.pieces, options.schedule, along="time") for _ in range(2)]
+    made = {
+        "2 devices, pipelined": way(options, vocab, first, second, pipeline),
+        "1 device, same pieces": way(options, vocab, first, first, on_one),
+        "2 devices, in turns": way(options, vocab, first, second),
+    }
+    results = take_turns(
+        {name: train for name, (train, _) in made.items()}, lambda: batches(corpus.train, options.batch, options.length), options.steps
+    )
+    print(f"\nthe last step of {pipeline}:\n{pipeline.report()}\n")
+    reference = parameters(made["2 devices, pipelined"][1])
+    rows = [("", "ms a step", "tokens/s", "last loss", "losses against the first", "parameters against the first")]
+    for name, (losses, seconds) in results.items():
+        ms = milliseconds(seconds)
+        rows.append((
+            name, ms, f"{options.batch * options.length / float(ms) * 1e3:.0f}", f"{losses[-1]:.4f}",
+            difference(results["2 devices, pipelined"][0], losses), difference(reference, parameters(made[name][1])),
+        ))  # fmt: skip
+    print_table(*rows)
+    pipeline.plot(options.out)
+    print(f"timeline: {os.path.abspath(options.out)}")
+
+
+if __name__ == "__main__":
+    main()

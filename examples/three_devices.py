@@ -1,0 +1,102 @@
+"""The same network over one, two and three devices: only the list of contexts changes, and no bit of the result.
+
+A deep network predicts the next token of Python's standard library from the ones before (Bengio et al., 2003). Its layers are dealt out over
+as many devices as the list has, hybridized as one block, trained by one Trainer, and again as a pipeline. Each device holds its own part only.
+
+    python three_devices.py                                          # about a minute on two cores
+    python three_devices.py --devices "gpu(0)" "gpu(1)" "cpu(0)"
+"""
+
+import numpy as np
+from common import difference, milliseconds, parameters, parser, plain_step, print_table, take_turns
+from model_parallel_lm import Corpus, read_text
+
+import mpgluon as mx
+from mpgluon import gluon
+from mpgluon.gluon import nn
+from mpgluon.parallel import Pipeline, TrainStep
+
+
+class Chain(gluon.HybridBlock):
+    """Layers one after the other, in as many runs as there are contexts."""
+
+    def __init__(self, layers, contexts):
+        super().__init__(prefix="chain_")
+        self.layers = layers
+        self.contexts = [contexts[i * len(contexts) // len(layers)] for i in range(len(layers))]
+        for number, (layer, ctx) in enumerate(zip(layers, self.contexts)):
+            self.register_child(layer, f"layer{number}")
+            layer.initialize(mx.init.Xavier(), ctx=ctx)
+
+    def hybrid_forward(self, F, x):
+        for layer, ctx in zip(self.layers, self.contexts):
+            x = layer(x.as_in_context(ctx))
+        return x
+
+
+def network(options, vocab, contexts):
+    mx.random.seed(options.seed)
+    layers = [nn.Embedding(vocab, options.embed, prefix="embed_")]
+    sizes = [options.window * options.embed] + [options.units] * options.layers
+    for i, (inputs, outputs) in enumerate(zip(sizes, sizes[1:])):
+        layers.append(nn.Dense(outputs, activation="relu", in_units=inputs, prefix=f"dense{i}_"))
+    return Chain([*layers, nn.Dense(vocab, in_units=options.units, prefix="out_")], contexts)
+
+
+def batches(tokens, window, batch, seed):
+    """Yields (`window` tokens, the next token) for `batch` places, in random order."""
+    order = np.random.RandomState(seed).permutation(len(tokens) - window)
+    for i in range(0, len(order) - batch + 1, batch):
+        places = order[i : i + batch]
+        yield tokens[places[:, None] + np.arange(window)], tokens[places + window]
+
+
+def main():
+    options = parser(__doc__, devices=3, steps=100)
+    options.add_argument("--text", help="a text file to learn, instead of Python's standard library")
+    options.add_argument("--limit", type=int, default=1_000_000, help="characters of text to read at most")
+    options.add_argument("--vocab", type=int, default=500)
+    options.add_argument("--window", type=int, default=12, help="tokens that the network sees")
+    options.add_argument("--embed", type=int, default=32)
+    options.add_argument("--units", type=int, default=512)
+    options.add_argument("--layers", type=int, default=7)
+    options.add_argument("--batch", type=int, default=256)
+    options.add_argument("--micro-batches", type=int, default=4)
+    options.add_argument("--lr", type=float, default=5e-4)
+    options = options.parse_args()
+    mx.context.set_threads(1)  # the same threads on every device: then placement can't change a bit
+    corpus = Corpus(*read_text(options.text, options.limit), options.vocab)
+    loss = gluon.loss.SoftmaxCrossEntropyLoss()
+
+    ways, nets, shown = {}, {}, {}
+    for pipelined in (False, True):
+        for count in range(1, len(options.devices) + 1):
+            contexts = options.devices[:count]
+            name = f"{count} device{'s' * (count > 1)}{', pipelined' * pipelined}"
+            net = nets[name] = network(options, len(corpus.words), contexts)
+            trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": options.lr})
+            if pipelined:
+                step = TrainStep(net, loss, trainer, Pipeline(options.micro_batches))
+            else:
+                net.hybridize()
+                step = plain_step(net, loss, trainer)
+                shown[name] = net
+            ways[name] = lambda x, y, step=step, contexts=contexts: step(mx.nd.array(x, ctx=contexts[0]), mx.nd.array(y, ctx=contexts[-1]))
+    results = take_turns(ways, lambda: batches(corpus.train, options.window, options.batch, options.seed), options.steps)
+
+    for name, net in shown.items():
+        print(f"\n{name}, what was compiled:\n{net.compiled()}")
+    print()
+    rows = [("", "ms a step", "last loss", "parameters against 1 device", "parameters on each device, MB")]
+    for name, (losses, seconds) in results.items():
+        reference = nets["1 device, pipelined" if "pipelined" in name else "1 device"]
+        held = {ctx: 0 for ctx in dict.fromkeys(nets[name].contexts)}
+        for param in nets[name].collect_params().values():
+            held[param.list_ctx()[0]] += param.data(param.list_ctx()[0]).size * 4 / 1e6
+        bits = difference(parameters(reference), parameters(nets[name]))
+        rows.append((name, milliseconds(seconds), f"{losses[-1]:.4f}", bits, ", ".join(f"{ctx}: {size:.1f}" for ctx, size in held.items())))
+    print_table(*rows)
+
+
+if __name__ == "__main__":
+    main()
