@@ -100,6 +100,23 @@ def test_head_gradients():
         y.backward(nd.ones((3,)))
 
 
+def test_head_gradients_of_another_shape():
+    """As many elements are enough; they are taken in their order."""
+    x = variable([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    with autograd.record():
+        y = x * x
+    y.backward(nd.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]))
+    assert np.array_equal(x.grad.asnumpy(), [[2, 8, 18], [32, 50, 72]])
+    head = variable([[1.0], [2.0], [3.0], [4.0], [5.0], [6.0]])
+    with autograd.record():
+        y = x * x
+        gradient = autograd.grad(y, x, head_grads=head, create_graph=True)[0]
+        total = gradient.sum()
+    total.backward()
+    assert np.array_equal(x.grad.asnumpy(), [[2, 4, 6], [8, 10, 12]])
+    assert np.array_equal(head.grad.asnumpy(), [[2], [4], [6], [8], [10], [12]])
+
+
 def test_retain_graph():
     x = variable([3.0])
     with autograd.record():

@@ -36,6 +36,7 @@ static void walk_end(mpg_walk *walk) {
   kept_walks = walk;
 }
 
+/* The gradient of a head: ones, or the array given, seen in the head's shape when it has another one of as many elements. */
 static mpg_status head_gradient(mpg_walk *walk, const mpg_array *head, const mpg_array *gradient, mpg_value value, mpg_value *result) {
   mpg_graph *graph = &walk->graph;
   if (!gradient) {
@@ -48,8 +49,8 @@ static mpg_status head_gradient(mpg_walk *walk, const mpg_array *head, const mpg
   if (gradient->trace) return mpg_fail(MPG_ERROR, "backward cannot take head gradients from inside a hybridized block");
   char have[MPG_SHAPE_TEXT_SIZE], want[MPG_SHAPE_TEXT_SIZE];
   const mpg_desc *desc = &head->tensor.desc;
-  if (!mpg_shape_equal(&gradient->tensor.desc.shape, &desc->shape))
-    return mpg_fail(MPG_VALUE_ERROR, "backward: a head of shape %s was given a head gradient of shape %s",
+  if (mpg_shape_size(&gradient->tensor.desc.shape) != mpg_shape_size(&desc->shape))
+    return mpg_fail(MPG_VALUE_ERROR, "backward: a head of shape %s was given a head gradient of shape %s, which has another number of elements",
                     mpg_shape_text(&desc->shape, want, sizeof want), mpg_shape_text(&gradient->tensor.desc.shape, have, sizeof have));
   if (gradient->tensor.desc.dtype != desc->dtype)
     return mpg_fail(MPG_TYPE_ERROR, "backward: a head of dtype %s was given a head gradient of dtype %s; convert it with astype",
@@ -59,7 +60,14 @@ static mpg_status head_gradient(mpg_walk *walk, const mpg_array *head, const mpg
     return mpg_fail(MPG_ERROR, "backward: the head is on %s, its head gradient on %s; move the gradient with as_in_context(mx.%s)",
                     mpg_device_text(mpg_tensor_device(&head->tensor)), mpg_device_text(device),
                     mpg_device_text(mpg_tensor_device(&head->tensor)));
-  return mpg_graph_input(graph, &gradient->tensor.desc, device->id, result);
+  MPG_TRY(mpg_graph_input(graph, &gradient->tensor.desc, device->id, result));
+  if (mpg_shape_equal(&gradient->tensor.desc.shape, &desc->shape)) return MPG_OK;
+  mpg_value given = *result;
+  mpg_exact_shape_params params;
+  memset(&params, 0, sizeof params);
+  params.shape.count = desc->shape.ndim;
+  memcpy(params.shape.values, desc->shape.dims, (size_t)desc->shape.ndim * sizeof *desc->shape.dims);
+  return mpg_graph_emit(graph, mpg_op_get(MPG_OP__reshape_exact), &params, &given, 1, given, result);
 }
 
 /* Heads with their gradients, in order; bound when the arrays exist. */
@@ -155,11 +163,17 @@ static void consume(mpg_walk *walk) {
   for (size_t i = 0; i < walk->num_nodes; i++) mpg_tape_consume(walk->nodes[i]);
 }
 
+/* The input behind a head gradient, which may be a reshape of it. */
+static mpg_value given(const mpg_graph *graph, mpg_value value) {
+  const mpg_node *node = &graph->nodes[value.node];
+  return mpg_node_is_input(node) ? value : mpg_node_inputs(graph, node)[0];
+}
+
 /* The head gradients' contents, once the arrays exist. */
 static void bind_heads(mpg_walk *walk, const head_list *list) {
   for (int i = 0; i < list->count; i++)
     if (list->gradients && list->gradients[i])
-      mpg_array_copy(&walk->arrays[mpg_value_index(&walk->graph, list->gradient_values[i])], list->gradients[i]);
+      mpg_array_copy(&walk->arrays[mpg_value_index(&walk->graph, given(&walk->graph, list->gradient_values[i]))], list->gradients[i]);
 }
 
 static mpg_status backward(mpg_walk *walk, head_list *list, bool retain, bool train) {

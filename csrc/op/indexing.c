@@ -193,10 +193,6 @@ mpg_status mpg_infer_batch_take(mpg_infer *infer) {
   return MPG_OK;
 }
 
-void mpg_gradient_batch_take(mpg_gradient *g) {
-  if (g->needed[0]) g->in_grads[0] = pick_back(g, 1, 0, &mpg_value_desc(g, g->inputs[0])->shape, g->out_grads[0], g->inputs[1]);
-}
-
 mpg_status mpg_infer_fill_element(mpg_infer *infer) {
   MPG_TRY(expect_numeric(infer, 2));
   if (infer->inputs[0].dtype != MPG_DTYPE_NONE) MPG_TRY(mpg_infer_expect_dtype(infer, 1, infer->inputs[0].dtype));
@@ -216,7 +212,12 @@ void mpg_gradient_fill_element(mpg_gradient *g) {
     mpg_value zeros = mpg_emit_full_like(g, g->inputs[1], 0);
     g->in_grads[0] = mpg_emit3(g, MPG_OP_fill_element_0index, NULL, g->out_grads[0], zeros, g->inputs[2]);
   }
-  if (g->needed[1]) g->in_grads[1] = mpg_emit2(g, MPG_OP_batch_take, NULL, g->out_grads[0], g->inputs[2]);
+  if (g->needed[1]) { /* pick, not batch_take: that one has no gradient */
+    mpg_pick_params params;
+    memset(&params, 0, sizeof params);
+    params.axis = (mpg_opt_int){1, 1};
+    g->in_grads[1] = mpg_emit2(g, MPG_OP_pick, &params, g->out_grads[0], g->inputs[2]);
+  }
 }
 
 mpg_status mpg_infer_one_hot(mpg_infer *infer) {

@@ -83,10 +83,10 @@ static void openblas_blocks(void *context, int64_t begin, int64_t end) {
     const char *b = (const char *)g->b + (size_t)(g->transpose_b ? j * g->ldb : j) * size;
     char *c = (char *)g->c + (size_t)(i * g->ldc + j) * size;
     if (g->dtype == MPG_FLOAT64)
-      blas->dgemm(101, ta, tb, (int)rows, (int)columns, (int)g->k, g->alpha, (const double *)a, (int)g->lda, (const double *)b,
+      blas->f64.gemm(MPG_BLAS_ROWS, ta, tb, (int)rows, (int)columns, (int)g->k, g->alpha, (const double *)a, (int)g->lda, (const double *)b,
                   (int)g->ldb, g->beta, (double *)c, (int)g->ldc);
     else
-      blas->sgemm(101, ta, tb, (int)rows, (int)columns, (int)g->k, (float)g->alpha, (const float *)a, (int)g->lda, (const float *)b,
+      blas->f32.gemm(MPG_BLAS_ROWS, ta, tb, (int)rows, (int)columns, (int)g->k, (float)g->alpha, (const float *)a, (int)g->lda, (const float *)b,
                   (int)g->ldb, (float)g->beta, (float *)c, (int)g->ldc);
   }
 }
