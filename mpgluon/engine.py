@@ -2,9 +2,9 @@
 
 from contextlib import contextmanager
 
-from . import _core
+from . import _core, _watchdog
 
-__all__ = ["bulk", "mode", "set_bulk_size", "set_mode"]
+__all__ = ["bulk", "mode", "set_bulk_size", "set_mode", "set_watchdog"]
 
 _bulk_size = 0
 
@@ -24,6 +24,14 @@ def mode():
     return _core.engine_mode()
 
 
+def set_watchdog(seconds):
+    """Says on stderr when no device has finished anything for so many seconds though work is queued: for each device, which work it is at, or
+    which work of which device it waits for, with block, stage, micro-batch and the line that queued it. None (or 0): no watchdog, as
+    by default. A kernel that takes longer than that is reported as well. Returns the former number.
+    """
+    return _watchdog.set_seconds(seconds)
+
+
 def set_bulk_size(size):
     """Kept for MXNet's programs: work is batched by itself here. Returns the former size."""
     global _bulk_size
@@ -39,3 +47,6 @@ def bulk(size):
         yield
     finally:
         set_bulk_size(former)
+
+
+_watchdog.read_setting()

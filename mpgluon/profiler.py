@@ -19,7 +19,7 @@ __all__ = [
 _config = {"filename": "profile.json", "aggregate_stats": True}
 _marks = []  # rows of the trace that the program makes, with the name of a domain in place of a row's number
 _recording = False
-_KEYS = ("device", "name", "kind", "scope", "backward", "program", "peer", "bytes", "begin", "end")
+_KEYS = ("device", "name", "kind", "scope", "backward", "program", "peer", "bytes", "stage", "micro_batch", "begin", "end")
 
 
 def set_config(**kwargs):
@@ -77,7 +77,8 @@ def resume(profile_process="worker"):
 def events():
     """The recorded events, in order of their begin: dicts with ``device`` ('cpu(0)'), ``name`` (the op), ``kind`` ('op', 'copy',
     'wait' or 'program'), ``scope`` (the block path), ``backward``, ``program`` (whether a compiled program ran it), ``peer`` (the
-    other device of a copy or wait), ``bytes`` (copied), ``begin`` and ``end`` in seconds of one monotonic clock."""
+    other device of a copy or wait), ``bytes`` (copied), ``stage`` and ``micro_batch``
+    (numbers in a pipeline, or None), ``begin`` and ``end`` in seconds of one monotonic clock."""
     result = [dict(zip(_KEYS, event)) for event in _core.profiler_events()]
     for event in result:
         event["begin"] *= 1e-9
@@ -104,6 +105,8 @@ def _trace(recorded, marks=()):
             "ph": "X", "name": name, "cat": event["kind"], "pid": 0, "tid": devices[event["device"]], "ts": begin, "dur": end - begin,
             "args": {"op": event["name"], "bytes": event["bytes"]},
         }
+        if event["stage"] is not None:
+            row["args"].update(stage=event["stage"], micro_batch=event["micro_batch"])
         rows.append(row)
         if event["kind"] == "copy" and event["peer"]:
             arrow = {"name": "copy", "cat": "copy", "id": number, "pid": 0}

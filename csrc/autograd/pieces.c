@@ -18,14 +18,13 @@ static void give_back(mpg_piece *piece) {
 }
 
 void mpg_pieces_finish(mpg_pieces *run) {
+  run->finished = true;
   for (uint32_t k = 0; run->pieces && k < run->num_pieces; k++) give_back(&run->pieces[k]);
   for (uint32_t i = 0; run->inputs && i < run->num_inputs; i++) mpg_array_clear(&run->inputs[i]);
   for (uint32_t i = 0; run->outputs && i < run->num_outputs; i++) mpg_tensor_release(&run->outputs[i]);
 }
 
-void mpg_pieces_release(mpg_pieces *run) {
-  if (!run || --run->references) return;
-  mpg_pieces_finish(run);
+static void free_run(mpg_pieces *run) {
   for (uint32_t k = 0; run->pieces && k < run->num_pieces; k++) {
     mpg_piece *piece = &run->pieces[k];
     for (int phase = 0; phase < 2; phase++) mpg_flight_end(&piece->flights[phase]);
@@ -40,9 +39,22 @@ void mpg_pieces_release(mpg_pieces *run) {
   mpg_free(run->carried_from);
   mpg_free(run->inputs);
   mpg_free(run->outputs);
-  if (run->driver) run->schedule->release(run->driver);
   mpg_free(run->versions);
   mpg_free(run);
+}
+
+void mpg_pieces_release(mpg_pieces *run) {
+  if (!run || --run->references) return;
+  mpg_pieces_finish(run);
+  void *driver = run->driver;
+  run->driver = NULL;
+  run->watchers++; /* releasing the driver may give up the last one */
+  if (driver) run->schedule->release(driver);
+  mpg_pieces_unwatch(run);
+}
+
+void mpg_pieces_unwatch(mpg_pieces *run) {
+  if (!--run->watchers && !run->references) free_run(run);
 }
 
 static int64_t rows_of(const mpg_desc *desc) { return desc->shape.ndim ? desc->shape.dims[0] : 1; }
@@ -299,6 +311,20 @@ static int64_t row_before(const mpg_pieces *run, uint32_t k, uint32_t i, bool in
   return row;
 }
 
+/* What an earlier backward left when the graph was retained: another one has arrays and blocks of its own. */
+static void forget_backward(mpg_piece *piece) {
+  const mpg_compiled *c = piece->compiled;
+  mpg_flight_end(&piece->flights[MPG_PHASE_BACKWARD]);
+  for (uint32_t i = mpg_compiled_out_grad(c, 0); i < mpg_compiled_all_externals(c); i++) {
+    mpg_tensor_release(&piece->externals[i]);
+    piece->externals[i] = (mpg_tensor){0};
+  }
+  for (uint32_t i = c->plan.num_blocks; i < piece->num_blocks; i++) {
+    if (piece->blocks[i]) mpg_storage_release(piece->blocks[i]);
+    piece->blocks[i] = NULL;
+  }
+}
+
 /* The blocks of the backward phase follow the forward's. */
 static mpg_status grow_blocks(mpg_piece *piece, uint32_t count) {
   mpg_storage **blocks = mpg_realloc(piece->blocks, (count + 1) * sizeof *blocks);
@@ -348,7 +374,7 @@ mpg_status mpg_pieces_differentiate(mpg_pieces *run, mpg_array *const *heads, co
   run->retain = retain;
   for (uint32_t n = 0; n < run->num_pieces; n++) {
     uint32_t k = run->downwards ? run->num_pieces - 1 - n : n;
-    mpg_flight_end(&run->pieces[k].flights[MPG_PHASE_BACKWARD]); /* of an earlier backward, when the graph was retained */
+    forget_backward(&run->pieces[k]);
     MPG_TRY(differentiate_piece(run, k, n == 0, heads, needed, targets, results, retain, train));
   }
   for (uint32_t i = 0; i < run->num_inputs; i++)
@@ -384,6 +410,7 @@ fail:
 /* --- Running ---------------------------------------------------------------------------------------------------------- */
 
 static mpg_status check_item(const mpg_pieces *run, const mpg_piece_item *item) {
+  if (run->finished) return mpg_fail(MPG_VALUE_ERROR, "the run of pieces is finished: its memory has been given back");
   if (item->piece >= run->num_pieces) return mpg_fail(MPG_VALUE_ERROR, "there is no piece %u: the run has %u", item->piece, run->num_pieces);
   const mpg_piece *piece = &run->pieces[item->piece];
   if (!piece->flights[item->phase].frame) return mpg_fail(MPG_VALUE_ERROR, "the backward of piece %u is not prepared", item->piece);
@@ -405,12 +432,21 @@ static void drop_blocks(mpg_pieces *run, mpg_piece *piece, const mpg_program_seg
   }
 }
 
+static mpg_status name_item(mpg_status status, const mpg_program_set *set, const mpg_piece_item *item) {
+  const mpg_program_segment *segment = &set->segments[item->segment];
+  uint32_t scope = 0;
+  for (uint32_t i = segment->begin; i < segment->end && !scope; i++) scope = set->programs[segment->slot].instructions[i].scope;
+  return mpg_fail_prefix(status, "%s of stage %u on %s, micro-batch %u%s%s", item->phase == MPG_PHASE_FORWARD ? "forward" : "backward", item->stage,
+                         set->programs[segment->slot].device->text, item->piece, scope ? ", in " : "", mpg_scope_text(scope));
+}
+
 mpg_status mpg_pieces_submit(mpg_pieces *run, const mpg_piece_item *items, size_t count) {
   for (size_t i = 0; i < count; i++) {
     MPG_TRY(check_item(run, &items[i]));
     mpg_piece *piece = &run->pieces[items[i].piece];
     const mpg_program_set *set = set_of(piece, items[i].phase);
-    MPG_TRY(mpg_flight_submit(&piece->flights[items[i].phase], items[i].segment));
+    mpg_status status = mpg_flight_submit(&piece->flights[items[i].phase], items[i].segment, items[i].stage + 1, items[i].piece + 1);
+    if (status != MPG_OK) return status == MPG_INTERRUPTED ? status : name_item(status, set, &items[i]);
     drop_blocks(run, piece, &set->segments[items[i].segment], set->num_externals, run->recording && !piece->backward);
   }
   return MPG_OK;
@@ -460,6 +496,7 @@ mpg_status mpg_pieces_record(mpg_pieces *run, const mpg_pieces_schedule *schedul
   mpg_tape_node *node;
   run->schedule = schedule;
   run->driver = driver;
+  if (run->finished) return mpg_fail(MPG_VALUE_ERROR, "the run of pieces is finished");
   run->versions = mpg_malloc((run->num_inputs + run->num_outputs + 1) * sizeof *run->versions);
   if (!run->versions) return mpg_out_of_host_memory(run->num_inputs * sizeof *run->versions);
   for (uint32_t i = 0; i < run->num_inputs; i++) run->versions[i] = run->inputs[i].tensor.storage->version;

@@ -9,6 +9,9 @@
  *
  * A block of a piece's memory is taken when the first segment that touches it is queued and given back behind the last one.
  *
+ * Failures. What was queued before submitting fails runs to its end, and its memory goes back behind it with the run. Work that fails later fails
+ * what needs its results, in all pieces, and is reported where one of these is waited for, with stage and micro-batch.
+ *
  * Ownership: a run is counted; the tape holds a reference. Threads: host lock.
  */
 #ifndef MPG_AUTOGRAD_PIECES_H
@@ -20,6 +23,7 @@ typedef enum mpg_piece_kind { MPG_SHARED, MPG_SPLIT, MPG_CARRIED } mpg_piece_kin
 
 typedef struct mpg_piece_item { /* one segment of one piece, to be queued */
   uint32_t piece, segment;
+  uint32_t stage; /* for errors and the profiler */
   mpg_phase phase;
 } mpg_piece_item;
 
@@ -35,7 +39,7 @@ typedef struct mpg_piece {
 } mpg_piece;
 
 typedef struct mpg_pieces {
-  int32_t references;
+  int32_t references, watchers; /* watchers keep the times only */
   uint32_t num_pieces, num_inputs, num_outputs;
   mpg_piece *pieces;
   uint8_t *input_kinds, *output_kinds; /* mpg_piece_kind */
@@ -46,6 +50,7 @@ typedef struct mpg_pieces {
   bool downwards;         /* backward goes from the last piece to the first */
   bool recording;         /* memory stays for a backward to come */
   bool retain;
+  bool finished;
   const struct mpg_pieces_schedule *schedule; /* of a recorded run */
   void *driver;           /* the schedule's own; owned */
   uint32_t *versions;     /* of a recorded run: of the inputs' and outputs' storages; owned */
@@ -64,6 +69,7 @@ typedef struct mpg_pieces_request {
 /* New, with its outputs made; nothing is queued. Checks that the pieces' shapes fit the inputs. */
 mpg_status mpg_pieces_new(const mpg_pieces_request *request, mpg_pieces **pieces);
 void mpg_pieces_release(mpg_pieces *pieces);
+void mpg_pieces_unwatch(mpg_pieces *pieces); /* gives one of its watchers up */
 
 /* Prepares the backward of all pieces: heads[i] is the gradient of output i (NULL: none arrives). targets[i] says where the gradient
  * of input i goes (tensor without storage: nowhere yet), needed[i] whether it is wanted. results[i] (empty structs) receives

@@ -250,8 +250,13 @@ static bool worker_wait(mpg_device *device, mpg_point point) {
   cpu_queue *queue = device->backend_state;
   int64_t begin = mpg_clock_ns();
   bool reached = mpg_tick_spin(point.device, point.tick, mpg_spin_limit_ns());
-  while (!reached && !atomic_load_explicit(&queue->stopping, memory_order_relaxed))
-    reached = point.device->backend->wait(point.device, point.tick, WAIT_SLICE_NS);
+  if (!reached) {
+    atomic_store_explicit(&device->at.tick, point.tick, memory_order_relaxed);
+    atomic_store_explicit(&device->at.peer, point.device->ordinal + 1, memory_order_relaxed);
+    while (!reached && !atomic_load_explicit(&queue->stopping, memory_order_relaxed))
+      reached = point.device->backend->wait(point.device, point.tick, WAIT_SLICE_NS);
+    atomic_store_explicit(&device->at.peer, 0, memory_order_relaxed);
+  }
   if (reached && mpg_profiler_on())
     mpg_profiler_record(device, &(mpg_event){.name = "wait", .kind = MPG_EVENT_WAIT, .peer = point.device->ordinal,
                                              .begin_ns = begin, .end_ns = mpg_clock_ns()});

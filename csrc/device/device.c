@@ -12,7 +12,7 @@
 #include "device/pool.h"
 
 enum {
-  RECENT = 2048,     /* submissions that may be queued on a device, about, before mpg_device_make_room waits */
+  RECENT = MPG_RECENT, /* submissions that may be queued on a device, about, before mpg_device_make_room waits */
   LOOK_INTERVAL = 256, /* it looks once in so many: `completed` is on a cache line that the worker writes */
 };
 
@@ -101,8 +101,8 @@ mpg_status mpg_device_get(mpg_device_id id, mpg_device **device) {
 mpg_status mpg_device_make_room(mpg_device *device) {
   uint64_t count = device->submissions;
   if (count % LOOK_INTERVAL || count < RECENT) return MPG_OK;
-  if (mpg_tick_reached(device, device->recent[(count + LOOK_INTERVAL) % RECENT])) return MPG_OK;
-  return mpg_point_wait((mpg_point){.device = device, .tick = device->recent[(count + RECENT / 2) % RECENT]});
+  if (mpg_tick_reached(device, device->recent[(count + LOOK_INTERVAL) % RECENT].last)) return MPG_OK;
+  return mpg_point_wait((mpg_point){.device = device, .tick = device->recent[(count + RECENT / 2) % RECENT].last});
 }
 
 static void discard(const mpg_submission *submission) {
@@ -122,8 +122,12 @@ static mpg_status enqueue(mpg_device *device, const mpg_submission *submission) 
   return MPG_OK;
 }
 
-static void publish(mpg_device *device) {
-  device->recent[device->submissions++ % RECENT] = device->submitted;
+static void remember(mpg_device *device, const mpg_submission *work, mpg_tick last) {
+  device->recent[device->submissions++ % RECENT] = (mpg_submitted){last, work->name, work->origin, work->scope, work->stage, work->micro_batch};
+}
+
+static void publish(mpg_device *device, const mpg_submission *submission, mpg_tick last) {
+  remember(device, submission, last);
   device->backend->publish(device);
 }
 
@@ -139,8 +143,8 @@ mpg_status mpg_device_submit(mpg_device *device, const mpg_submission *submissio
     discard(submission);
     return status;
   }
-  publish(device);
   mpg_tick last = device->submitted;
+  publish(device, submission, last);
   if (tick) *tick = last;
   return table.mode == MPG_ENGINE_SYNC ? finish_now(device, last) : MPG_OK;
 }
@@ -159,7 +163,7 @@ mpg_status mpg_device_submit_together(mpg_device *const *devices, const mpg_subm
     MPG_GOTO(enqueue(devices[queued], &submissions[queued]));
     last[queued] = devices[queued]->submitted;
   }
-  for (int i = 0; i < count; i++) publish(devices[i]);
+  for (int i = 0; i < count; i++) publish(devices[i], &submissions[i], last[i]);
   if (ticks && count > 0) memcpy(ticks, last, (size_t)count * sizeof *ticks);
   if (table.mode == MPG_ENGINE_SYNC) {
     for (int i = 0; i < count; i++) mpg_tick_wait(devices[i], last[i], true);

@@ -46,6 +46,7 @@ typedef struct mpg_run {
   mpg_tick last_tick;   /* the last of them; reached when the work returns */
   mpg_point blocked_on; /* set by mpg_run_wait when it returned false */
   void *stream;         /* the backend's own (a CUDA stream); NULL on CPU devices */
+  uint32_t stage, micro_batch; /* the submission's */
 } mpg_run;
 
 /* Work: a function and a payload that is copied into the queue. It may suspend itself: when mpg_run_wait says false it
@@ -63,6 +64,7 @@ typedef struct mpg_submission {
   mpg_tick ticks;      /* how many ticks the work takes up; 0 means 1 */
   uint32_t origin;     /* the host line that queued it; 0: not known */
   uint32_t scope;      /* number of the block path (mpg_scope_text); 0: none */
+  uint32_t stage, micro_batch; /* of a pipeline: 1 + the number; 0: none */
   void (*discard)(void *payload); /* optional; called exactly once per submission when the payload is done with: after
                                      the work returned for the last time, failed, or will never run; also when submitting
                                      it fails. Worker thread or host. */
@@ -107,6 +109,13 @@ typedef struct mpg_backend {
   bool runs_inline;     /* small work may run in the submitting thread on an idle device */
 } mpg_backend;
 
+/* What is kept of a submission for looking back: where the queue stands, and who stands there. */
+typedef struct mpg_submitted {
+  mpg_tick last;
+  const char *name;
+  uint32_t origin, scope, stage, micro_batch;
+} mpg_submitted;
+
 struct mpg_device {
   mpg_device_id id;
   int32_t ordinal; /* position in the device table */
@@ -124,9 +133,16 @@ struct mpg_device {
   void (*kernel_cache_free)(void *cache);
   struct mpg_failures *failures;           /* see mpg_device_fail */
   struct mpg_event_buffer *events;         /* the profiler's */
-  mpg_tick *recent;                        /* last ticks of the latest submissions, a ring: what mpg_device_make_room looks at */
+  mpg_submitted *recent;                   /* the latest submissions, a ring; host lock */
   uint64_t submissions;
   char text[24];                           /* "cpu(0)" */
+  /* Where the running work is, for whoever asks why nothing moves; written by the worker, relaxed. */
+  struct {
+    _Atomic(const char *) name; /* the instruction's op, as long-lived as the process; NULL: not said */
+    _Atomic uint32_t scope;
+    _Atomic int32_t peer; /* 1 + ordinal of the device it waits for; 0: it does not wait */
+    _Atomic mpg_tick tick; /* that it waits for */
+  } at;
   _Alignas(64) _Atomic mpg_tick completed; /* any thread reads; the backend writes. On a cache line of its own. */
 };
 
@@ -198,6 +214,26 @@ void *mpg_device_scratch_slot(mpg_device *device, mpg_scratch_slot slot, size_t 
 static inline void *mpg_device_scratch(mpg_device *device, size_t size) {
   return mpg_device_scratch_slot(device, MPG_SCRATCH_LIBRARY, size);
 }
+
+/* Running work says what it does next. */
+static inline void mpg_run_at(const mpg_run *run, const char *name, uint32_t scope) {
+  atomic_store_explicit(&run->device->at.name, name, memory_order_relaxed);
+  atomic_store_explicit(&run->device->at.scope, scope, memory_order_relaxed);
+}
+
+/* standing.c: where a device's queue stands. Host lock. */
+typedef struct mpg_standing {
+  mpg_tick completed, submitted; /* the same: it has nothing to do */
+  const mpg_submitted *work;     /* the submission it is at; NULL: too far back to be known. Valid until the next submission. */
+  const char *op;                /* and in it; NULL: not known */
+  uint32_t scope;
+  mpg_device *peer; /* what it waits for; NULL: nothing */
+  mpg_tick tick;
+  const mpg_submitted *peer_work; /* which work reaches that tick; NULL likewise */
+} mpg_standing;
+mpg_standing mpg_device_standing(const mpg_device *device);
+/* Queues work that does nothing for that long; for tests. */
+mpg_status mpg_device_stall(mpg_device *device, int64_t ns);
 
 /* Execution mode. Set before the first device is opened (environment MPGLUON_ENGINE=async|sync|shuffle, and MXNet's
  * MXNET_ENGINE_TYPE=NaiveEngine for sync) or by this call, which waits for all work first. `shuffle` is the mock

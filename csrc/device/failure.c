@@ -8,7 +8,7 @@
 
 struct mpg_cause {
   mpg_status status;
-  uint32_t origin, scope;
+  uint32_t origin, scope, stage, micro_batch;
   const char *name;
   const mpg_device *device; /* where it happened */
   _Atomic bool reported;
@@ -112,6 +112,8 @@ void mpg_device_fail(mpg_device *device, mpg_tick first, mpg_tick last, mpg_stat
     *cause = (mpg_cause){.status = status,
                          .origin = submission ? submission->origin : 0,
                          .scope = submission ? submission->scope : 0,
+                         .stage = submission ? submission->stage : 0,
+                         .micro_batch = submission ? submission->micro_batch : 0,
                          .name = submission ? submission->name : NULL,
                          .device = device};
     memcpy(cause->text, text, size);
@@ -134,8 +136,10 @@ mpg_status mpg_failures_report(const mpg_cause *cause) {
     mpg_host_get()->origin_text(cause->origin, line, sizeof line);
     if (line[0]) snprintf(origin, sizeof origin, ", queued at %s", line);
   }
+  char part[64] = "";
+  if (cause->stage) snprintf(part, sizeof part, ", stage %u, micro-batch %u", cause->stage - 1, cause->micro_batch - 1);
   if (!cause->device || (!origin[0] && !cause->scope && !cause->name)) return mpg_fail(cause->status, "%s", cause->text);
-  return mpg_fail(cause->status, "%s [%s on %s%s%s%s]", cause->text, cause->name ? cause->name : "work", cause->device->text, origin,
+  return mpg_fail(cause->status, "%s [%s on %s%s%s%s%s]", cause->text, cause->name ? cause->name : "work", cause->device->text, part, origin,
                   cause->scope ? ", in block " : "", mpg_scope_text(cause->scope));
 }
 

@@ -41,6 +41,8 @@ void mpg_task_drop(mpg_device *device, const mpg_task *task);
 mpg_device *mpg_worker_device(void);
 void mpg_worker_set_device(mpg_device *device);
 
+enum { MPG_RECENT = 2048 }; /* submissions that a device remembers */
+
 /* --- Waiting (wait.c) --------------------------------------------------------------------------------------------- */
 static inline void mpg_cpu_pause(void) {
 #if defined(__x86_64__) || defined(__i386__)

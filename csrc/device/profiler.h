@@ -17,6 +17,7 @@ typedef struct mpg_event {
   bool backward;
   bool program;      /* an instruction of a compiled program, not an eager op */
   int32_t peer;      /* ordinal of the other device of a copy or wait; -1 */
+  uint32_t stage, micro_batch; /* of a pipeline: 1 + the number; 0: none */
   uint64_t bytes;    /* moved by a copy */
   int64_t begin_ns, end_ns; /* mpg_clock_ns */
 } mpg_event;

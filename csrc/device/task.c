@@ -33,7 +33,9 @@ bool mpg_task_advance(mpg_device *device, const mpg_task *task, mpg_point *block
   mpg_run run = {.device = device,
                  .num_threads = atomic_load_explicit(&device->num_threads, memory_order_relaxed),
                  .first_tick = task->first_tick,
-                 .last_tick = last_tick};
+                 .last_tick = last_tick,
+                 .stage = submission->stage,
+                 .micro_batch = submission->micro_batch};
   mpg_failures_forget_passed_on();
   mpg_status status = submission->work(&run, (void *)submission->payload);
   if (status == MPG_OK && run.blocked_on.device) {
@@ -41,6 +43,7 @@ bool mpg_task_advance(mpg_device *device, const mpg_task *task, mpg_point *block
     return false;
   }
   if (status != MPG_OK) mpg_device_fail(device, first_unsignalled(device, task), last_tick, status, submission);
+  mpg_run_at(&run, NULL, 0);
   discard(task);
   return true;
 }

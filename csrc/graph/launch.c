@@ -247,12 +247,11 @@ static mpg_status check_waits(const mpg_flight *flight, const mpg_program_segmen
   return MPG_OK;
 }
 
-mpg_status mpg_flight_submit(mpg_flight *flight, uint32_t number) {
+mpg_status mpg_flight_submit(mpg_flight *flight, uint32_t number, uint32_t stage, uint32_t micro_batch) {
   mpg_program_set *set = flight->frame->set;
   const mpg_launching *call = &flight->call;
   const mpg_program_segment *segment = &set->segments[number];
   mpg_device *device = set->programs[segment->slot].device;
-  mpg_tick tick;
   MPG_TRY(check_waits(flight, segment));
   MPG_TRY(mpg_device_make_room(device));
   MPG_TRY(resolve_bases(flight, segment));
@@ -261,9 +260,15 @@ mpg_status mpg_flight_submit(mpg_flight *flight, uint32_t number) {
   mpg_program_payload payload = {flight->frame, number, segment->begin};
   mpg_submission submission = {.name = set->name, .work = mpg_program_work, .payload = &payload, .payload_size = sizeof payload,
                                .points = set->points, .num_points = list.count, .ticks = segment->num_signals + 1, .origin = call->origin,
-                               .scope = call->scope, .discard = mpg_program_discard};
-  flight->frame->first_ticks[number] = mpg_device_next_tick(device);
+                               .scope = call->scope, .stage = stage, .micro_batch = micro_batch, .discard = mpg_program_discard};
+  mpg_tick first = mpg_device_next_tick(device);
+  flight->frame->first_ticks[number] = first;
   atomic_fetch_add_explicit(&flight->frame->references, 1, memory_order_relaxed);
-  MPG_TRY(mpg_device_submit(device, &submission, &tick));
-  return note_segment(set, segment, call, tick);
+  mpg_status status = mpg_device_submit(device, &submission, NULL);
+  if (status != MPG_OK && mpg_device_next_tick(device) == first) { /* not queued: nobody may wait for it */
+    flight->frame->first_ticks[number] = 0;
+    return status;
+  }
+  mpg_status noted = note_segment(set, segment, call, first + segment->num_signals);
+  return status != MPG_OK ? status : noted;
 }

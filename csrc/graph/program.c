@@ -119,6 +119,7 @@ static void note_event(const mpg_run *run, const mpg_program_set *set, const mpg
   mpg_event event = {.name = mpg_instruction_name(instruction), .scope = instruction->scope,
                      .kind = kinds[instruction->kind], .program = true, .backward = instruction->backward,
                      .peer = peer ? set->programs[instruction->peer].device->ordinal : -1, .bytes = instruction->bytes,
+                     .stage = run->stage, .micro_batch = run->micro_batch,
                      .begin_ns = begin, .end_ns = mpg_clock_ns()};
   mpg_profiler_record(run->device, &event);
 }
@@ -136,6 +137,7 @@ mpg_status mpg_program_work(mpg_run *run, void *payload) {
       continue;
     }
     int64_t begin = profiling ? mpg_clock_ns() : 0;
+    mpg_run_at(run, mpg_instruction_name(instruction), instruction->scope);
     if (instruction->kind == MPG_WAIT) {
       mpg_device *source = frame->set->programs[instruction->peer].device;
       mpg_point point = {source, frame->first_ticks[instruction->segment] + instruction->tick, true};

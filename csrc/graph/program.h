@@ -138,7 +138,8 @@ typedef struct mpg_flight {
   mpg_call_frame *frame; /* owned reference */
 } mpg_flight;
 mpg_status mpg_flight_begin(mpg_program_set *set, const mpg_launching *call, mpg_rows rows, bool timed, mpg_flight *flight);
-mpg_status mpg_flight_submit(mpg_flight *flight, uint32_t segment);
+/* stage, micro_batch: for errors and the profiler, see mpg_submission. */
+mpg_status mpg_flight_submit(mpg_flight *flight, uint32_t segment, uint32_t stage, uint32_t micro_batch);
 void mpg_flight_end(mpg_flight *flight); /* also of one that did not begin, zeroed; the queued work goes on */
 
 /* program.c: the work of one device; for launch.c. */

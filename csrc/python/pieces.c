@@ -10,6 +10,7 @@ typedef struct staged_call {
 typedef struct piece_run {
   PyObject_HEAD
   mpg_pieces *run;
+  bool watches; /* `run` is kept for its times only */
 } piece_run;
 
 /* --- Descriptions ------------------------------------------------------------------------------------------------- */
@@ -261,7 +262,9 @@ done:
 
 static void piece_run_dealloc(PyObject *object) {
   PyTypeObject *type = Py_TYPE(object);
-  mpg_pieces_release(((piece_run *)object)->run);
+  piece_run *self = (piece_run *)object;
+  if (self->watches) mpg_pieces_unwatch(self->run);
+  else mpg_pieces_release(self->run);
   type->tp_free(object);
   Py_DECREF(type);
 }
@@ -291,17 +294,18 @@ static PyObject *piece_run_submit(PyObject *object, PyObject *items) {
   if (PyObject_GetBuffer(items, &view, PyBUF_CONTIG_RO) < 0) return NULL;
   PyObject *result = NULL;
   const uint32_t *numbers = view.buf;
-  size_t count = (size_t)view.len / (3 * sizeof *numbers);
+  size_t count = (size_t)view.len / (4 * sizeof *numbers);
   mpg_piece_item *list = PyMem_Malloc((count + 1) * sizeof *list);
   if (list == NULL) {
     PyErr_NoMemory();
-  } else if ((size_t)view.len != count * 3 * sizeof *numbers) {
-    PyErr_SetString(PyExc_ValueError, "PieceRun.submit takes an array of (phase, piece, segment) as 32-bit numbers");
+  } else if ((size_t)view.len != count * 4 * sizeof *numbers) {
+    PyErr_SetString(PyExc_ValueError, "PieceRun.submit takes an array of (phase, piece, segment, stage) as 32-bit numbers");
   } else {
     mpg_status status = MPG_OK;
     for (size_t i = 0; i < count; i++) {
-      if (numbers[3 * i] > 1) status = mpg_fail(MPG_VALUE_ERROR, "PieceRun.submit: there is no phase %u", numbers[3 * i]);
-      list[i] = (mpg_piece_item){numbers[3 * i + 1], numbers[3 * i + 2], numbers[3 * i] ? MPG_PHASE_BACKWARD : MPG_PHASE_FORWARD};
+      const uint32_t *item = numbers + 4 * i;
+      if (item[0] > 1) status = mpg_fail(MPG_VALUE_ERROR, "PieceRun.submit: there is no phase %u", item[0]);
+      list[i] = (mpg_piece_item){item[1], item[2], item[3], item[0] ? MPG_PHASE_BACKWARD : MPG_PHASE_FORWARD};
     }
     if (status == MPG_OK) status = mpg_pieces_submit(run, list, count);
     result = status == MPG_OK ? Py_NewRef(Py_None) : mpg_py_raise(status);
@@ -350,7 +354,7 @@ static const mpg_pieces_schedule python_schedule = {drive_backward, release_driv
 
 static PyObject *piece_run_record(PyObject *object, PyObject *driver) {
   mpg_pieces *run = ((piece_run *)object)->run;
-  if (run->driver != NULL) return PyErr_Format(PyExc_ValueError, "PieceRun.record: it is recorded already");
+  if (run->finished || run->driver != NULL) return PyErr_Format(PyExc_ValueError, "PieceRun.record: it is recorded already");
   PyObject *arrays = piece_run_outputs(object, NULL), *pair = arrays != NULL ? PyTuple_Pack(2, driver, (PyObject *)Py_TYPE(object)) : NULL;
   mpg_array *outputs = PyMem_Calloc(run->num_outputs + 1, sizeof *outputs);
   if (pair == NULL || outputs == NULL) {
@@ -417,6 +421,17 @@ static PyObject *piece_run_times(PyObject *object, PyObject *args) {
   return list;
 }
 
+static PyObject *piece_run_watch(PyObject *object, PyObject *unused) {
+  (void)unused;
+  PyTypeObject *type = Py_TYPE(object);
+  piece_run *watcher = (piece_run *)type->tp_alloc(type, 0);
+  if (watcher == NULL) return NULL;
+  watcher->run = ((piece_run *)object)->run;
+  watcher->watches = true;
+  watcher->run->watchers++;
+  return (PyObject *)watcher;
+}
+
 static PyObject *piece_run_finish(PyObject *object, PyObject *unused) {
   (void)unused;
   mpg_pieces_finish(((piece_run *)object)->run);
@@ -426,7 +441,7 @@ static PyObject *piece_run_finish(PyObject *object, PyObject *unused) {
 static PyMethodDef piece_run_methods[] = {
     {"outputs", piece_run_outputs, METH_NOARGS, "outputs()\n--\n\nThe results, of all pieces together, not on the tape."},
     {"submit", piece_run_submit, METH_O,
-     "submit(items)\n--\n\nQueues segments in that order; items: array('I') of phase (0 forward, 1 backward), piece, segment, ...\n"
+     "submit(items)\n--\n\nQueues segments in that order; items: array('I') of phase (0 forward, 1 backward), piece, segment, stage, ...\n"
      "A segment must come after those it waits for; MXNetError otherwise."},
     {"record", piece_run_record, METH_O,
      "record(driver)\n--\n\nPuts the run on the tape as one call and returns its results. backward calls driver(run), which submits the\n"
@@ -437,6 +452,7 @@ static PyMethodDef piece_run_methods[] = {
     {"describe", piece_run_describe, METH_VARARGS, "describe(piece, phase)\n--\n\nThe programs of a piece; see StagedCall.forward."},
     {"program", piece_run_program, METH_VARARGS, "program(piece, phase)\n--\n\nA number that tells whether two pieces run the same programs."},
     {"times", piece_run_times, METH_VARARGS, "times(piece, phase)\n--\n\n(begin, end) of each segment in ns, zeros while it has not run."},
+    {"watch", piece_run_watch, METH_NOARGS, "watch()\n--\n\nThe same run, for its times: it keeps no memory of the run's."},
     {"finish", piece_run_finish, METH_NOARGS, "finish()\n--\n\nGives memory back; all that is wanted has been submitted."},
     {0}};
 static PyType_Slot piece_run_slots[] = {

@@ -1,4 +1,5 @@
 /* Settings and facts of the process: execution mode, random seed, waiting for all, build features. */
+#include "base/host.h"
 #include "base/library.h"
 #include "base/memory.h"
 #include "kernels/cpu/dispatch.h"
@@ -113,7 +114,47 @@ static PyObject *memory_until_failure(PyObject *module, PyObject *unused) {
   return PyLong_FromLongLong(mpg_memory_until_failure());
 }
 
+/* (name, line, block path, stage or None, micro-batch or None) of a submission; None when it is not known. */
+static PyObject *work_tuple(const mpg_submitted *work) {
+  if (work == NULL) Py_RETURN_NONE;
+  char line[512] = "";
+  mpg_host_get()->origin_text(work->origin, line, sizeof line);
+  PyObject *stage = work->stage ? PyLong_FromUnsignedLong(work->stage - 1) : Py_NewRef(Py_None);
+  PyObject *micro_batch = work->stage ? PyLong_FromUnsignedLong(work->micro_batch - 1) : Py_NewRef(Py_None);
+  return Py_BuildValue("(sssNN)", work->name, line, mpg_scope_text(work->scope), stage, micro_batch);
+}
+
+static PyObject *engine_standing(PyObject *module, PyObject *unused) {
+  (void)module, (void)unused;
+  PyObject *list = PyList_New(0);
+  for (int i = 0; list != NULL && i < mpg_device_count(); i++) {
+    const mpg_device *device = mpg_device_at(i);
+    mpg_standing s = mpg_device_standing(device);
+    PyObject *item = Py_BuildValue("(sKKNzszKN)", mpg_device_text(device), (unsigned long long)s.completed, (unsigned long long)s.submitted,
+                                   work_tuple(s.work), s.op, mpg_scope_text(s.scope), s.peer ? mpg_device_text(s.peer) : NULL,
+                                   (unsigned long long)s.tick, work_tuple(s.peer_work));
+    if (item == NULL || PyList_Append(list, item) < 0) Py_CLEAR(list);
+    Py_XDECREF(item);
+  }
+  return list;
+}
+
+static PyObject *stall(PyObject *module, PyObject *args) {
+  (void)module;
+  int index;
+  double seconds;
+  if (!PyArg_ParseTuple(args, "id:_stall", &index, &seconds)) return NULL;
+  mpg_device *device;
+  MPG_PY_TRY(mpg_device_get((mpg_device_id){MPG_CPU, index}, &device));
+  MPG_PY_TRY(mpg_device_stall(device, (int64_t)(seconds * 1e9)));
+  Py_RETURN_NONE;
+}
+
 PyMethodDef mpg_py_runtime_methods[] = {
+    {"engine_standing", engine_standing, METH_NOARGS,
+     "engine_standing()\n--\n\nFor each device (its name, ticks completed, ticks submitted, the work it is at, the op in it, the op's block path, the device it\n"
+     "waits for or None, the tick it waits for, the work there). Work is (name, line, block path, stage, micro-batch) or None."},
+    {"_stall", stall, METH_VARARGS, "_stall(index, seconds)\n--\n\nQueues work on cpu(index) that does nothing for so long; for tests."},
     {"waitall", waitall, METH_NOARGS, "waitall()\n--\n\nWaits for everything queued on all devices; raises the first failure not raised before."},
     {"random_seed", random_seed, METH_O, "random_seed(seed)\n--\n\nSets the seed of all random ops and starts their count anew."},
     {"random_state", random_state, METH_NOARGS, "random_state()\n--\n\n(seed, number of random calls so far)."},

@@ -1,6 +1,7 @@
 """Pipelines: a block that spans devices, run on micro-batches that are under way at the same time."""
 
 import array
+import gc
 
 import numpy as np
 
@@ -296,8 +297,12 @@ def _check_memory(peaks):
     """Raises where a device's limit leaves less than the schedule needs."""
     for ctx, needed in peaks.items():
         stats = memory_stats(ctx)
-        left = stats["limit"] - stats["in_use"]
-        if stats["limit"] and needed > left:
+        if not stats["limit"]:
+            continue
+        if needed > stats["limit"] - stats["in_use"] and gc.collect():  # arrays that nothing reaches any more count as free
+            stats = memory_stats(ctx)
+        left = max(stats["limit"] - stats["in_use"], 0)  # what is cached goes back to the system when it is asked for more
+        if needed > left:
             raise schedules.ScheduleError(
                 f"the schedule needs {needed:,} bytes on {ctx} for micro-batches under way, {needed - left:,} more than its limit of {stats['limit']:,} "
                 f"leaves beside the {stats['in_use']:,} in use. More micro-batches, schedule='1f1b' or recompute take less"
@@ -343,7 +348,7 @@ class _Driver:
     def forward(self, run):
         stages, table, items = self._prepare(run, "F")
         run.submit(items)
-        self.pipeline._last = (run, stages, table, "F", self.pipeline.micro_batches)
+        self.pipeline._last = (run.watch(), stages, table, "F", self.pipeline.micro_batches)
 
     def train(self, run):
         """Both passes, interleaved."""
@@ -351,10 +356,10 @@ class _Driver:
         stages, table, items = self._prepare(run, "FB")
         _check_memory(stages.peaks(items, "FB") if any(memory_stats(ctx)["limit"] for ctx in stages.contexts) else {})
         run.submit(items)
-        self.pipeline._last = (run, stages, table, "FB", self.pipeline.micro_batches)
+        self.pipeline._last = (run.watch(), stages, table, "FB", self.pipeline.micro_batches)
 
     def __call__(self, run):
         """The backward of a recorded run."""
         stages, table, items = self._prepare(run, "B")
         run.submit(items)
-        self.pipeline._last = (run, stages, table, "B", self.pipeline.micro_batches)
+        self.pipeline._last = (run.watch(), stages, table, "B", self.pipeline.micro_batches)

@@ -35,7 +35,7 @@ class Report:
         for action in stages.actions(micro_batches, phases):
             phase, piece, segments = stages.segments_of(action)
             spans = [measured[piece, phase][s] for s in segments]
-            spans = [span for span in spans if span[0]]
+            spans = [span for span in spans if span[0] and span[1]]
             if spans:
                 self.spans[action] = (min(b for b, _ in spans) / 1e9, max(e for _, e in spans) / 1e9)
         start = min((b for b, _ in self.spans.values()), default=0.0)

@@ -86,18 +86,18 @@ class Stages:
         return [[a for a in row if a.kind in kinds] for row in table]
 
     def items(self, table, micro_batches, phases):
-        """The segments to queue, as numbers: phase, piece, segment, phase, ..."""
+        """The segments to queue, as numbers: phase, piece, segment, stage, phase, ..."""
         numbers = []
         order = schedules.verify(table, self.graph, micro_batches, phases)
         for action in order:
             phase = 0 if action.kind == "F" else 1
             for segment in self.pieces[action.micro_batch]["segments"][action.stage][action.kind]:
-                numbers += [phase, action.micro_batch, segment]
+                numbers += [phase, action.micro_batch, segment, action.stage]
         for piece in range(micro_batches):
             for phase, kind in enumerate("FB"):
                 if kind in phases:
                     for segment in self.pieces[piece]["arrivals"][kind]:
-                        numbers += [phase, piece, segment]
+                        numbers += [phase, piece, segment, 0 if phase else len(self) - 1]
         return numbers
 
     def segments_of(self, action):
@@ -124,7 +124,7 @@ class Stages:
                     for block in segment["blocks"]:
                         uses[piece, block] = uses.get((piece, block), 0) + 1
         now, peaks = {ctx: 0 for ctx in self.contexts}, {ctx: 0 for ctx in self.contexts}
-        for phase, piece, number in zip(*[iter(items)] * 3):
+        for phase, piece, number, _ in zip(*[iter(items)] * 4):
             blocks = (self.forward, self.backward)[phase][piece]["segments"][number]["blocks"]
             for block in blocks:
                 if (piece, block) not in held:

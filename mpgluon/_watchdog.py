@@ -1,0 +1,90 @@
+"""Says why nothing moves: which device is at which work, and what it waits for. See `engine.set_watchdog`."""
+
+import os
+import sys
+import threading
+import time
+
+from . import _core
+
+_running = None
+
+
+class _Watchdog:
+    def __init__(self, seconds):
+        self.seconds = seconds
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="mpgluon watchdog", daemon=True)
+        self._thread.start()
+
+    def end(self):
+        self._ended.set()
+
+    def _watch(self):
+        before, since, told = None, time.monotonic(), False
+        while not self._ended.wait(min(self.seconds / 4, 1.0)):
+            standing = [entry for entry in _core.engine_standing() if entry[1] < entry[2]]
+            now = [(device, completed) for device, completed, *_ in standing]
+            if now != before:
+                before, since, told = now, time.monotonic(), False
+            elif standing and not told and time.monotonic() - since >= self.seconds and _core.engine_mode() != "shuffle":
+                told = True  # once for each time that everything stands still
+                print(describe(standing, time.monotonic() - since), file=sys.stderr, flush=True)
+
+
+def _work(work):
+    if work is None:
+        return "work that was queued long ago"
+    name, line, path, stage, micro_batch = work
+    parts = [name]
+    if stage is not None:
+        parts.append(f"stage {stage}, micro-batch {micro_batch}")
+    if path:
+        parts.append(f"block {path}")
+    if line:
+        parts.append(f"queued at {line}")
+    return ", ".join(parts)
+
+
+def describe(standing, seconds):
+    """The text for devices with work queued of which none has moved for so many seconds."""
+    lines = [f"mpgluon watchdog: no device has finished anything for {seconds:.1f} s, but work is queued:"]
+    for device, completed, submitted, work, op, path, peer, tick, peer_work in standing:
+        at = f" at {op}" + (f" of {path}" if path else "") if op else ""
+        if peer is None:
+            lines.append(f"  {device} is running {_work(work)}{' (' + at[1:] + ')' if at else ''}; {submitted - completed} ticks are left")
+        else:
+            lines.append(f"  {device} waits for {peer}, tick {tick}: {_work(peer_work)}")
+            lines.append(f"    for: {_work(work)}{' (' + at[1:] + ')' if at and op != 'wait' else ''}; {submitted - completed} ticks are left")
+    return "\n".join(lines)
+
+
+def set_seconds(seconds):
+    global _running
+    if seconds is not None and not (isinstance(seconds, (int, float)) and 0 <= seconds < float("inf")):
+        raise ValueError(f"engine.set_watchdog: a number of seconds, or None (or 0) for none, not {seconds!r}")
+    former = _running.seconds if _running else None
+    if _running:
+        _running.end()
+    _running = _Watchdog(float(seconds)) if seconds else None
+    return former
+
+
+def _restart():
+    if _running:
+        set_seconds(_running.seconds)
+
+
+os.register_at_fork(after_in_child=_restart)
+
+
+def read_setting():
+    text = os.environ.get("MPGLUON_WATCHDOG", "")
+    if text:
+        try:
+            seconds = float(text)
+            if not 0 <= seconds < float("inf"):
+                raise ValueError
+        except ValueError:
+            raise ValueError(f"environment variable MPGLUON_WATCHDOG is {text!r}; it must be a number of seconds, 0 for none") from None
+        set_seconds(seconds)

@@ -1,0 +1,336 @@
+"""Pipelines when something goes wrong: what the error says, that nothing is lost, and that everything works afterwards; the watchdog."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import _core, _watchdog, autograd, gluon, nd
+from mpgluon.context import memory_stats, set_memory_limit
+from mpgluon.gluon import nn
+from mpgluon.parallel import Pipeline, TrainStep
+from test_failures import sweep
+from test_pipeline import CPU, NETS, Chain, data, dense, gradients, loss_of, same
+
+
+def in_use(devices=(0, 1)):
+    nd.waitall()
+    gc.collect()
+    return [memory_stats(mx.cpu(i))["in_use"] for i in devices]
+
+
+def train_once(net, schedule="1f1b", pieces=4, x=None):
+    train = TrainStep(net, loss_of, None, Pipeline(pieces, schedule), exact=True)
+    return train(data((10, 16)) if x is None else x, [])
+
+
+class Picky(gluon.HybridBlock):
+    """The second device's part looks rows up, and fails on a row that is not there."""
+
+    def __init__(self, devices=(0, 1)):
+        super().__init__()
+        self.devices = [CPU[d] for d in devices]
+        with self.name_scope():
+            self.first = nn.Dense(4, in_units=4, flatten=False)
+            self.table = self.params.get("table", shape=(8, 4))
+        self.first.initialize(ctx=self.devices[0])
+        self.table.initialize(ctx=self.devices[1])
+
+    def hybrid_forward(self, F, x, index, table):
+        x = self.first(x).as_in_context(self.devices[1])
+        return x + F.gather_nd(table, index.as_in_context(self.devices[1]).expand_dims(0))
+
+
+GOOD = nd.array([0, 1, 2, 3, 4, 5, 6, 7])
+BAD = nd.array([0, 1, 2, 3, 900, 5, 6, 7])
+
+
+@pytest.mark.parametrize("way", ["loop", "step"])
+def test_a_failing_kernel_is_named(way):
+    """It fails in micro-batch 2 on the second device."""
+    net = Picky()
+    x = nd.ones((8, 4))
+    pipeline = Pipeline(4)
+    train = TrainStep(net, loss_of, None, pipeline)
+
+    def run(index):
+        if way == "step":
+            return train([x, index], []).asnumpy()
+        net.hybridize(pipeline=pipeline)
+        with autograd.record():
+            loss = loss_of(net(x, index))
+        loss.backward()
+        return net.first.weight.grad().asnumpy()
+
+    expected = run(GOOD)
+    expected = run(GOOD)
+    used = in_use()
+    for _ in range(2):
+        with pytest.raises(mx.MXNetError) as caught:
+            run(BAD)
+            nd.waitall()
+        text, caught = str(caught.value), None
+        for part in ("900", "on cpu(1)", "stage 1, micro-batch 2", "test_pipeline_failures.py:", "Picky" if way == "loop" else "picky"):
+            assert part.lower() in text.lower(), (part, text)
+        try:
+            nd.waitall()
+        except mx.MXNetError:
+            pass
+        assert np.array_equal(run(GOOD), expected)
+    assert in_use() == used
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble"])
+def test_out_of_memory_in_the_middle(schedule):
+    """A device whose limit lets only part of the micro-batches start: the forward of the ordinary loop is not checked beforehand."""
+    wide = Chain([0, 1], lambda i: nn.Dense(512, in_units=512 if i else 16, activation="tanh"))
+    wide.hybridize(pipeline=Pipeline(8, schedule))
+    x = data((2048, 16))
+
+    def run():
+        with autograd.record():
+            loss = loss_of(wide(x))
+        loss.backward()
+        return wide.parts[0].weight.grad().asnumpy()
+
+    expected = run()
+    used = in_use()
+    CPU[1].empty_cache()
+    set_memory_limit(CPU[1], memory_stats(CPU[1])["in_use"] + 5_500_000)
+    try:
+        with pytest.raises(MemoryError) as caught:
+            run()
+        text = str(caught.value)
+        assert "cpu(1) is out of memory" in text
+        assert "forward of stage 0 on cpu(0), micro-batch 2, in " in text, text  # which pushes its result there
+    finally:
+        set_memory_limit(CPU[1], None)
+    caught = None
+    assert np.array_equal(run(), expected)
+    assert in_use() == used
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
+@pytest.mark.parametrize("way", ["loop", "step"])
+def test_every_allocation_of_a_step_fails(way, schedule):
+    net = NETS["branches"][0]([0, 1])
+    pipeline = Pipeline(3, schedule)
+    train = TrainStep(net, loss_of, None, pipeline)
+
+    def run():
+        if way == "step":
+            return train(data((10, 16)), []).asnumpy()
+        with autograd.record():
+            loss = loss_of(net(data((10, 16))))
+        loss.backward()
+        return net.a.weight.grad().asnumpy()
+
+    def first():
+        nonlocal net, train
+        net = NETS["branches"][0]([0, 1])
+        if way == "loop":
+            net.hybridize(pipeline=pipeline)
+        train = TrainStep(net, loss_of, None, pipeline)
+        run()
+
+    assert sweep(first, limit=200_000, stride=37) > 2
+    first()
+    expected = run()
+    used = in_use()
+    assert sweep(run) > 0
+    assert np.array_equal(run(), expected)
+    gc.collect()
+    assert all(after <= before + (1 << 16) for after, before in zip(in_use(), used))
+
+
+def test_interrupted_while_waiting_for_a_stalled_device():
+    """Ctrl-C: the wait ends, the pipeline goes on behind it."""
+    net = NETS["dense"][0]([0, 1])
+    train = TrainStep(net, loss_of, None, Pipeline(4), exact=True)
+    mx.random.seed(5)
+    expected = train(data((10, 16)), []).asnumpy()
+    nd.waitall()
+    _core._stall(1, 0.6)
+    mx.random.seed(5)
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        train(data((10, 16)), []).asnumpy()
+        time.sleep(1)
+    timer.join()
+    nd.waitall()
+    mx.random.seed(5)
+    assert np.array_equal(train(data((10, 16)), []).asnumpy(), expected)
+
+
+# --- Lifetimes ---
+
+
+def looped(net, x):
+    with autograd.record():
+        return loss_of(net(x))
+
+
+def test_a_retained_graph_runs_backward_again():
+    net = NETS["dense"][0]([0, 1])
+    net.hybridize(exact=True, pipeline=Pipeline(3))
+    looped(net, data((10, 16))).backward()
+    used = in_use()
+    mx.random.seed(5)
+    loss = looped(net, data((10, 16)))
+    results = []
+    for retain in (True, True, False):
+        loss.backward(retain_graph=retain)
+        results.append(gradients(net))
+    assert same(results[0], results[1]) and same(results[0], results[2])
+    with pytest.raises(mx.MXNetError):
+        loss.backward()
+    del loss
+    assert in_use() == used
+
+
+def test_runs_in_flight_together():
+    net = NETS["dense"][0]([0, 1])
+    net.hybridize(exact=True, pipeline=Pipeline(3))
+    expected = []
+    for seed in (1, 2):
+        mx.random.seed(seed)
+        looped(net, data((10, 16), seed)).backward()
+        expected.append(gradients(net))
+    losses = []
+    for seed in (1, 2):
+        mx.random.seed(seed)
+        losses.append(looped(net, data((10, 16), seed)))
+    for loss, grads in zip(losses, expected):
+        loss.backward()
+        assert same(gradients(net), grads)
+
+
+def test_a_backward_that_never_comes_keeps_nothing():
+    net = NETS["dense"][0]([0, 1])
+    net.hybridize(pipeline=Pipeline(3))
+    looped(net, data((10, 16))).backward()
+    used = in_use()
+    for _ in range(3):
+        loss = looped(net, data((10, 16)))
+    del loss
+    assert in_use() == used  # the pipeline itself keeps times only
+    with autograd.record():
+        out = net(data((10, 16)))
+    piece = out[3:5]
+    del out
+    assert piece.asnumpy().shape == (2, 16)
+
+
+def test_prediction_while_a_backward_is_out():
+    net = NETS["dense"][0]([0, 1])
+    net.hybridize(exact=True, pipeline=Pipeline(3))
+    expected = net(data((10, 16), 4)).asnumpy()
+    loss = looped(net, data((10, 16)))
+    assert np.array_equal(net(data((10, 16), 4)).asnumpy(), expected)
+    loss.backward()
+
+
+def test_a_finished_run_takes_no_more():
+    call = _core.StagedCall(lambda x: x * 2, [nd.ones((4, 2))], [False], [False], recording=False)
+    run = _core.PieceRun((call,), ((0, 0, 4, 4),), [1], [1], [0], [nd.ones((4, 2))])
+    watch = run.watch()
+    run.finish()
+    import array
+
+    for other in (run, watch):
+        with pytest.raises(ValueError, match="finished"):
+            other.submit(array.array("I", [0, 0, 0, 0]))
+        with pytest.raises(ValueError, match="finished"):
+            other.outputs()
+    assert watch.watch().times(0, 0) == [(0, 0)]
+    with pytest.raises(ValueError, match="phase, piece, segment, stage"):
+        run.submit(array.array("I", [0, 0, 0]))
+
+
+# --- The watchdog ---
+
+
+@pytest.fixture
+def watchdog():
+    yield mx.engine.set_watchdog
+    mx.engine.set_watchdog(None)
+
+
+def test_the_watchdog_names_who_waits_for_whom(watchdog, capfd):
+    net = NETS["dense"][0]([0, 1])
+    net.hybridize(pipeline=Pipeline(4))
+    net(data((10, 16)))
+    nd.waitall()
+    assert watchdog(0.1) is None
+    _core._stall(0, 0.8)
+    out = net(data((10, 16)))
+    out.wait_to_read()
+    nd.waitall()
+    assert watchdog(None) == 0.1
+    text = capfd.readouterr().err
+    assert text.count("mpgluon watchdog: no device has finished anything") == 1, text
+    assert "cpu(0) is running stall" in text
+    assert "cpu(1) waits for cpu(0), tick" in text
+    for part in ("stage 0, micro-batch 0", "stage 1, micro-batch 0", "test_pipeline_failures.py:", "hain"):
+        assert part in text, (part, text)
+
+
+def test_the_watchdog_is_silent_while_things_move(watchdog, capfd):
+    watchdog(0.15)
+    for _ in range(8):
+        _core._stall(0, 0.05)
+    nd.waitall()
+    time.sleep(0.3)  # nothing is queued
+    assert capfd.readouterr().err == ""
+
+
+def test_the_watchdog_of_the_environment():
+    code = "import mpgluon as mx; from mpgluon import _core; _core._stall(0, 0.6); mx.nd.waitall()"
+    root = os.path.dirname(os.path.dirname(mx.__file__))
+    env = {**os.environ, "PYTHONPATH": root + os.pathsep + os.environ.get("PYTHONPATH", "")}
+    done = subprocess.run([sys.executable, "-c", code], env={**env, "MPGLUON_WATCHDOG": "0.1"}, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "cpu(0) is running stall" in done.stderr
+    done = subprocess.run([sys.executable, "-c", code], env={**env, "MPGLUON_WATCHDOG": "soon"}, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0 and "MPGLUON_WATCHDOG is 'soon'" in done.stderr
+    with pytest.raises(ValueError, match="a number of seconds"):
+        mx.engine.set_watchdog(-1)
+
+
+def test_texts_of_the_watchdog():
+    work = ("forward", "train.py:3", "net", 1, 2)
+    text = _watchdog.describe([("cpu(0)", 3, 9, None, None, "", None, 0, None), ("cpu(1)", 3, 9, work, "dot", "net/dense0", "cpu(0)", 4, None)], 2.0)
+    assert "cpu(0) is running work that was queued long ago; 6 ticks are left" in text
+    assert "cpu(1) waits for cpu(0), tick 4: work that was queued long ago" in text
+    assert "forward, stage 1, micro-batch 2, block net, queued at train.py:3 (at dot of net/dense0)" in text
+
+
+# --- What the profiler tells ---
+
+
+def test_stages_and_micro_batches_in_the_trace(tmp_path):
+    net = NETS["dense"][0]([0, 1])
+    train = TrainStep(net, loss_of, None, Pipeline(3))
+    train(data((10, 16)), [])
+    nd.waitall()
+    mx.profiler.set_config(filename=str(tmp_path / "trace.json"))
+    mx.profiler.set_state("run")
+    train(data((10, 16)), [])
+    mx.profiler.set_state("stop")
+    events = [e for e in mx.profiler.events() if e["stage"] is not None]
+    assert {(e["stage"], e["micro_batch"]) for e in events} == {(s, m) for s in range(2) for m in range(3)}
+    assert all(e["device"] == f"cpu({e['stage']})" for e in events)
+    mx.profiler.dump()
+    import json
+
+    rows = json.load(open(tmp_path / "trace.json"))["traceEvents"]
+    assert any(row.get("args", {}).get("micro_batch") == 2 for row in rows)
+    copies = [row for row in rows if row["name"] == "copy" and row["ph"] == "s"]
+    assert len(copies) >= 6  # three micro-batches each way
