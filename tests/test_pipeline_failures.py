@@ -17,7 +17,7 @@ from mpgluon.context import memory_stats, set_memory_limit
 from mpgluon.gluon import nn
 from mpgluon.parallel import Pipeline, TrainStep
 from test_failures import sweep
-from test_pipeline import CPU, NETS, Chain, data, dense, gradients, loss_of, same
+from test_pipeline import CPU, NETS, Chain, data, gradients, loss_of, same
 
 
 def in_use(devices=(0, 1)):
@@ -26,9 +26,10 @@ def in_use(devices=(0, 1)):
     return [memory_stats(mx.cpu(i))["in_use"] for i in devices]
 
 
-def train_once(net, schedule="1f1b", pieces=4, x=None):
-    train = TrainStep(net, loss_of, None, Pipeline(pieces, schedule), exact=True)
-    return train(data((10, 16)) if x is None else x, [])
+def assert_no_more_in_use(before, slack=4096):
+    """But for kernels' scratch, which comes in steps of 4096 bytes."""
+    after = in_use()
+    assert all(a <= b + slack for a, b in zip(after, before)), (before, after)
 
 
 class Picky(gluon.HybridBlock):
@@ -84,7 +85,7 @@ def test_a_failing_kernel_is_named(way):
         except mx.MXNetError:
             pass
         assert np.array_equal(run(GOOD), expected)
-    assert in_use() == used
+    assert_no_more_in_use(used)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble"])
@@ -114,7 +115,7 @@ def test_out_of_memory_in_the_middle(schedule):
         set_memory_limit(CPU[1], None)
     caught = None
     assert np.array_equal(run(), expected)
-    assert in_use() == used
+    assert_no_more_in_use(used)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
@@ -147,7 +148,7 @@ def test_every_allocation_of_a_step_fails(way, schedule):
     assert sweep(run) > 0
     assert np.array_equal(run(), expected)
     gc.collect()
-    assert all(after <= before + (1 << 16) for after, before in zip(in_use(), used))
+    assert_no_more_in_use(used, 1 << 16)
 
 
 def test_interrupted_while_waiting_for_a_stalled_device():
@@ -193,7 +194,7 @@ def test_a_retained_graph_runs_backward_again():
     with pytest.raises(mx.MXNetError):
         loss.backward()
     del loss
-    assert in_use() == used
+    assert_no_more_in_use(used)
 
 
 def test_runs_in_flight_together():
@@ -221,7 +222,7 @@ def test_a_backward_that_never_comes_keeps_nothing():
     for _ in range(3):
         loss = looped(net, data((10, 16)))
     del loss
-    assert in_use() == used  # the pipeline itself keeps times only
+    assert_no_more_in_use(used)  # the pipeline itself keeps times only
     with autograd.record():
         out = net(data((10, 16)))
     piece = out[3:5]
