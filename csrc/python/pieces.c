@@ -21,6 +21,7 @@ static PyObject *describe_segment(const mpg_program_set *set, const mpg_program_
   const mpg_program *program = &set->programs[segment->slot];
   PyObject *waits = PyList_New(0), *ops = PyList_New(0), *blocks = PyList_New(0), *result = NULL;
   size_t sent = 0;
+  unsigned int copies = 0;
   if (waits == NULL || ops == NULL || blocks == NULL) goto done;
   for (uint32_t i = segment->begin; i < segment->end; i++) {
     const mpg_instruction *instruction = &program->instructions[i];
@@ -31,7 +32,9 @@ static PyObject *describe_segment(const mpg_program_set *set, const mpg_program_
     int added = item != NULL ? PyList_Append(waiting ? waits : ops, item) : -1;
     Py_XDECREF(item);
     if (added < 0) goto done;
-    if (instruction->kind == MPG_COPY) sent += instruction->bytes;
+    if (instruction->kind != MPG_COPY) continue;
+    sent += instruction->bytes;
+    copies++;
   }
   for (uint32_t i = 0; i < segment->num_accesses; i++) {
     if (segment->accesses[i].base < set->num_externals) continue;
@@ -40,9 +43,9 @@ static PyObject *describe_segment(const mpg_program_set *set, const mpg_program_
     Py_XDECREF(item);
     if (added < 0) goto done;
   }
-  result = Py_BuildValue("{s:N,s:I,s:O,s:O,s:O,s:O,s:n}", "device", context_of(program->device->id), "depth", (unsigned int)segment->depth,
+  result = Py_BuildValue("{s:N,s:I,s:O,s:O,s:O,s:O,s:n,s:I}", "device", context_of(program->device->id), "depth", (unsigned int)segment->depth,
                          "deferred", segment->deferred ? Py_True : Py_False, "waits", waits, "ops", ops, "blocks", blocks, "bytes_sent",
-                         (Py_ssize_t)sent);
+                         (Py_ssize_t)sent, "copies", copies);
 done:
   Py_XDECREF(waits);
   Py_XDECREF(ops);
@@ -156,7 +159,7 @@ static PyObject *staged_call_forward(PyObject *object, PyObject *unused) {
 static PyMethodDef staged_call_methods[] = {
     {"forward", staged_call_forward, METH_NOARGS,
      "forward()\n--\n\nThe forward programs: {'segments': [...], 'blocks': [(device, bytes with the pool's rounding, of this phase)]}. A segment is a dict of device,\n"
-     "depth, deferred, waits (segments it waits for), ops, blocks (that it touches) and bytes_sent."},
+     "depth, deferred, waits (segments it waits for), ops, blocks (that it touches), bytes_sent and copies (how many of the ops send them)."},
     {0}};
 static PyGetSetDef staged_call_properties[] = {
     {"outputs", staged_call_outputs, NULL, "(shape, dtype, whether it has memory of its own) of each result.", NULL}, {0}};

@@ -47,6 +47,9 @@ class Pipeline:
         Along time: which argument is carried from piece to piece, and which result it comes from. By default ``{1: 1}``: the block is
         called as ``net(x, states)`` and returns ``(out, states)``.
 
+    statistics : {'micro_batch'}
+        Over which rows BatchNorm takes its statistics.
+
     Notes
     -----
     Results and gradients are bit for bit those of running the micro-batches one after the other and accumulating. Random numbers
@@ -54,7 +57,7 @@ class Pipeline:
     moving statistics are updated once for each.
     """
 
-    def __init__(self, micro_batches, schedule="1f1b", along="batch", axis=0, split=None, carry=None):
+    def __init__(self, micro_batches, schedule="1f1b", along="batch", axis=0, split=None, carry=None, statistics="micro_batch"):
         if not isinstance(micro_batches, int) or micro_batches < 1:
             raise ValueError(f"Pipeline: micro_batches must be a positive whole number, not {micro_batches!r}")
         if along not in ("batch", "time"):
@@ -63,6 +66,13 @@ class Pipeline:
             raise ValueError(f"Pipeline: there is no schedule {schedule!r}; there are {', '.join(schedules.NAMES)}, auto, and tables of one's own")
         if carry is not None and along != "time":
             raise ValueError("Pipeline: carry= is for pipelines along time")
+        if statistics == "batch":
+            raise NotImplementedError(
+                "Pipeline: statistics='batch' is not there yet: BatchNorm's moving statistics are updated once for each micro-batch. "
+                "Use fewer micro-batches, or LayerNorm or GroupNorm, whose results do not depend on the other rows"
+            )
+        if statistics != "micro_batch":
+            raise ValueError(f"Pipeline: statistics must be 'micro_batch', not {statistics!r}")
         self.micro_batches = micro_batches
         self.schedule = schedule
         self.along = along

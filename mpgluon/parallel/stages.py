@@ -41,36 +41,47 @@ class Stages:
         segments = [{"F": [i], "B": [], "W": []} for i in stages]
         # Where a stage only receives (a result that is moved): behind everything.
         arrivals = {"F": [i for i, s in enumerate(forward) if not s["ops"]], "B": []}
-        backward_sources = None
+        backward_sources, pushes = None, {}
         if backward is not None:
-            owner = self._owners(forward, backward, stages, contexts)
+            owner, early = self._owners(forward, backward, stages, contexts)
+            for i in early:  # queued with the first that waits for it
+                user = next((owner[j] for j, s in enumerate(backward) if i in s["waits"] and j in owner), None)
+                if user is None:
+                    arrivals["B"].append(i)
+                else:
+                    pushes.setdefault(user, []).append(i)
             for i, segment in enumerate(backward):
                 if not segment["ops"]:
                     arrivals["B"].append(i)
-                else:
+                elif i in owner:
                     segments[owner[i]]["W" if segment["deferred"] else "B"].append(i)
             backward_sources = [[] for _ in stages]
             for i, segment in enumerate(backward):
-                if segment["ops"]:
-                    backward_sources[owner[i]] += [owner[w] for w in segment["waits"] if backward[w]["ops"] and owner[w] != owner[i]]
+                if i in owner:
+                    backward_sources[owner[i]] += [owner[w] for w in segment["waits"] if w in owner and owner[w] != owner[i]]
         names = [_name_of(forward[i]["ops"]) for i in stages]
         return {
             "devices": devices, "sources": sources, "segments": segments, "arrivals": arrivals, "contexts": contexts, "names": names,
-            "backward_sources": backward_sources,
+            "backward_sources": backward_sources, "pushes": pushes,
         }  # fmt: skip
 
     def _owners(self, forward, backward, stages, contexts):
-        """The stage that each segment of the backward belongs to: on each device, the last for the first, and so on."""
-        owner = {}
+        """The stage that each segment of the backward belongs to: on each device, the last for the first, and so on.
+
+        And those that belong to none: where a result was moved, its gradient is moved back ahead of the device's stages.
+        """
+        owner, early = {}, []
         for ctx in contexts:
             own = [n for n, i in enumerate(stages) if forward[i]["device"] == ctx]
             for late in (False, True):
                 at = [i for i, s in enumerate(backward) if s["device"] == ctx and s["deferred"] == late and s["ops"]]
+                while not late and len(at) > len(own) and not backward[at[0]]["waits"] and len(backward[at[0]]["ops"]) == backward[at[0]]["copies"]:
+                    early.append(at.pop(0))
                 for k, i in enumerate(at):
                     if not own:
                         raise ScheduleError(f"{ctx} has work in the backward pass of this pipeline, but no stage")
                     owner[i] = own[max(len(own) - 1 - k, 0)]
-        return owner
+        return owner, early
 
     def __len__(self):
         return len(self.graph)
@@ -91,6 +102,9 @@ class Stages:
         order = schedules.verify(table, self.graph, micro_batches, phases)
         for action in order:
             phase = 0 if action.kind == "F" else 1
+            if action.kind == "B":
+                for segment in self.pieces[action.micro_batch]["pushes"].get(action.stage, ()):
+                    numbers += [1, action.micro_batch, segment, action.stage]
             for segment in self.pieces[action.micro_batch]["segments"][action.stage][action.kind]:
                 numbers += [phase, action.micro_batch, segment, action.stage]
         for piece in range(micro_batches):

@@ -1,0 +1,351 @@
+"""Pipelines of networks of many kinds: the same bits as on one device, by the loop and by TrainStep."""
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import autograd, gluon, nd
+from mpgluon.gluon import nn
+from mpgluon.parallel import Pipeline, ScheduleError, TrainStep, schedules
+from test_pipeline import CPU, NETS, TARGETS, TOKENS, Chain, Recurrent, big, data, dense, gradients, loss_of, same, token_loss
+
+
+class Parts(gluon.HybridBlock):
+    """Layers a and b on two devices, and what a function makes of them."""
+
+    def __init__(self, devices, body, in_units=6):
+        super().__init__()
+        self.body, self.one, self.two = body, CPU[devices[0]], CPU[devices[1]]
+        with self.name_scope():
+            self.a, self.b = nn.Dense(6, in_units=in_units, flatten=False), nn.Dense(6, in_units=6, flatten=False)
+        mx.random.seed(3)
+        self.a.initialize(mx.init.Xavier(), ctx=self.one)
+        self.b.initialize(mx.init.Xavier(), ctx=self.two)
+
+    def hybrid_forward(self, F, x, *more):
+        return self.body(self, F, x, *more)
+
+
+def forward(net, F, x):
+    return net.b(net.a(x).as_in_context(net.two))
+
+
+def several(net, F, x, y):
+    return net.b(net.a(x * y).as_in_context(net.two)) + y.as_in_context(net.two)
+
+
+def nested(net, F, x, pair):
+    y, (z,) = pair
+    return net.b(net.a(x * y).as_in_context(net.two)) * z.as_in_context(net.two)
+
+
+def whole_table(net, F, x, table):
+    return net.b(net.a(F.dot(x, table)).as_in_context(net.two))
+
+
+def several_results(net, F, x):
+    h = net.a(x)
+    return [net.b(h.as_in_context(net.two)), (h * 2, h.as_in_context(net.two).sum(axis=1))]
+
+
+def results_on_both(net, F, x):
+    h = net.a(x)
+    return net.b(h.as_in_context(net.two)).as_in_context(net.one), h
+
+
+def run_loop(body, devices, pipeline, inputs, **options):
+    net = Parts(devices, body, **options)
+    net.hybridize(exact=True, pipeline=pipeline)
+    with autograd.record():
+        out = net(*inputs)
+        flat = [out] if isinstance(out, nd.NDArray) else list(flattened(out))
+        losses = [loss_of(o) for o in flat]
+        autograd.backward(losses)
+    return [o.asnumpy() for o in flat], gradients(net)
+
+
+def flattened(value):
+    if isinstance(value, nd.NDArray):
+        yield value
+    else:
+        for item in value:
+            yield from flattened(item)
+
+
+X, Y = data((7, 6)), data((7, 6), 1)
+CASES = {
+    "several inputs": (several, (X, Y)),
+    "nested inputs": (nested, (X, [Y, (Y,)])),
+    "an input that is not divided": (whole_table, (X, data((6, 6), 2))),
+    "several results": (several_results, (X,)),
+    "results on both devices": (results_on_both, (X,)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_inputs_and_results(case):
+    """7 rows in 3 micro-batches: 3, 2 and 2. The input of 6 x 6 goes to all of them whole."""
+    body, inputs = CASES[case]
+    expected = run_loop(body, (0, 0), Pipeline(3), inputs)
+    whole = run_loop(body, (0, 0), None, inputs)
+    got = run_loop(body, (0, 1), Pipeline(3), inputs)
+    assert same(expected[1], got[1])
+    for a, b, c in zip(expected[0], got[0], whole[0]):
+        assert np.array_equal(a, b) and np.array_equal(a, c)
+
+
+def test_which_inputs_are_divided_can_be_said():
+    table = data((7, 6), 2)  # as long as the batch, but not divided
+
+    def body(net, F, x, table):
+        return net.b(net.a(x + F.sum(table, axis=0, keepdims=True)).as_in_context(net.two))
+
+    expected = run_loop(body, (0, 0), None, (X, table))
+    got = run_loop(body, (0, 1), Pipeline(3, split=[0]), (X, table))
+    assert np.array_equal(expected[0][0], got[0][0])
+    with pytest.raises(ValueError, match=r"split=\[5\] does not fit the 2 inputs"):
+        run_loop(body, (0, 1), Pipeline(3, split=[5]), (X, table))
+    with pytest.raises(ValueError, match="input 1 has 6 rows along axis 0, input 0 has 7"):
+        run_loop(body, (0, 1), Pipeline(3, split=[0, 1]), (X, data((6, 6))))
+
+
+def test_auxiliary_losses_and_labels_anywhere():
+    def body(net, F, x):
+        h = net.a(x)
+        return net.b(h.as_in_context(net.two)), h
+
+    def losses(outputs, y):
+        out, hidden = outputs
+        return [((out - y) ** 2).mean(axis=1), 0.3 * (hidden**2).mean(axis=1)]
+
+    results = []
+    for devices, label in (((0, 0), Y), ((0, 1), Y), ((0, 1), Y.as_in_context(CPU[1])), ((0, 1), Y.as_in_context(CPU[2]))):
+        net = Parts(devices, body)
+        got = TrainStep(net, losses, None, Pipeline(3), exact=True)(X, label)
+        results.append(([loss.asnumpy() for loss in got], gradients(net)))
+    for got in results[1:]:
+        assert all(np.array_equal(a, b) for a, b in zip(results[0][0], got[0]))
+        assert same(results[0][1], got[1])
+
+
+def test_shapes_that_come_with_the_data():
+    net = Parts((0, 1), forward, in_units=0)
+    other = Parts((0, 1), forward)
+    train = TrainStep(net, loss_of, None, Pipeline(3), exact=True)
+    mx.random.seed(9)
+    train(X, [])
+    assert net.a.weight.shape == (6, 6)
+    for mine, its in zip(net.collect_params().values(), other.collect_params().values()):
+        its.set_data(mine.data())
+    TrainStep(other, loss_of, None, Pipeline(3), exact=True)(X, [])
+    assert same(gradients(net), gradients(other))
+
+
+def test_batches_of_other_sizes():
+    net = NETS["dense"][0]([0, 1])
+    train = TrainStep(net, loss_of, None, Pipeline(4), exact=True)
+    for rows in (4, 5, 11, 4):
+        x = data((rows, 16))
+        mx.random.seed(2)
+        loss = train(x, []).asnumpy()
+        got = gradients(net)
+        one = NETS["dense"][0]([0, 0])
+        mx.random.seed(2)
+        assert np.array_equal(loss, TrainStep(one, loss_of, None, Pipeline(4), exact=True)(x, []).asnumpy())
+        assert same(got, gradients(one))
+
+
+def trained(devices, pipeline, way):
+    net = NETS["branches"][0](devices)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01})
+    train = TrainStep(net, gluon.loss.L2Loss(), trainer, pipeline, exact=True)
+    loss = gluon.loss.L2Loss()
+    if way == "loop":
+        net.hybridize(exact=True, pipeline=pipeline)
+    for number in range(5):
+        x, y = data((10, 16), number), data((10, 16), 50 + number)
+        if way == "step":
+            train(x, y)
+            continue
+        with autograd.record():
+            out = net(x)
+            value = loss(out, y.as_in_context(out.context))
+        value.backward()
+        trainer.step(10)
+    return {name: param.data().asnumpy() for name, param in net.collect_params().items()}
+
+
+def test_momentum_over_steps():
+    expected = trained([0, 0, 0], Pipeline(4), "loop")
+    for way, schedule in (("loop", "1f1b"), ("step", "1f1b"), ("step", "zero_bubble")):
+        assert same(expected, trained([0, 1, 2], Pipeline(4, schedule), way))
+
+
+def test_gradients_accumulate_over_steps():
+    def accumulated(devices):
+        net = NETS["branches"][0](devices)
+        net.collect_params().setattr("grad_req", "add")
+        train = TrainStep(net, loss_of, None, Pipeline(3), exact=True)
+        for number in range(3):
+            train(data((9, 16), number), [])
+        return gradients(net)
+
+    got, expected = accumulated([0, 1, 2]), accumulated([0, 0, 0])
+    assert same(got, expected)
+    net = NETS["branches"][0]([0, 0, 0])
+    TrainStep(net, loss_of, None, Pipeline(3), exact=True)(data((9, 16), 0), [])
+    assert not same(got, gradients(net))
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
+def test_recomputing_inside_a_pipeline(schedule):
+    def run(recompute):
+        net = Chain([0, 1], big)
+        train = TrainStep(net, loss_of, None, Pipeline(4, schedule), exact=True)
+        if recompute:
+            for part in net.parts:
+                part.hybridize(recompute=True)
+        loss = train(data((512, 256)), []).asnumpy()
+        return loss, gradients(net), train.pipeline.report().planned_bytes
+
+    loss, grads, planned = run(False)
+    again, grads_again, planned_again = run(True)
+    assert np.array_equal(loss, again) and same(grads, grads_again)
+    assert sum(planned_again.values()) < 0.9 * sum(planned.values())
+
+
+def test_batch_norm_has_the_statistics_of_micro_batches():
+    def make(devices):
+        net = Chain(devices, lambda i: nn.BatchNorm(in_channels=16, momentum=0.7))
+        return net
+
+    x, net, one = data((12, 16)), make([0, 1]), make([0, 0])
+    TrainStep(net, loss_of, None, Pipeline(3), exact=True)(x, [])
+    for begin in (0, 4, 8):
+        with autograd.record():
+            one(x[begin : begin + 4])
+    params = zip(net.collect_params().values(), one.collect_params().values())
+    for mine, its in params:
+        assert np.array_equal(mine.data().asnumpy(), its.data().asnumpy()), mine.name
+    with pytest.raises(NotImplementedError, match="statistics='batch'"):
+        Pipeline(3, statistics="batch")
+    with pytest.raises(ValueError, match="statistics must be"):
+        Pipeline(3, statistics="all")
+
+
+# --- Along time ---
+
+
+class Causal(gluon.HybridBlock):
+    """Causal convolutions over time, (time, batch, channels); the last steps are the state."""
+
+    def __init__(self, devices):
+        super().__init__()
+        self.devices = [CPU[d] for d in devices]
+        self.layers = []
+        mx.random.seed(3)
+        with self.name_scope():
+            for i, ctx in enumerate(self.devices):
+                layer = nn.Dense(6, in_units=18, flatten=False, activation="tanh")
+                setattr(self, f"layer{i}", layer)
+                self.layers.append(layer)
+                layer.initialize(mx.init.Xavier(), ctx=ctx)
+
+    def hybrid_forward(self, F, x, states):
+        after = []
+        for layer, ctx, state in zip(self.layers, self.devices, states):
+            x = F.concat(state, x.as_in_context(ctx), dim=0)
+            after.append(F.slice_axis(x, axis=0, begin=-2, end=None))
+            windows = [F.slice_axis(x, axis=0, begin=k, end=k - 2 if k < 2 else None) for k in range(3)]
+            x = layer(F.concat(*windows, dim=2))
+        return x, after
+
+
+def test_causal_networks_along_time():
+    x = data((11, 3, 6))
+    results = []
+    for devices, pieces in (([0, 0, 0], 1), ([0, 0, 0], 4), ([0, 1, 2], 4)):
+        for schedule in ("gpipe", "zero_bubble"):
+            net = Causal(devices)
+            states = [nd.zeros((2, 3, 6), ctx=ctx) for ctx in net.devices]
+            train = TrainStep(net, lambda out: (out**2).mean(axis=2), None, Pipeline(pieces, schedule, along="time"), exact=True)
+            loss, after = train(x, [], states)
+            results.append((loss.asnumpy(), gradients(net), [s.asnumpy() for s in after]))
+    for got in results[1:]:
+        assert np.allclose(results[0][0], got[0], atol=1e-6)
+        assert all(np.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(results[0][1].values(), got[1].values()))
+    for got in results[3:]:
+        assert same(results[2][1], got[1]) and all(np.array_equal(a, b) for a, b in zip(results[2][2], got[2]))
+
+
+# --- What can't be ---
+
+
+ACROSS = {
+    "softmax over the batch": lambda net, F, x: net.b(F.softmax(net.a(x), axis=0).as_in_context(net.two)),
+    "a mean over the batch": lambda net, F, x: net.b(F.broadcast_sub(x, F.mean(net.a(x), axis=0, keepdims=True)).as_in_context(net.two)),
+    "rows by rows": lambda net, F, x: net.b(F.dot(F.dot(x, x, transpose_b=True), net.a(x)).as_in_context(net.two)),
+    "reversed": lambda net, F, x: net.b(F.reverse(net.a(x), axis=0).as_in_context(net.two)),
+}
+
+
+def test_results_across_the_batch_are_refused():
+    def total(net, F, x):
+        return net.b(net.a(x).as_in_context(net.two)).sum(axis=0, keepdims=True)
+
+    net = Parts((0, 1), total)
+    net.hybridize(pipeline=Pipeline(3))
+    with pytest.raises(mx.MXNetError, match="goes across the batch"):
+        net(X)
+
+
+def test_fewer_rows_than_micro_batches():
+    net = NETS["dense"][0]([0, 1])
+    train = TrainStep(net, loss_of, None, Pipeline(4))
+    with pytest.raises(ValueError, match="a batch of 3 rows along axis 0 can't be divided into 4 micro-batches"):
+        train(data((3, 16)), [])
+    states = Recurrent([0, 1], 0.0)
+    train = TrainStep(states, token_loss, None, Pipeline(12, along="time"))
+    with pytest.raises(ValueError, match="a batch of 11 rows"):
+        train(TOKENS, TARGETS, states.states(3))
+
+
+def test_a_schedule_in_which_a_stage_needs_what_a_later_one_makes():
+    table = [[("F", 0, 0), ("F", 0, 1), ("B", 0, 0), ("B", 0, 1)], [("F", 1, 0), ("B", 1, 0), ("F", 1, 1), ("B", 1, 1)]]
+    table[0] = [("F", 0, 0), ("B", 0, 0), ("F", 0, 1), ("B", 0, 1)]
+    table[1] = [("F", 1, 0), ("F", 1, 1), ("B", 1, 0), ("B", 1, 1)]
+    train = TrainStep(NETS["dense"][0]([0, 1]), loss_of, None, Pipeline(2, table))
+    with pytest.raises(ScheduleError, match="deadlock: .* waits for the"):
+        train(data((10, 16)), [])
+
+
+# --- Everything with everything ---
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", NETS)
+@pytest.mark.parametrize("devices", [[0, 1], [0, 1, 2], [0, 1, 2, 3]], ids=["2", "3", "4"])
+def test_all_schedules_on_all_networks(kind, devices):
+    make, shape, _ = NETS[kind]
+    one = make([0] * len(devices))
+    mx.random.seed(5)
+    expected = TrainStep(one, loss_of, None, Pipeline(4), exact=True)(data(shape), []).asnumpy(), gradients(one)
+    for engine in ("async", "shuffle"):
+        mx.engine.set_mode(engine, 11)
+        try:
+            for schedule in (*schedules.NAMES, "auto"):
+                net = make(devices)
+                train = TrainStep(net, loss_of, None, Pipeline(4, schedule), exact=True)
+                for _ in range(3 if schedule == "auto" else 1):
+                    mx.random.seed(5)
+                    loss = train(data(shape), []).asnumpy()
+                assert np.array_equal(loss, expected[0]) and same(gradients(net), expected[1]), (engine, schedule)
+                net.hybridize(exact=True, pipeline=Pipeline(4, schedule))
+                mx.random.seed(5)
+                with autograd.record():
+                    loss = loss_of(net(data(shape)))
+                loss.backward()
+                assert np.array_equal(loss.asnumpy(), expected[0]) and same(gradients(net), expected[1]), (engine, schedule)
+        finally:
+            nd.waitall()
+            mx.engine.set_mode("async")
