@@ -52,6 +52,20 @@ PyObject *mpg_py_array_take(mpg_array *array) {
   return self;
 }
 
+PyObject *mpg_py_array_take_all(mpg_array *arrays, Py_ssize_t count) {
+  PyObject *list = PyList_New(count);
+  for (Py_ssize_t i = 0; i < count; i++) {
+    PyObject *item = list != NULL ? mpg_py_array_take(&arrays[i]) : NULL;
+    if (item == NULL) {
+      mpg_array_clear(&arrays[i]);
+      Py_CLEAR(list);
+    } else {
+      PyList_SET_ITEM(list, i, item);
+    }
+  }
+  return list;
+}
+
 mpg_array *mpg_py_expect_array(PyObject *object, const char *what) {
   if (mpg_py_is_array(object)) return mpg_py_array_of(object);
   PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s: expected an NDArray, got %s", what, Py_TYPE(object)->tp_name);

@@ -212,16 +212,7 @@ static PyObject *grad(PyObject *module, PyObject *args, PyObject *kwargs) {
     mpg_py_raise(status);
     goto done;
   }
-  result = PyList_New(variables.count);
-  for (int i = 0; i < variables.count; i++) {
-    PyObject *item = result ? mpg_py_array_take(&found[i]) : NULL;
-    if (item == NULL) {
-      mpg_array_clear(&found[i]);
-      Py_CLEAR(result);
-    } else {
-      PyList_SET_ITEM(result, i, item);
-    }
-  }
+  result = mpg_py_array_take_all(found, variables.count);
 done:
   PyMem_Free(found);
   arrays_free(&variables);

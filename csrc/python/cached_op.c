@@ -121,20 +121,6 @@ static mpg_compiled *trace_and_compile(cached_op *self, const mpg_inputs *inputs
 
 /* --- Calling ------------------------------------------------------------------------------------------------------ */
 
-static PyObject *wrap_outputs(mpg_array *outputs, Py_ssize_t count) {
-  PyObject *list = PyList_New(count);
-  for (Py_ssize_t i = 0; i < count; i++) {
-    PyObject *item = list != NULL ? mpg_py_array_take(&outputs[i]) : NULL;
-    if (item == NULL) {
-      mpg_array_clear(&outputs[i]);
-      Py_CLEAR(list);
-    } else {
-      PyList_SET_ITEM(list, i, item);
-    }
-  }
-  return list;
-}
-
 static PyObject *call_compiled(mpg_compiled *compiled, const mpg_inputs *inputs) {
   enum { FEW_OUTPUTS = 8 };
   uint32_t num_outputs = compiled->num_outputs;
@@ -146,7 +132,7 @@ static PyObject *call_compiled(mpg_compiled *compiled, const mpg_inputs *inputs)
   if (status != MPG_OK)
     mpg_py_raise(status);
   else
-    result = wrap_outputs(outputs, num_outputs);
+    result = mpg_py_array_take_all(outputs, num_outputs);
   if (outputs != few) PyMem_Free(outputs);
   return result;
 }

@@ -85,6 +85,7 @@ static inline bool mpg_py_is_array(PyObject *object) {
 static inline mpg_array *mpg_py_array_of(PyObject *object) { return &((mpg_py_array *)object)->array; } /* of a checked one */
 PyObject *mpg_py_array_new(void);                    /* new, empty: fill ->array at once */
 PyObject *mpg_py_array_take(mpg_array *array);       /* new; moves *array in, which becomes empty, also on failure */
+PyObject *mpg_py_array_take_all(mpg_array *arrays, Py_ssize_t count); /* new; a list, each array moved in like that */
 /* The array of `object`; else TypeError "what: expected an NDArray, got ...". Borrowed. */
 mpg_array *mpg_py_expect_array(PyObject *object, const char *what);
 /* Fails for arrays being traced: they have no value. `what` is the method's name. */

@@ -212,20 +212,10 @@ static PyObject *run_several(call *c, mpg_array *const *inputs, int visible) {
   if (outputs == NULL) return PyErr_NoMemory();
   PyObject *list = NULL;
   mpg_status status = mpg_call(c->self->op, c->values, inputs, c->num_arrays, outputs, visible, NULL);
-  if (status != MPG_OK) {
+  if (status != MPG_OK)
     mpg_py_raise(status);
-  } else {
-    list = PyList_New(visible);
-    for (int i = 0; i < visible; i++) {
-      PyObject *item = list ? mpg_py_array_take(&outputs[i]) : NULL;
-      if (item != NULL) {
-        PyList_SET_ITEM(list, i, item);
-        continue;
-      }
-      mpg_array_clear(&outputs[i]);
-      Py_CLEAR(list);
-    }
-  }
+  else
+    list = mpg_py_array_take_all(outputs, visible);
   PyMem_Free(outputs);
   return list;
 }

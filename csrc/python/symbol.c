@@ -188,16 +188,7 @@ static PyObject *call_run(PyObject *object, PyObject *args) {
     mpg_py_raise(status);
     goto done;
   }
-  result = PyList_New(visible);
-  for (int i = 0; i < visible; i++) {
-    PyObject *item = result != NULL ? mpg_py_array_take(&outputs[i]) : NULL;
-    if (item == NULL) {
-      mpg_array_clear(&outputs[i]);
-      Py_CLEAR(result);
-    } else {
-      PyList_SET_ITEM(result, i, item);
-    }
-  }
+  result = mpg_py_array_take_all(outputs, visible);
 done:
   if (inputs != small) PyMem_Free(inputs);
   if (outputs != few) PyMem_Free(outputs);

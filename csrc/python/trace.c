@@ -46,16 +46,7 @@ static PyObject *function_call(PyObject *object, PyObject *args, PyObject *kwarg
     mpg_py_raise(status);
     goto done;
   }
-  list = PyList_New(function->num_outputs);
-  for (uint32_t i = 0; i < function->num_outputs; i++) {
-    PyObject *item = list != NULL ? mpg_py_array_take(&outputs[i]) : NULL;
-    if (item == NULL) {
-      mpg_array_clear(&outputs[i]);
-      Py_CLEAR(list);
-    } else {
-      PyList_SET_ITEM(list, i, item);
-    }
-  }
+  list = mpg_py_array_take_all(outputs, function->num_outputs);
 done:
   PyMem_Free(inputs);
   PyMem_Free(outputs);
