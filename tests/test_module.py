@@ -364,3 +364,18 @@ def test_csv_iter(tmp_path):
 def test_numpy_arrays_become_float32():
     batch = next(mx.io.NDArrayIter({"a": np.arange(4), "b": np.ones(4)}, np.arange(4), 2))
     assert [array.dtype for array in (*batch.data, *batch.label)] == [np.float32] * 3
+
+
+def test_what_a_module_lacks_is_named():
+    class Half(mx.mod.BaseModule):
+        pass
+
+    module = Half()
+    assert module.get_states() == []
+    for use in (lambda: module.forward(None), lambda: module.output_names, module.get_params):
+        with pytest.raises(NotImplementedError, match="Half does not define"):
+            use()
+    with pytest.raises(NotImplementedError, match="Half does not define update"):
+        module.update()
+    with pytest.raises(ValueError, match="no states"):
+        module.set_states(value=1)

@@ -45,6 +45,91 @@ class BaseModule:
             if needed and not there:
                 raise AssertionError(f"call {what} before this")
 
+    # --- What subclasses define
+
+    def _undefined(self, name):
+        raise NotImplementedError(f"{type(self).__name__} does not define {name}")
+
+    @property
+    def data_names(self):
+        """The names of the data."""
+        self._undefined("data_names")
+
+    @property
+    def output_names(self):
+        """The names of the outputs."""
+        self._undefined("output_names")
+
+    @property
+    def data_shapes(self):
+        """The data that it is bound to, as DataDesc."""
+        self._undefined("data_shapes")
+
+    @property
+    def label_shapes(self):
+        """The labels that it is bound to, as DataDesc."""
+        self._undefined("label_shapes")
+
+    @property
+    def output_shapes(self):
+        """(name, shape) of the outputs."""
+        self._undefined("output_shapes")
+
+    def bind(self, data_shapes, label_shapes=None, for_training=True, inputs_need_grad=False, force_rebind=False, shared_module=None, grad_req="write"):
+        """Makes the executors for these shapes of data and labels: DataDesc, or (name, shape)."""
+        self._undefined("bind")
+
+    def init_params(self, initializer=Uniform(0.01), arg_params=None, aux_params=None, allow_missing=False, force_init=False, allow_extra=False):
+        """Sets the parameters: from the dicts where they are there, else by the initializer."""
+        self._undefined("init_params")
+
+    def init_optimizer(self, kvstore="local", optimizer="sgd", optimizer_params=(("learning_rate", 0.01),), force_init=False):
+        """Makes the optimizer."""
+        self._undefined("init_optimizer")
+
+    def forward(self, data_batch, is_train=None):
+        """Computes the outputs of a batch; `is_train` None: as it was bound."""
+        self._undefined("forward")
+
+    def backward(self, out_grads=None):
+        """Computes the gradients; `out_grads`: of the outputs, for those that are no losses."""
+        self._undefined("backward")
+
+    def update(self):
+        """Updates the parameters with the gradients of the last `backward`."""
+        self._undefined("update")
+
+    def update_metric(self, eval_metric, labels, pre_sliced=False):
+        """Updates a metric with the labels and the outputs of the last `forward`."""
+        self._undefined("update_metric")
+
+    def get_outputs(self, merge_multi_context=True):
+        """The outputs of the last `forward`, as a list; not merged, a list per device for each."""
+        self._undefined("get_outputs")
+
+    def get_input_grads(self, merge_multi_context=True):
+        """The gradients of the data, like `get_outputs`; bound with `inputs_need_grad`."""
+        self._undefined("get_input_grads")
+
+    def get_params(self):
+        """(arguments, auxiliary states): dicts of name to NDArray on the host."""
+        self._undefined("get_params")
+
+    def install_monitor(self, mon):
+        """Makes a `Monitor` see the executors."""
+        self._undefined("install_monitor")
+
+    def get_states(self, merge_multi_context=True):
+        """The states that are carried from batch to batch, as a list; none, unless a subclass has some."""
+        return []
+
+    def set_states(self, states=None, value=None):
+        """Sets the states, to arrays or to one number."""
+        if states or value:
+            raise ValueError(f"{type(self).__name__} has no states")
+
+    # --- What works for all
+
     def forward_backward(self, data_batch):
         """`forward` in train mode, then `backward`."""
         self.forward(data_batch, is_train=True)
