@@ -131,3 +131,10 @@ def test_encoder_decoder(tmp_path):
         run("encoder_decoder.py", *small, "--devices", "cpu(0)", cwd=tmp_path)
     with pytest.raises(AssertionError, match="'cpu0' is no device; write cpu"):
         run("encoder_decoder.py", *small, "--devices", "cpu0", cwd=tmp_path)
+
+
+def test_data_model_parallel(tmp_path):
+    output = run("data_model_parallel.py", "--steps", "160", cwd=tmp_path)
+    single, mesh, moved = map(float, re.findall(r"accuracy ([\d.]+)", output))
+    assert single > 0.9 and abs(mesh - single) < 0.03 and abs(moved - single) < 0.03
+    assert "cpu(3): 5.gamma ... 8.bias" in output and "from step 80 on Mesh({'stage': 3}" in output

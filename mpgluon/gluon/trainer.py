@@ -261,16 +261,23 @@ class Trainer:
 
         The file is an array file like ``.params`` files. Multipliers such as ``lr_mult`` are the parameters' own and not in it.
         """
-        arrays, shapes = {}, {}
-        counts = {}
+        arrays = {}
+        header = self._describe_states(arrays, {i: param.name for i, param in enumerate(self._params)})
+        text = json.dumps(header, sort_keys=True).encode()
+        arrays[_HEADER] = nd.array(list(text), dtype="uint8")
+        nd.save(fname, arrays)
+
+    def _describe_states(self, arrays, names):
+        """What is saved of the states, for JSON; adds their arrays to `arrays`. names: of the parameters, by index."""
+        shapes, counts = {}, {}
         for i, param in enumerate(self._params):
             state = self._state_of(i, param)
             if state is not _NO_STATE:
-                shapes[param.name] = _take_apart(state, param.name, arrays)
+                shapes[names[i]] = _take_apart(state, names[i], arrays)
             for per_device in self._optimizer._all_index_update_counts.values():
                 if i in per_device:
-                    counts[param.name] = max(counts.get(param.name, 0), per_device[i])
-        header = {
+                    counts[names[i]] = max(counts.get(names[i], 0), per_device[i])
+        return {
             "format": _FORMAT,
             "optimizer": type(self._optimizer).__name__,
             "num_update": self._optimizer.num_update,
@@ -278,9 +285,6 @@ class Trainer:
             "counts": counts,
             "states": shapes,
         }
-        text = json.dumps(header, sort_keys=True).encode()
-        arrays[_HEADER] = nd.array(list(text), dtype="uint8")
-        nd.save(fname, arrays)
 
     def _state_of(self, index, param):
         for ctx in param._data or ():
@@ -324,13 +328,16 @@ class Trainer:
             index = self._param2idx[name]
             loaded[index] = _put_together(shape, name, arrays, fname)
             _check_state(loaded[index], self._params[index], fname)
+        self._take_over(header, loaded, {self._param2idx[name]: count for name, count in header["counts"].items() if name in self._param2idx})
+
+    def _take_over(self, header, loaded, counts):
+        """Goes on with the states and numbers of updates of another trainer, by index."""
         self._updaters.clear()
         self._loaded = loaded
         optimizer = self._optimizer
         optimizer.num_update = header["num_update"]
         if optimizer.lr_scheduler is None and header["learning_rate"] is not None:
             optimizer.lr = header["learning_rate"]
-        counts = {self._param2idx[name]: count for name, count in header["counts"].items() if name in self._param2idx}
         optimizer._all_index_update_counts.clear()
         for ctx in {ctx for param in self._params for ctx in param.list_ctx()}:
             optimizer._all_index_update_counts[ctx.device_id] = dict(counts)

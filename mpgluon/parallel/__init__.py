@@ -2,6 +2,7 @@
 
 from . import schedules
 from .check import check_against_single_device
+from .checkpoint import Saving, load, save
 from .clip import clip_global_norm
 from .collectives import all_gather, all_reduce, all_to_all, broadcast, gather, reduce, reduce_scatter, scatter
 from .mesh import Mesh
@@ -11,7 +12,6 @@ from .schedules import ScheduleError
 from .train_step import TrainStep
 
 __all__ = [
-    "Mesh", "Pipeline", "Report", "ScheduleError", "TrainStep", "all_gather", "all_reduce", "all_to_all", "broadcast",
-    "check_against_single_device", "clip_global_norm", "gather", "reduce",
-    "reduce_scatter", "scatter", "schedules",
+    "Mesh", "Pipeline", "Report", "Saving", "ScheduleError", "TrainStep", "all_gather", "all_reduce", "all_to_all", "broadcast",
+    "check_against_single_device", "clip_global_norm", "gather", "load", "reduce", "reduce_scatter", "save", "scatter", "schedules",
 ]  # fmt: skip

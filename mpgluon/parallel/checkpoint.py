@@ -1,0 +1,487 @@
+"""Checkpoints: a file of arrays for each device, and an index by parameter name and global shape.
+
+The index is the checkpoint. It names files of its own generation, which are on the disk before the index takes the place of the one before;
+files of earlier generations are removed behind that. So whenever a save is killed, the index names complete files.
+"""
+
+import collections
+import json
+import os
+import re
+import threading
+import zlib
+
+import numpy as np
+
+from .. import autograd, random
+from .. import ndarray as nd
+from .._core import dtype_name
+from ..base import MXNetError
+from ..gluon.trainer import _put_together
+from ..gluon.utils import brief, shape_is_known
+from . import _safetensors
+
+__all__ = ["Saving", "load", "save"]
+
+_INDEX = "index.json"
+_FORMAT = "mpgluon checkpoint 1"
+_FILES = re.compile(r"shard-\d{6}-[\w.-]+\.safetensors|index\.json\.new")
+_STATE = "optimizer:"  # goes in front of names of parameters in names of their states
+
+# An array of a checkpoint, or the part of it that a parameter on one device holds: [begin, end) along axis; axis None: all of it.
+_Part = collections.namedtuple("_Part", "name dtype shape axis begin end read device")
+
+
+def _parts_of(net):
+    """The parameters of a network: name -> [(parameter, axis, begin, end)], one for each shard, and the global shapes.
+
+    A parameter that is a shard has the attributes `global_shape`, `axis` and `index`; its name is that of the whole one, with its number behind it, or what
+    its attribute `global_name` says.
+    """
+    shards, shapes, seen = {}, {}, set()
+    for name, param in net._collect_params_with_prefix().items():
+        if param in seen:  # shared by several blocks: it goes by its first name
+            continue
+        seen.add(param)
+        whole = getattr(param, "global_shape", None)
+        if whole is not None:
+            name = _global_name(name, param)
+        shards.setdefault(name, []).append(param)
+        shapes[name] = param.shape if whole is None else tuple(whole)
+    parts = {}
+    for name, params in shards.items():
+        if len(params) == 1 and getattr(params[0], "global_shape", None) is None:
+            parts[name] = [(params[0], None, 0, 0)]
+            continue
+        at, parts[name] = 0, []
+        for param in sorted(params, key=lambda param: param.index):
+            size = param.shape[param.axis]
+            parts[name].append((param, param.axis, at, at + size))
+            at += size
+        if at != shapes[name][params[0].axis]:
+            raise MXNetError(f"the shards of parameter '{name}' have {at} elements together along axis {params[0].axis}, but its shape is {shapes[name]}")
+    return parts, shapes
+
+
+def _global_name(name, param):
+    given = getattr(param, "global_name", None)
+    if given is not None:
+        return given
+    number = str(param.index)
+    return name[: -len(number)].rstrip("_.") if name.endswith(number) else name
+
+
+def _data_of(param):
+    """One array for all replicas. Only what the trainer doesn't keep equal (moving statistics) takes a mean."""
+    return param._reduce() if param.grad_req == "null" else param.list_data()[0].detach()
+
+
+class Saving:
+    """A save under way, or done."""
+
+    def __init__(self):
+        self._thread = self._error = None
+
+    def done(self):
+        """Whether it has ended, well or not."""
+        return self._thread is None or not self._thread.is_alive()
+
+    def wait(self):
+        """Waits until the checkpoint is on the disk. Raises what went wrong, once."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _run(self, work, background):
+        if not background:
+            work()
+            return
+
+        def run():
+            try:
+                work()
+            except BaseException as error:
+                self._error = error
+
+        self._thread = threading.Thread(target=run, name="checkpoint")
+        self._thread.start()
+
+
+_saving = {}  # directory -> its latest Saving
+
+
+def save(directory, net, trainer=None, step=None, position=None, loss_scale=None, extra=None, background=False, gather=False, progress=None):
+    """Writes a checkpoint: parameters, optimizer states, the random state and where training is.
+
+    There is one safetensors file for each device with the arrays that lie there, and ``index.json``. The directory holds one checkpoint: the former one
+    stays whole until the new one is on the disk.
+
+    Parameters
+    ----------
+    directory : str
+        Made if it isn't there.
+    net : Block
+    trainer : Trainer, optional
+    step : int, optional
+        By default the optimizer's number of updates.
+    position : optional
+        Where the data is, as anything that JSON takes: ``{'epoch': 3, 'batch': 120}``.
+    loss_scale : float, or an object with an attribute loss_scale, optional
+    extra : optional
+        Anything else that JSON takes.
+    background : bool, default False
+        Copy the arrays, each on its device, and write in a thread. What goes wrong is raised by ``wait()`` of the result, or by the next save into the directory.
+    gather : bool, default False
+        Write one file of whole arrays, which other programs can read, instead of one for each device. Otherwise no more than one array
+        of one device is in the host's memory at a time.
+    progress : bool, optional
+        Whether to show a bar; by default on a terminal when it takes longer than two seconds.
+
+    Returns
+    -------
+    Saving
+    """
+    directory = os.path.abspath(os.fspath(directory))
+    former = _saving.pop(directory, None)
+    if former is not None:
+        former.wait()
+    with autograd.pause():
+        parts, index = _describe(net, trainer)
+        if background:
+            parts = [_copied(part) for part in parts]
+        else:
+            parts = [part._replace(read=part.read.asnumpy) for part in parts]
+    if step is None and trainer is not None:
+        step = trainer.optimizer.num_update
+    index.update(step=step, position=position, loss_scale=getattr(loss_scale, "loss_scale", loss_scale), extra=extra, random=list(random.get_state()))
+    try:
+        json.dumps(index)
+    except (TypeError, ValueError) as error:
+        raise MXNetError(f"save: step, position, loss_scale and extra must be what JSON takes: {error}") from error
+    saving = Saving()
+    if background:
+        _saving[directory] = saving
+    saving._run(lambda: _write(directory, parts, index, gather, progress), background)
+    return saving
+
+
+def _copied(part):
+    """The part with a copy of its array, which is given up as it is read."""
+    holder = [part.read.copy()]
+    return part._replace(read=lambda: holder.pop().asnumpy())
+
+
+def _describe(net, trainer):
+    """All arrays, their contents not read yet, and what the index says beside them."""
+    params, shapes = _parts_of(net)
+    parts, names = [], {}
+    for name, pieces in params.items():
+        for param, axis, begin, end in pieces:
+            data = _data_of(param)
+            parts.append(_Part(name, dtype_name(data.dtype), shapes[name], axis, begin, end, data, data.context))
+            names[param] = (name, axis, begin, end)
+    index = {"format": _FORMAT, "trainer": None}
+    if trainer is None:
+        return parts, index
+    numbered = {}
+    for i, param in enumerate(trainer._params):
+        name, axis, begin, _ = names.setdefault(param, (param.name, None, 0, 0))
+        numbered[i] = name if axis is None else f"{name}:{begin}"
+    arrays = {}
+    header = trainer._describe_states(arrays, numbered)
+    states = {"states": {}, "counts": {}}
+    for i, param in enumerate(trainer._params):
+        name, axis, begin, end = names[param]
+        for kind in states:
+            if numbered[i] in header[kind]:
+                states[kind].setdefault(name, header[kind][numbered[i]])
+        for key, array in arrays.items():
+            if key != numbered[i] and not key.startswith(numbered[i] + ":") or key not in _keys(header["states"].get(numbered[i]), numbered[i]):
+                continue
+            whole = _STATE + name + key[len(numbered[i]) :]
+            split = axis if axis is not None and array.shape == param.shape else None
+            if axis is not None and split is None and begin:
+                continue  # the same for all shards
+            shape = shapes[name] if split is not None else array.shape
+            parts.append(_Part(whole, dtype_name(array.dtype), tuple(shape), split, begin, end, array, array.context))
+    index["trainer"] = {**header, **states}
+    return parts, index
+
+
+def _keys(structure, name):
+    """The names of the arrays of a state."""
+    if structure == "array":
+        return {name}
+    if isinstance(structure, list):
+        return {key for i, part in enumerate(structure) for key in _keys(part, f"{name}:{i}")}
+    return set()
+
+
+def _shape_of(part):
+    if part.axis is None:
+        return tuple(part.shape)
+    return (*part.shape[: part.axis], part.end - part.begin, *part.shape[part.axis + 1 :])
+
+
+def _whole(parts):
+    """One part for each array, put together when it is read."""
+    by_name = {}
+    for part in parts:
+        by_name.setdefault(part.name, []).append(part)
+
+    def together(pieces):
+        if len(pieces) == 1:
+            return pieces[0].read
+        return lambda: np.concatenate([piece.read() for piece in sorted(pieces, key=lambda piece: piece.begin)], axis=pieces[0].axis)
+
+    return [pieces[0]._replace(axis=None, begin=0, end=0, read=together(pieces), device="all devices") for pieces in by_name.values()]
+
+
+def _bar(total, progress, text):
+    from tqdm import tqdm
+
+    return tqdm(total=total, unit="B", unit_scale=True, desc=text, delay=0 if progress else 2, disable=None if progress is None else not progress)
+
+
+def _write(directory, parts, index, gather, progress):
+    os.makedirs(directory, exist_ok=True)
+    former = os.path.join(directory, _INDEX)
+    generation = _generation(former) + 1
+    if gather:
+        parts = _whole(parts)
+    shards = {}
+    for part in parts:
+        shards.setdefault(part.device, []).append(part)
+    described, arrays = [], {}
+    sizes = {id(part): int(np.prod(_shape_of(part), dtype=np.int64)) * _safetensors.item_size(part.dtype) for part in parts}
+    with _bar(sum(sizes.values()), progress, "saving") as bar:
+        for number, (device, own) in enumerate(shards.items()):
+            name = f"shard-{generation:06d}-{re.sub(r'[^A-Za-z0-9]+', '', str(device))}.safetensors"
+            keys = [part.name if part.axis is None else f"{part.name}:{part.axis}:{part.begin}" for part in own]
+            size, header, sums = _safetensors.write(
+                os.path.join(directory, name), [(key, part.dtype, _shape_of(part), part.read) for key, part in zip(keys, own)], bar.update
+            )
+            described.append({"file": name, "device": str(device), "bytes": size, "header_crc32": header})
+            for key, part, total in zip(keys, own, sums):
+                entry = arrays.setdefault(part.name, {"shape": list(part.shape), "dtype": part.dtype, "axis": part.axis, "pieces": []})
+                entry["pieces"].append({"shard": number, "key": key, "begin": part.begin, "end": part.end, "crc32": total})
+    for entry in arrays.values():
+        entry["pieces"].sort(key=lambda piece: piece["begin"])
+    text = json.dumps({**index, "generation": generation, "shards": described, "arrays": arrays}, indent=1)
+    _sync(directory)  # the files' names, before the index that tells of them
+    with open(former + ".new", "w") as file:
+        file.write(text[:-2] + f',\n "crc32": {zlib.crc32(text.encode())}\n}}\n')
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(former + ".new", former)
+    _sync(directory)
+    current = {shard["file"] for shard in described}
+    for name in os.listdir(directory):
+        if _FILES.fullmatch(name) and name not in current:
+            os.remove(os.path.join(directory, name))
+
+
+def _sync(directory):
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _generation(path):
+    """The generation of the checkpoint that is there; of a damaged one, whose files nobody can name, the latest of all files."""
+    found = [int(name[6:12]) for name in os.listdir(os.path.dirname(path)) if _FILES.fullmatch(name) and name.startswith("shard-")]
+    return max(found, default=0)
+
+
+# Loading
+
+
+def load(directory, net, trainer=None, progress=None):
+    """Reads a checkpoint into a network, on whatever devices it lies and however it is split.
+
+    The whole checkpoint is checked before anything is changed. Arrays are read one at a time.
+
+    Parameters
+    ----------
+    directory : str
+    net : Block
+        Initialized; what its parameters have is overwritten, and shapes that aren't known yet are taken over.
+    trainer : Trainer, optional
+        Gets the optimizer states; the optimizer must be of the kind that was saved.
+    progress : bool, optional
+        As for `save`.
+
+    Returns
+    -------
+    dict
+        ``step``, ``position``, ``loss_scale`` and ``extra``, as they were given to `save`. The random state is set.
+
+    Raises
+    ------
+    MXNetError
+        Naming the damaged file, or the first differences between the network and the checkpoint.
+    """
+    directory = os.path.abspath(os.fspath(directory))
+    former = _saving.pop(directory, None)
+    if former is not None:
+        former.wait()
+    index = _read_index(os.path.join(directory, _INDEX))
+    wanted, shapes = _parts_of(net)
+    _compare(index, wanted, shapes, directory)
+    names = {param: (name, *where) for name, pieces in wanted.items() for param, *where in pieces}
+    if trainer is not None:
+        _check_trainer(index, trainer, names, directory)
+    with _bar(sum(shard["bytes"] for shard in index["shards"]), progress, "checking") as bar:
+        files = [_check_shard(directory, index, number, bar) for number in range(len(index["shards"]))]
+    reader = _Reader(index["arrays"], files)
+    states = _read_states(reader, index, trainer, names) if trainer is not None else None
+    with autograd.pause():
+        for name, pieces in wanted.items():
+            for param, axis, begin, end in pieces:
+                if param._data is None:
+                    param.shape = tuple(index["arrays"][name]["shape"]) if axis is None else param.shape
+                    param._finish_deferred_init()
+                for target in param.list_data():
+                    reader.read(name, axis, begin, end, target)
+    if trainer is not None:
+        counts = index["trainer"]["counts"]
+        trainer._take_over(
+            index["trainer"], states, {i: counts[names[param][0]] for i, param in enumerate(trainer._params) if names[param][0] in counts}
+        )
+    random.set_state(tuple(index["random"]))
+    return {key: index[key] for key in ("step", "position", "loss_scale", "extra")}
+
+
+def _read_index(path):
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"load: there is no checkpoint at '{os.path.dirname(path)}' (no {_INDEX})")
+    with open(path, "rb") as file:
+        text = file.read()
+    match = re.fullmatch(rb'(.*),\n "crc32": (\d+)\n\}\n', text, re.DOTALL)
+    if not match or zlib.crc32(match[1] + b"\n}") != int(match[2]):
+        raise MXNetError(f"the checkpoint's index '{path}' is damaged: its checksum does not fit")
+    index = json.loads(text)
+    if index.get("format") != _FORMAT:
+        raise MXNetError(f"'{path}' is an index of format {index.get('format')!r}, which this version does not read")
+    return index
+
+
+def _compare(index, wanted, shapes, directory):
+    """Raises with the first differences between a network and a checkpoint."""
+    saved = {name: entry for name, entry in index["arrays"].items() if not name.startswith(_STATE)}
+    differences = [f"the network has no parameter '{name}' {tuple(entry['shape'])}" for name, entry in saved.items() if name not in wanted]
+    for name, pieces in wanted.items():
+        if name not in saved:
+            differences.append(f"the checkpoint has no parameter '{name}' {shapes[name]}")
+            continue
+        shape, dtype = tuple(saved[name]["shape"]), dtype_name(pieces[0][0].dtype)
+        known = shapes[name]
+        if known is not None and (len(known) != len(shape) or any(a not in (0, -1, b) for a, b in zip(known, shape))):
+            differences.append(f"'{name}' has shape {known} in the network, {shape} in the checkpoint")
+        elif dtype != saved[name]["dtype"]:
+            differences.append(f"'{name}' is {dtype} in the network, {saved[name]['dtype']} in the checkpoint")
+        for param, *_ in pieces:
+            param.list_ctx()  # raises where it was never initialized
+    if differences:
+        more = f"; and {len(differences) - 4} more" if len(differences) > 4 else ""
+        raise MXNetError(f"the checkpoint '{directory}' is one of another network: {'; '.join(differences[:4])}{more}. Nothing was changed")
+
+
+def _check_trainer(index, trainer, names, directory):
+    header = index["trainer"]
+    if header is None:
+        raise MXNetError(f"the checkpoint '{directory}' was saved without a trainer; load it without one")
+    kind = type(trainer.optimizer).__name__
+    if header["optimizer"] != kind:
+        raise MXNetError(f"the checkpoint '{directory}' holds states of optimizer {header['optimizer']}, but this trainer has {kind}. Nothing was changed")
+    for param in trainer._params:
+        names.setdefault(param, (param.name, None, 0, 0))
+    own = {names[param][0] for param in trainer._params}
+    strange = [name for name in header["states"] if name not in own]
+    if strange:
+        raise MXNetError(f"the checkpoint '{directory}' holds states of parameters that this trainer does not have: {brief(strange)}")
+    missing = [names[param][0] for param in trainer._params if param.grad_req != "null" and names[param][0] not in header["states"]] if header["states"] else []
+    if missing:
+        raise MXNetError(f"the checkpoint '{directory}' has no optimizer states of the parameters {brief(missing)}")
+
+
+def _check_shard(directory, index, number, bar):
+    """Opens a file and compares it with what the index says."""
+    shard = index["shards"][number]
+    file = _safetensors.File(os.path.join(directory, os.path.basename(shard["file"])))
+    if file.size != shard["bytes"]:
+        raise file.damaged(f"it has {file.size:,} bytes instead of {shard['bytes']:,}")
+    if file.header_sum != shard["header_crc32"]:
+        raise file.damaged("its header was changed")
+    for name, entry in index["arrays"].items():
+        for piece in entry["pieces"]:
+            if piece["shard"] != number:
+                continue
+            if piece["key"] not in file.entries:
+                raise file.damaged(f"it has no array '{piece['key']}'")
+            if file.checksum(piece["key"], bar.update) != piece["crc32"]:
+                raise file.damaged(f"the contents of '{name}' were changed")
+    return file
+
+
+class _Reader:
+    """Reads parts of arrays, piece by piece, into arrays on devices."""
+
+    def __init__(self, arrays, files):
+        self._arrays, self._files = arrays, files
+
+    def entry(self, name):
+        return self._arrays[name]
+
+    def read(self, name, axis, begin, end, target):
+        """Fills `target` with the part [begin, end) along an axis, or with all of the array."""
+        entry = self._arrays[name]
+        saved, shape = entry["axis"], entry["shape"]
+        for piece in entry["pieces"]:
+            file, key = self._files[piece["shard"]], piece["key"]
+            if saved is None:
+                value = file.read(key) if axis is None else file.read(key, axis, begin, end)
+                place = None
+            elif axis is None:
+                value, place = file.read(key), (saved, piece["begin"], piece["end"])
+            elif axis == saved:
+                low, high = max(begin, piece["begin"]), min(end, piece["end"])
+                if low >= high:
+                    continue
+                value, place = file.read(key, saved, low - piece["begin"], high - piece["begin"]), (saved, low - begin, high - begin)
+            else:
+                value, place = file.read(key, axis, begin, end), (saved, piece["begin"], piece["end"])
+            value = nd.array(value, ctx=target.context, dtype=target.dtype)
+            if place is None or value.shape == target.shape:
+                target[:] = value.reshape(target.shape) if len(shape) else value
+            else:
+                where, low, high = place
+                target[(slice(None),) * where + (slice(low, high),)] = value
+
+
+def _read_states(reader, index, trainer, names):
+    """The states of a trainer's parameters: index -> nested state, each on its parameter's first device."""
+    loaded = {}
+    for i, param in enumerate(trainer._params):
+        name, axis, begin, end = names[param]
+        structure = index["trainer"]["states"].get(name)
+        if structure is None:
+            continue
+        arrays = {}
+        for key in _keys(structure, name):
+            entry = reader.entry(_STATE + key)
+            whole = index["arrays"].get(name, {"shape": param.shape})["shape"]
+            split = axis is not None and list(entry["shape"]) == list(whole)
+            if axis is not None and not split or not shape_is_known(param.shape):
+                shape = entry["shape"]
+            else:
+                shape = param.shape if split else entry["shape"]
+            arrays[key] = nd.empty(tuple(shape), ctx=param.list_ctx()[0], dtype=entry["dtype"])
+            reader.read(_STATE + key, axis if split else None, begin, end, arrays[key])
+        loaded[i] = _put_together(structure, name, arrays, "the checkpoint")
+    return loaded

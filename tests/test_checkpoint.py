@@ -1,0 +1,477 @@
+"""Checkpoints: what is saved on one layout goes on on any other; killed saves and damaged files do no harm."""
+
+import json
+import os
+import random as pyrandom
+import signal
+import subprocess
+import sys
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import MXNetError, autograd, gluon, nd
+from mpgluon.gluon import nn
+from mpgluon.parallel import Mesh, load, save
+
+CPU = [mx.cpu(i) for i in range(6)]
+LOSS = gluon.loss.L2Loss()
+
+
+def mlp(prefix="net_"):
+    net = nn.HybridSequential(prefix=prefix)
+    with net.name_scope():
+        net.add(nn.Dense(12, activation="relu"), nn.BatchNorm(), nn.Dense(10, activation="tanh"), nn.Dense(4))
+    return net
+
+
+def build(axes, seed=5, make=mlp, optimizer="adam", prefix="net_", **options):
+    mx.random.seed(seed)
+    net, mesh = make(prefix), Mesh(axes)
+    net.place(mesh)
+    net.initialize(mx.init.Xavier())
+    net.hybridize()
+    run(net, mesh, None)
+    return net, mesh, gluon.Trainer(net.collect_params(), optimizer, **options)
+
+
+def run(net, mesh, trainer, steps=3, seed=0):
+    rng = np.random.default_rng(seed)
+    for _ in range(steps if trainer else 1):
+        x, y = nd.array(rng.standard_normal((12, 6))), nd.array(rng.standard_normal((12, 4)))
+        for part, label in zip(mesh.split_and_load(x), mesh.split_and_load(y, stage=-1)):
+            if trainer is None:
+                net(part)
+                continue
+            with autograd.record():
+                loss = LOSS(net(part), label)
+            loss.backward()
+        if trainer is not None:
+            trainer.step(12)
+
+
+def values(net):
+    return {name: param._reduce().asnumpy() for name, param in net._collect_params_with_prefix().items()}
+
+
+def same(one, other):
+    assert one.keys() == other.keys()
+    assert [name for name in one if one[name].tobytes() != other[name].tobytes()] == []
+
+
+def close(one, other):
+    for name in one:
+        np.testing.assert_allclose(one[name], other[name], rtol=1e-4, atol=1e-6)
+
+
+LAYOUTS = [{"data": 1}, {"stage": 2}, {"stage": 4}, {"data": 2, "stage": 2}, {"data": 3}]
+
+
+@pytest.mark.parametrize("gather", [False, True])
+@pytest.mark.parametrize("source", LAYOUTS, ids=str)
+def test_loads_onto_any_layout(tmp_path, source, gather):
+    net, mesh, trainer = build(source, shard_updates=True)
+    run(net, mesh, trainer)
+    mx.random.seed(77)
+    nd.random.uniform(shape=(3,))
+    save(tmp_path, net, trainer, position={"epoch": 2, "batch": 7}, loss_scale=1024.0, extra=["x"], gather=gather)
+    drawn = nd.random.uniform(shape=(3,)).asnumpy()
+    saved = values(net)
+    shards = [name for name in os.listdir(tmp_path) if name.endswith(".safetensors")]
+    if gather:
+        assert len(shards) == 1
+    elif "data" not in source:
+        assert len(shards) == source["stage"]
+    run(net, mesh, trainer, seed=1)
+    for target in LAYOUTS:
+        other, other_mesh, other_trainer = build(target, seed=9, prefix="other_")
+        found = load(tmp_path, other, other_trainer)
+        assert found == {"step": 3, "position": {"epoch": 2, "batch": 7}, "loss_scale": 1024.0, "extra": ["x"]}
+        assert nd.random.uniform(shape=(3,)).asnumpy().tobytes() == drawn.tobytes()
+        same(saved, values(other))
+        run(other, other_mesh, other_trainer, seed=1)
+        assert other_trainer.optimizer.num_update == 6
+        if target == source and source.get("data", 1) == 1:
+            same(values(net), values(other))
+        elif target.get("data", 1) == source.get("data", 1) == 1:
+            close(values(net), values(other))
+
+
+@pytest.mark.parametrize("optimizer, options", [("sgd", {}), ("sgd", {"momentum": 0.9}), ("lamb", {}), ("rmsprop", {"centered": True})])
+def test_states_of_optimizers(tmp_path, optimizer, options):
+    net, mesh, trainer = build({"stage": 2}, optimizer=optimizer, optimizer_params=options)
+    run(net, mesh, trainer)
+    save(tmp_path, net, trainer)
+    other, other_mesh, other_trainer = build({"data": 1}, seed=1, optimizer=optimizer, optimizer_params=options)
+    load(tmp_path, other, other_trainer)
+    states = [s for u in other_trainer._updaters.values() for s in u.states]
+    assert not states  # they are where they are needed with the next step
+    for n, m, t in ((net, mesh, trainer), (other, other_mesh, other_trainer)):
+        run(n, m, t, seed=2)
+    same(values(net), values(other))
+
+
+def test_a_network_whose_shapes_are_not_known_yet(tmp_path):
+    net, mesh, trainer = build({"stage": 2})
+    save(tmp_path, net)
+    fresh = mlp("fresh_")
+    fresh.initialize()
+    load(tmp_path, fresh)
+    same(values(net), values(fresh))
+    bare = mlp("bare_")
+    with pytest.raises(MXNetError, match="has not been initialized"):
+        load(tmp_path, bare)
+    with pytest.raises(MXNetError, match="saved without a trainer"):
+        load(tmp_path, net, trainer)
+
+
+class Split(gluon.HybridBlock):
+    """A product whose weight is split over devices, as layers that are split keep theirs: parameters with global_shape, axis and index."""
+
+    def __init__(self, count, axis, sizes):
+        super().__init__(prefix="split_")
+        self.count = count
+        with self.name_scope():
+            for i, size in enumerate(sizes):
+                shape = (size, 9) if axis == 0 else (7, size)
+                param = self.params.get(f"weight{i}", shape=shape)
+                param.global_shape, param.axis, param.index = (7, 9), axis, i
+                setattr(self, f"weight{i}", param)
+        for i in range(len(sizes)):
+            getattr(self, f"weight{i}").initialize(mx.init.Uniform(), ctx=CPU[i])
+
+
+class Plain(gluon.HybridBlock):
+    def __init__(self):
+        super().__init__(prefix="plain_")
+        with self.name_scope():
+            self.weight = self.params.get("weight", shape=(7, 9))
+        self.weight.initialize(mx.init.Uniform(), ctx=CPU[5])
+
+
+SPLITS = {"whole": Plain, "2 of axis 0": lambda: Split(2, 0, [4, 3]), "3 of axis 0": lambda: Split(3, 0, [3, 2, 2]), "2 of axis 1": lambda: Split(2, 1, [5, 4])}
+
+
+def whole(params, read):
+    """A parameter or state put together."""
+    parts = [read(param) for param in params]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, params[0].axis)
+
+
+def one_step(net, trainer):
+    with autograd.record():
+        losses = [(param.data() * param.data() * 3).sum() for param in net.collect_params().values()]
+    autograd.backward(losses)
+    trainer.step(1)
+
+
+@pytest.mark.parametrize("gather", [False, True])
+@pytest.mark.parametrize("source", SPLITS)
+def test_split_parameters_load_split_otherwise_or_whole(tmp_path, source, gather):
+    net = SPLITS[source]()
+    trainer = gluon.Trainer(net.collect_params(), "adam")
+    one_step(net, trainer)
+    params = list(net.collect_params().values())
+    saved = whole(params, lambda param: param.data().asnumpy())
+    save(tmp_path, net, trainer, gather=gather)
+    one_step(net, trainer)
+    expected = whole(params, lambda param: param.data().asnumpy())
+    for target in SPLITS.values():
+        other = target()
+        other_trainer = gluon.Trainer(other.collect_params(), "adam")
+        load(tmp_path, other, other_trainer)
+        others = list(other.collect_params().values())
+        assert whole(others, lambda param: param.data().asnumpy()).tobytes() == saved.tobytes()
+        one_step(other, other_trainer)
+        assert whole(others, lambda param: param.data().asnumpy()).tobytes() == expected.tobytes()
+
+
+def test_shards_that_do_not_make_a_whole(tmp_path):
+    with pytest.raises(MXNetError, match="shards of parameter 'weight' have 6 elements together along axis 0"):
+        save(tmp_path, Split(2, 0, [3, 3]))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_dtypes_and_other_readers(tmp_path, dtype):
+    net = nn.Dense(3, in_units=5)
+    net.initialize()
+    net.cast(dtype)
+    net.weight.set_data(nd.array(np.linspace(-3, 3, 15).reshape(3, 5)).astype(dtype))
+    save(tmp_path, net)
+    other = nn.Dense(3, in_units=5)
+    other.initialize()
+    other.cast(dtype)
+    load(tmp_path, other)
+    same(values(net), values(other))
+    numpy_reader = pytest.importorskip("safetensors")
+    (path,) = [str(tmp_path / name) for name in os.listdir(tmp_path) if name.endswith(".safetensors")]
+    with numpy_reader.safe_open(path, "pt" if dtype == "bfloat16" else "numpy") as file:
+        assert set(file.keys()) == {"weight", "bias"}
+        array = file.get_tensor("weight")
+        array = array.float().numpy() if dtype == "bfloat16" else array
+        assert (np.asarray(array, "float64") == net.weight.data().asnumpy().astype("float64")).all()
+
+
+def test_in_the_background_the_values_are_those_of_the_call(tmp_path):
+    net, mesh, trainer = build({"data": 2, "stage": 2})
+    run(net, mesh, trainer)
+    expected = values(net)
+    saving = save(tmp_path, net, trainer, background=True)
+    run(net, mesh, trainer, steps=10)
+    saving.wait()
+    assert saving.done()
+    saving.wait()  # again
+    load(tmp_path, net, trainer)
+    same(expected, values(net))
+
+
+def test_errors_in_the_background_surface(tmp_path):
+    net = nn.Dense(2, in_units=2)
+    net.initialize()
+    (tmp_path / "file").write_text("in the way")
+    saving = save(tmp_path / "file", net, background=True)
+    with pytest.raises(OSError):
+        saving.wait()
+    saving.wait()  # once only
+    save(tmp_path / "file", net, background=True)
+    with pytest.raises(OSError):
+        save(tmp_path / "file", net, background=True)
+    with pytest.raises(MXNetError, match="what JSON takes"):
+        save(tmp_path / "other", net, position=object())
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_save_that_fails_leaves_the_former_one(tmp_path, monkeypatch):
+    net = nn.Dense(2, in_units=2)
+    net.initialize()
+    save(tmp_path, net)
+    expected = values(net)
+    net.weight.set_data(nd.ones((2, 2)))
+
+    def full(*_):
+        raise OSError("no space left")
+
+    for step in ("fsync", "replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, step, full)
+            with pytest.raises(OSError, match="no space left"):
+                save(tmp_path, net)
+        load(tmp_path, net)
+        same(expected, values(net))
+        net.weight.set_data(nd.ones((2, 2)))
+    save(tmp_path, net)
+    assert len(os.listdir(tmp_path)) == 2  # what was left over is gone
+    load(tmp_path, net)
+    assert (net.weight.data().asnumpy() == 1).all()
+
+
+KILLED = """
+import sys
+import mpgluon as mx
+from mpgluon import nd
+from mpgluon.gluon import nn
+net = nn.HybridSequential()
+for i in range(3):
+    net.add(nn.Dense(300, in_units=300))
+    net[i].initialize(ctx=mx.cpu(i))
+k = int(sys.argv[2])
+print("ready", flush=True)
+while True:
+    k += 1
+    for param in net.collect_params().values():
+        param.set_data(nd.full(param.shape, k))
+    mx.parallel.save(sys.argv[1], net, step=k, background=k % 2 == 0)
+"""
+
+
+def test_killed_at_any_moment_the_former_checkpoint_is_whole(tmp_path):
+    net = nn.HybridSequential()
+    for i in range(3):
+        net.add(nn.Dense(300, in_units=300))
+    net.initialize()
+    rng, last, interrupted = pyrandom.Random(4), 0, 0
+    env = dict(os.environ, PYTHONPATH=os.path.dirname(os.path.dirname(os.path.abspath(mx.__file__))))
+    for attempt in range(12):
+        process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path / "c"), str(last)], env=env, stdout=subprocess.PIPE, text=True)
+        assert process.stdout.readline() == "ready\n"
+        while not (tmp_path / "c" / "index.json").exists():
+            assert process.poll() is None
+            time.sleep(0.001)
+        deadline = time.monotonic() + 20
+        while attempt % 2 and len(os.listdir(tmp_path / "c")) == 4 and time.monotonic() < deadline:
+            time.sleep(0.0005)  # every other time it is killed while files of two generations are there
+        time.sleep(rng.random() * (0.15, 0.002)[attempt % 2])
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        interrupted += len(os.listdir(tmp_path / "c")) != 4
+        step = load(tmp_path / "c", net)["step"]
+        assert step >= max(last, 1)
+        for param in net.collect_params().values():
+            assert (param.data().asnumpy() == step).all()
+        last = step
+    assert last > 1 and interrupted > 0  # they did save, and were killed while they did
+
+
+def damage(path, rng):
+    """Changes a file at random; what was done."""
+    data = bytearray(path.read_bytes())
+    how = rng.choice(["truncate", "flip", "append", "zero", "empty", "header"])
+    if how == "truncate":
+        del data[rng.randrange(len(data)) :]
+    elif how == "flip":
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    elif how == "append":
+        data += b"more"
+    elif how == "zero":
+        at = rng.randrange(len(data))
+        former = bytes(data)
+        data[at : at + 64] = bytes(len(data[at : at + 64]))
+        if data == former:
+            data[at] ^= 255
+    elif how == "empty":
+        data.clear()
+    else:
+        data[: rng.randrange(1, 12)] = rng.randbytes(11)[: rng.randrange(1, 12)]
+        data[8] ^= 1
+    path.write_bytes(bytes(data))
+    return how
+
+
+def test_damaged_files_are_named_and_nothing_is_changed(tmp_path):
+    net, mesh, trainer = build({"stage": 3})
+    run(net, mesh, trainer)
+    save(tmp_path, net, trainer)
+    whole_files = {name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path)}
+    assert len(whole_files) == 4
+    run(net, mesh, trainer, seed=3)
+    before, random_state = values(net), mx.random.get_state()
+    rng = pyrandom.Random(1)
+    for attempt in range(120):
+        name = rng.choice(sorted(whole_files))
+        how = damage(tmp_path / name, rng)
+        with pytest.raises(MXNetError, match=name) as error:
+            load(tmp_path, net, trainer)
+        assert "damaged" in str(error.value), (how, error.value)
+        (tmp_path / name).write_bytes(whole_files[name])
+    shard = next(name for name in whole_files if name.endswith("cpu1.safetensors"))
+    os.remove(tmp_path / shard)
+    with pytest.raises(MXNetError, match=f"{shard}' can't be read"):
+        load(tmp_path, net, trainer)
+    same(before, values(net))
+    assert mx.random.get_state() == random_state
+    (tmp_path / shard).write_bytes(whole_files[shard])
+    load(tmp_path, net, trainer)
+    with pytest.raises(FileNotFoundError, match="no checkpoint at"):
+        load(tmp_path / "nowhere", net)
+
+
+def test_the_contents_that_were_changed_are_named(tmp_path):
+    net = nn.Dense(2, in_units=2)
+    net.initialize()
+    save(tmp_path, net)
+    (path,) = tmp_path.glob("*.safetensors")
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(bytes(data))
+    with pytest.raises(MXNetError, match="the contents of '(weight|bias)' were changed"):
+        load(tmp_path, net)
+
+
+def test_a_checkpoint_of_another_network(tmp_path):
+    net, mesh, trainer = build({"stage": 2})
+    run(net, mesh, trainer)
+    save(tmp_path, net, trainer)
+
+    def other(width=12, last=True, dtype="float32"):
+        changed = nn.HybridSequential()
+        changed.add(nn.Dense(width, in_units=6), nn.BatchNorm(in_channels=width), nn.Dense(10, in_units=width))
+        if last:
+            changed.add(nn.Dense(4, in_units=10))
+        changed.initialize()
+        changed.cast(dtype)
+        return changed
+
+    for changed, message in (
+        (other(width=13), r"'0.weight' has shape \(13, 6\) in the network, \(12, 6\) in the checkpoint; .*; and \d more"),
+        (other(last=False), r"the network has no parameter '3.weight' \(4, 10\)"),
+        (other(dtype="float64"), "is float64 in the network, float32 in the checkpoint"),
+    ):
+        before = values(changed)
+        with pytest.raises(MXNetError, match=message):
+            load(tmp_path, changed)
+        same(before, values(changed))
+    longer = other()
+    longer.add(nn.Dense(2, in_units=4))
+    longer[4].initialize()
+    with pytest.raises(MXNetError, match="the checkpoint has no parameter '4.weight'"):
+        load(tmp_path, longer)
+    before = values(net)
+    with pytest.raises(MXNetError, match="states of optimizer Adam, but this trainer has SGD"):
+        load(tmp_path, net, gluon.Trainer(net.collect_params(), "sgd"))
+    part = gluon.Trainer(net[0].collect_params(), "adam")
+    with pytest.raises(MXNetError, match="states of parameters that this trainer does not have"):
+        load(tmp_path, net, part)
+    same(before, values(net))
+
+
+def test_no_more_than_one_shard_is_in_memory(tmp_path):
+    """Of four devices with 4 MB each; the host's arrays are counted by tracemalloc, the devices' by their pools."""
+    net = nn.HybridSequential()
+    for i in range(4):
+        net.add(nn.Dense(1024, in_units=1024, use_bias=False))
+    net.place(Mesh({"stage": 4}))
+    net.initialize()
+    net(nd.ones((1, 1024)))
+    nd.waitall()
+    shard = 4 << 20
+    single = nn.HybridSequential()
+    for i in range(4):
+        single.add(nn.Dense(1024, in_units=1024, use_bias=False))
+    single.initialize(ctx=mx.cpu(5))
+    single.collect_params().zero_grad()
+    nd.waitall()
+    save(tmp_path, net)  # what is loaded and made once is there
+    peaks = {}
+    for name, work in (("save", lambda: save(tmp_path, net)), ("load", lambda: load(tmp_path, net)), ("load onto one device", lambda: load(tmp_path, single))):
+        for ctx in CPU:
+            mx.context.reset_peak_memory(ctx)
+        before = {ctx: mx.context.memory_stats(ctx)["in_use"] for ctx in CPU}
+        tracemalloc.start()
+        work()
+        nd.waitall()
+        peaks[name] = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        for ctx in CPU:
+            assert mx.context.memory_stats(ctx)["peak_in_use"] - before[ctx] <= 1.05 * shard
+    assert all(peak < 1.1 * shard for peak in peaks.values()), peaks
+    sizes = [os.path.getsize(tmp_path / name) for name in os.listdir(tmp_path) if name.endswith(".safetensors")]
+    assert len(sizes) == 4 and all(abs(size - shard) < 4096 for size in sizes)
+
+
+def test_the_progress_bar_is_shown_when_asked(tmp_path, capsys):
+    net = nn.Dense(2, in_units=2)
+    net.initialize()
+    save(tmp_path, net)
+    load(tmp_path, net)
+    assert "saving" not in capsys.readouterr().err
+    save(tmp_path, net, progress=True)
+    load(tmp_path, net, progress=True)
+    text = capsys.readouterr().err
+    assert "saving" in text and "checking" in text
+
+
+def test_the_index_tells_names_shapes_and_places(tmp_path):
+    net, mesh, trainer = build({"stage": 2})
+    run(net, mesh, trainer)
+    save(tmp_path, net, trainer, step=41)
+    index = json.loads((tmp_path / "index.json").read_text())
+    assert index["step"] == 41 and index["trainer"]["optimizer"] == "Adam"
+    assert index["arrays"]["0.weight"]["shape"] == [12, 6]
+    devices = [shard["device"] for shard in index["shards"]]
+    assert sorted(devices) == ["cpu(0)", "cpu(1)"]
+    assert devices[index["arrays"]["3.bias"]["pieces"][0]["shard"]] == "cpu(1)"
+    assert index["arrays"]["optimizer:3.bias:0"]["shape"] == [4]
