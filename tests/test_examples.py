@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 EXAMPLES = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "examples")
@@ -51,6 +52,26 @@ def test_model_parallel_lm_on_the_standard_library(tmp_path):
 def test_model_parallel_lm_names_a_wrong_device(tmp_path):
     with pytest.raises(AssertionError, match="--devices takes two names"):
         run("model_parallel_lm.py", *SMALL, "--devices", "cpu0", "cpu1", cwd=tmp_path)
+
+
+def test_split_layers(tmp_path):
+    """On pictures of bars, upright and lying, in ten places."""
+    rng = np.random.RandomState(0)
+    x, y = rng.uniform(0, 0.3, (480, 8, 8)), rng.randint(0, 10, 480)
+    for picture, place in zip(x, y):
+        if place < 5:
+            picture[place + 1] = 1
+        else:
+            picture[:, place - 4] = 1
+    np.savez(tmp_path / "bars.npz", x=x, y=y)
+    output = run("split_layers.py", "--data", "bars.npz", "--width", "6", "--batch", "32", "--epochs", "6", "--lr", "0.005", cwd=tmp_path)
+    accuracies = list(map(float, re.findall(r"validation accuracy ([\d.]+)", output)))
+    assert len(accuracies) == 2 and min(accuracies) > 0.9
+    assert float(re.search(r"losses of the first ten steps: (\S+)", output)[1]) < 1e-5
+    sizes = [int(size.replace(",", "")) for size in re.findall(r"cpu\(\d\) ([\d,]+)", output)]
+    assert len(sizes) == 4 and max(sizes[1:]) < 0.5 * sizes[0]
+    with pytest.raises(AssertionError, match="'cpu0' is no device"):
+        run("split_layers.py", "--data", "bars.npz", "--devices", "cpu0", cwd=tmp_path)
 
 
 def test_bucketing_lm(tmp_path):

@@ -72,7 +72,7 @@ static void shift_random(mpg_random_key *key, const mpg_rows *rows, const mpg_op
     inner = rows->count ? own * inner / rows->count : 0;
     own = rows->count;
   }
-  bool runs = op->id == MPG_OP_Dropout || op->id == MPG_OP_LeakyReLU;
+  bool runs = op->id == MPG_OP_Dropout || op->id == MPG_OP_LeakyReLU || op->id == MPG_OP__dropout_draw;
   key->position += (uint64_t)(rows->begin * inner * (runs ? 1 : outer)); /* others draw what no other piece draws */
   if (outer == 1 || !runs) return;
   key->run = (uint64_t)(own * inner);
@@ -104,6 +104,11 @@ static mpg_status run_kernel(mpg_run *run, const mpg_call_frame *frame, const mp
       if (instruction->op->id == MPG_OP__dropout_attention) {
         const int64_t *sizes = ((const mpg_attention_params *)instruction->params)->sizes.values;
         drawn = (mpg_shape){.ndim = 1, .dims = {sizes[0] * sizes[1] * sizes[2] * sizes[3]}};
+      }
+      if (instruction->op->id == MPG_OP__dropout_draw) { /* for the parts of an array like its input, but whole */
+        const mpg_dropout_draw_params *params = instruction->params;
+        drawn = views[0].desc.shape;
+        drawn.dims[params->axis < 0 ? params->axis + drawn.ndim : params->axis] = params->total;
       }
       shift_random(&call.random, &frame->rows, instruction->op, &drawn);
     }

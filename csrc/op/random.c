@@ -107,6 +107,44 @@ mpg_status mpg_infer_dropout(mpg_infer *infer) {
   return MPG_OK;
 }
 
+enum { DRAW_WORDS = 5 }; /* a random key without `first` */
+
+mpg_status mpg_infer_dropout_draw(mpg_infer *infer) {
+  const mpg_dropout_draw_params *params = infer->params;
+  const mpg_shape *data = &infer->inputs[0].shape;
+  int axis;
+  if (data->ndim >= 0) MPG_TRY(mpg_axis_normalize(params->axis, data->ndim, infer->op->name, &axis));
+  mpg_infer_set(infer, 0, &(mpg_shape){.ndim = 1, .dims = {DRAW_WORDS}}, MPG_INT64);
+  return MPG_OK;
+}
+
+mpg_status mpg_infer_dropout_part(mpg_infer *infer) {
+  const mpg_dropout_part_params *params = infer->params;
+  const mpg_desc *data = &infer->inputs[0];
+  mpg_shape mask = data->shape;
+  MPG_TRY(mpg_infer_expect_dtype(infer, 1, MPG_INT64));
+  const mpg_shape *draw = &infer->inputs[1].shape;
+  if (mpg_shape_known(draw) && (draw->ndim != 1 || draw->dims[0] != DRAW_WORDS)) return mpg_infer_fail(infer, "draw is the result of _dropout_draw");
+  int axis;
+  if (data->shape.ndim >= 0) {
+    MPG_TRY(mpg_axis_normalize(params->axis, data->shape.ndim, infer->op->name, &axis));
+    if (data->shape.dims[axis] >= 0 && (params->begin > params->total || data->shape.dims[axis] > params->total - params->begin))
+      return mpg_infer_fail(infer, "%lld elements along axis %d from %lld on are no part of %lld", (long long)data->shape.dims[axis], axis,
+                            (long long)params->begin, (long long)params->total);
+  }
+  if (!infer->train || !(params->p > 0)) mask = (mpg_shape){.ndim = 1, .dims = {0}};
+  mpg_infer_set(infer, 0, &data->shape, data->dtype);
+  mpg_infer_set(infer, 1, &mask, MPG_UINT8);
+  return MPG_OK;
+}
+
+void mpg_gradient_dropout_part(mpg_gradient *g) {
+  const mpg_dropout_part_params *params = g->params;
+  mpg_dropout_params whole = {.p = params->p};
+  if (!g->needed[0]) return;
+  g->in_grads[0] = g->train && params->p > 0 ? mpg_emit2(g, MPG_OP__dropout_apply, &whole, g->out_grads[0], g->outputs[1]) : g->out_grads[0];
+}
+
 mpg_status mpg_infer_dropout_apply(mpg_infer *infer) {
   MPG_TRY(mpg_infer_expect_dtype(infer, 1, MPG_UINT8));
   mpg_infer_set(infer, 0, &infer->inputs[0].shape, infer->inputs[0].dtype);

@@ -418,14 +418,20 @@ typedef struct dropout_plan {
   bool drawn;         /* whether the mask is made here, element by element */
   int ndim;           /* 0: the mask has the data's shape; else as of run_apply */
   int64_t dims[MPG_MAX_NDIM], strides[MPG_MAX_NDIM];
+  int64_t part, whole, begin; /* of a part of an array: `part` elements together, of `whole` of the array, from `begin` on; part 0: all of it */
 } dropout_plan;
 
 static void draw_mask(const dropout_plan *p, int64_t begin, int64_t n) {
   uint32_t buffer[WORD_BUFFER];
   while (n > 0) {
-    int64_t together = n, left = p->key.run ? (int64_t)(p->key.run - ((uint64_t)begin + p->key.first) % p->key.run) : n;
+    int64_t together = n, at = begin;
+    if (p->part) {
+      at = begin / p->part * p->whole + p->begin + begin % p->part;
+      if (together > p->part - begin % p->part) together = p->part - begin % p->part;
+    }
+    int64_t left = p->key.run ? (int64_t)(p->key.run - ((uint64_t)at + p->key.first) % p->key.run) : n;
     if (together > left) together = left;
-    const uint32_t *w = mpg_philox_words(p->key, mpg_random_position(&p->key, (uint64_t)begin), together, buffer);
+    const uint32_t *w = mpg_philox_words(p->key, mpg_random_position(&p->key, (uint64_t)at), together, buffer);
     uint8_t *mask = p->mask + begin;
     for (int64_t i = 0; i < together; i++) mask[i] = (w[i] >> 8) < p->threshold;
     begin += together;
@@ -497,6 +503,34 @@ MPG_CPU_KERNEL(dropout) {
   align_mask(&p, &data->desc.shape, &mask->desc.shape);
   p.drawn = p.ndim == 0;
   if (!p.drawn) mpg_cpu_parallel_for(call, mpg_shape_size(&mask->desc.shape), 16384, run_mask, &p);
+  mpg_cpu_parallel_for(call, count, 16384, run_dropout, &p);
+  return MPG_OK;
+}
+
+MPG_CPU_KERNEL(dropout_draw) {
+  uint64_t *draw = call->outputs[0].data;
+  const mpg_random_key *key = &call->random;
+  draw[0] = key->seed, draw[1] = key->call, draw[2] = key->position, draw[3] = key->run, draw[4] = key->stride;
+  return MPG_OK;
+}
+
+MPG_CPU_KERNEL(dropout_part) {
+  const mpg_dropout_part_params *params = call->params;
+  const mpg_view *data = &call->inputs[0], *out = &call->outputs[0];
+  const uint64_t *draw = call->inputs[1].data;
+  int64_t count = mpg_shape_size(&data->desc.shape);
+  if (!call->train || !(params->p > 0)) {
+    if (out->data != data->data) memcpy(out->data, data->data, (size_t)count * mpg_dtype_size(data->desc.dtype));
+    return MPG_OK;
+  }
+  const mpg_shape *shape = &data->desc.shape;
+  int axis = (int)(params->axis < 0 ? params->axis + shape->ndim : params->axis);
+  int64_t inner = mpg_shape_product(shape, axis + 1, shape->ndim);
+  double keep = 1 - params->p;
+  dropout_plan p = {.key = {.seed = draw[0], .call = draw[1], .position = draw[2], .run = draw[3], .stride = draw[4]}, .dtype = data->desc.dtype,
+                    .in = data->data, .out = out->data, .mask = call->outputs[1].data, .scale = keep > 0 ? 1 / keep : 0,
+                    .threshold = (uint32_t)(keep * 0x1p24 + 0.5), .drawn = true, .part = shape->dims[axis] * inner, .whole = params->total * inner,
+                    .begin = params->begin * inner};
   mpg_cpu_parallel_for(call, count, 16384, run_dropout, &p);
   return MPG_OK;
 }

@@ -1,17 +1,23 @@
 """Training over several devices in one process: pipelines, layers split over devices, replicas, and all of these on a mesh."""
 
 from . import schedules
+from .attention import ParallelLSTM, ParallelSelfAttention, SequenceParallelDropout, SequenceParallelLayerNorm
 from .check import check_against_single_device
 from .checkpoint import Saving, load, save
 from .clip import clip_global_norm
 from .collectives import all_gather, all_reduce, all_to_all, broadcast, gather, reduce, reduce_scatter, scatter
+from .layers import ColumnParallelDense, ParallelConv2D, RowParallelDense, VocabParallelEmbedding, VocabParallelSoftmaxCELoss
 from .mesh import Mesh
 from .pipeline import Pipeline
 from .report import Report
 from .schedules import ScheduleError
+from .shards import HomeParameter, ShardedParameter
+from .splitting import shard
 from .train_step import TrainStep
 
 __all__ = [
-    "Mesh", "Pipeline", "Report", "Saving", "ScheduleError", "TrainStep", "all_gather", "all_reduce", "all_to_all", "broadcast",
-    "check_against_single_device", "clip_global_norm", "gather", "load", "reduce", "reduce_scatter", "save", "scatter", "schedules",
+    "ColumnParallelDense", "HomeParameter", "Mesh", "ParallelConv2D", "ParallelLSTM", "ParallelSelfAttention", "Pipeline", "Report", "RowParallelDense",
+    "Saving", "ScheduleError", "SequenceParallelDropout", "SequenceParallelLayerNorm", "ShardedParameter", "TrainStep", "VocabParallelEmbedding",
+    "VocabParallelSoftmaxCELoss", "all_gather", "all_reduce", "all_to_all", "broadcast", "check_against_single_device", "clip_global_norm", "gather",
+    "load", "reduce", "reduce_scatter", "save", "scatter", "schedules", "shard",
 ]  # fmt: skip

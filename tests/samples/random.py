@@ -71,6 +71,7 @@ SAMPLES["_shuffle"] = [
     Sample([(300, 2)], grad=False, name="draws"),
     Sample([(0, 2)], reference=lambda x: x, grad=False, name="empty"),
 ]
+_DRAW = np.array([7, 3, 0, 0, 0], "int64")  # as _dropout_draw gives it: seed, call, position, run, stride
 SAMPLES["Dropout"] = [
     Sample([(3, 4)], {"p": 0.5}, reference=lambda x, **p: x, grad2=True, name="predict"),
     Sample([(3, 4)], {"p": 0.0}, reference=lambda x, **p: x, train=True, name="none"),
@@ -79,6 +80,12 @@ SAMPLES["Dropout"] = [
     Sample([(3, 4, 5)], {"p": 0.3, "axes": (0, 2)}, train=True, name="axes"),
     Sample([(3, 4)], {"p": 0.3, "mode": "always"}, name="always"),
     Sample([(0, 4)], {"p": 0.3}, train=True, reference=lambda x, **p: x, name="empty"),
+]
+SAMPLES["_dropout_draw"] = [Sample([(2, 3)], {"axis": 1, "total": 6}, grad=False)]
+SAMPLES["_dropout_part"] = [
+    Sample([(3, 40), _DRAW], {"p": 0.3, "axis": 1, "begin": 20, "total": 80}, train=True, grad=[0], grad2=True, name="train"),
+    Sample([(3, 4), _DRAW], {"p": 0.3, "axis": 0, "begin": 0, "total": 4}, reference=lambda x, d, **p: x, grad=[0], name="predict"),
+    Sample([(0, 4), _DRAW], {"p": 0.3, "axis": -1, "begin": 0, "total": 4}, train=True, reference=lambda x, d, **p: x, grad=False, name="empty"),
 ]
 SAMPLES["_dropout_apply"] = [
     Sample([(2, 3), np.array([[1, 0, 1], [0, 1, 1]], "uint8")], {"p": 0.5}, reference=lambda x, m, p: x * m * 2, grad=[0]),

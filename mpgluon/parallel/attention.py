@@ -1,0 +1,264 @@
+"""Attention, LSTMs, normalisation and dropout over several devices. See `mpgluon.parallel.layers`."""
+
+from .. import ndarray as nd
+from ..base import MXNetError
+from . import collectives
+from .layers import ColumnParallelDense, RowParallelDense, _SplitLayer
+from .shards import home_parameter, split_parameter
+
+__all__ = ["ParallelLSTM", "ParallelSelfAttention", "SequenceParallelDropout", "SequenceParallelLayerNorm"]
+
+
+def _drop(F, parts, rate, axis):
+    """Dropout of an array whose parts along an axis are on several devices: with the mask that the whole array would get."""
+    sizes = [part.shape[axis] for part in parts]
+    draw = F._internal._dropout_draw(parts[0], axis=axis, total=sum(sizes))
+    draws = collectives.broadcast(draw, [part.context for part in parts])
+    return [
+        F._internal._dropout_part(part, key, p=rate, axis=axis, begin=sum(sizes[:i]), total=sum(sizes))
+        for i, (part, key) in enumerate(zip(parts, draws))
+    ]
+
+
+class SequenceParallelDropout(_SplitLayer):
+    """`Dropout` of sequences that are divided over devices, with the mask of the undivided sequence.
+
+    Parameters
+    ----------
+    rate : float
+    ctx : list of Context
+    axis : int, default 1
+        Along which the parts lie.
+    """
+
+    def __init__(self, rate, ctx, axis=1, **kwargs):
+        super().__init__(ctx, **kwargs)
+        if not 0 <= rate < 1:
+            raise ValueError(f"SequenceParallelDropout: the rate must be in [0, 1), not {rate}")
+        self._rate, self._axis = rate, axis
+
+    def _describe(self):
+        return f"p = {self._rate}, axis={self._axis}"
+
+    def hybrid_forward(self, F, x):
+        parts = self._pieces(x, self._axis)
+        outs = _drop(F, parts, self._rate, self._axis) if self._rate else [F.identity(part) for part in parts]
+        return collectives.gather(outs, x.context, self._axis) if isinstance(x, nd.NDArray) else outs
+
+
+class SequenceParallelLayerNorm(_SplitLayer):
+    """`LayerNorm` along the last axis, of sequences that are divided over devices.
+
+    Parameters
+    ----------
+    ctx : list of Context
+        `gamma` and `beta` live on the first device, and are sent to the others.
+    axis : int, default 1
+        Along which the parts lie.
+    epsilon, center, scale, beta_initializer, gamma_initializer, in_channels
+        As for `LayerNorm`.
+    """
+
+    def __init__(self, ctx, axis=1, epsilon=1e-5, center=True, scale=True, beta_initializer="zeros", gamma_initializer="ones", in_channels=0, **kwargs):
+        super().__init__(ctx, **kwargs)
+        self._axis, self._epsilon = axis, epsilon
+        home_parameter(self, "gamma", (in_channels,), self._ctx[0], init=gamma_initializer, grad_req="write" if scale else "null", differentiable=scale)
+        home_parameter(self, "beta", (in_channels,), self._ctx[0], init=beta_initializer, grad_req="write" if center else "null", differentiable=center)
+
+    def _alias(self):
+        return "layernorm"
+
+    def _describe(self):
+        return f"in_channels={self.gamma.shape[0]}, axis={self._axis}"
+
+    def _complete(self, x):
+        first = x if isinstance(x, nd.NDArray) else x[0]
+        if self._axis % first.ndim == first.ndim - 1:
+            raise MXNetError("SequenceParallelLayerNorm: the axis along which the sequence is divided can't be the last one, which is normalised")
+        if not self.gamma.shape[0]:
+            self.gamma.shape = self.beta.shape = first.shape[-1:]
+
+    def hybrid_forward(self, F, x, gamma, beta):
+        gammas, betas = collectives.broadcast(gamma, self._ctx), collectives.broadcast(beta, self._ctx)
+        parts = self._pieces(x, self._axis)
+        outs = [F.LayerNorm(part, g, b, axis=-1, eps=self._epsilon) for part, g, b in zip(parts, gammas, betas)]
+        return collectives.gather(outs, x.context, self._axis) if isinstance(x, nd.NDArray) else outs
+
+
+class ParallelSelfAttention(_SplitLayer):
+    """Self-attention with many heads, which are split over devices.
+
+    Parameters
+    ----------
+    units : int
+        Features of input and output.
+    num_heads : int
+    ctx : list of Context
+    causal : bool, default False
+        Whether a position sees only those before it, and itself.
+    dropout : float, default 0
+        Of the attention weights, with the mask they would have on one device.
+    use_bias, dtype, weight_initializer, bias_initializer
+        Of the products that make queries, keys and values (child `qkv`, in this order, head after head) and the result (child `out`).
+    sequence_axis : int, optional
+        1: a list of inputs holds parts of the sequence, and so does the result.
+
+    Shapes: ``(batch, time, units) -> (batch, time, units)``.
+    """
+
+    def __init__(
+        self, units, num_heads, ctx, causal=False, dropout=0.0, use_bias=True, dtype="float32", weight_initializer=None, bias_initializer="zeros",
+        sequence_axis=None, **kwargs,
+    ):  # fmt: skip
+        super().__init__(ctx, **kwargs)
+        if units % num_heads:
+            raise ValueError(f"ParallelSelfAttention: {units} units can't be divided into {num_heads} heads")
+        self._units, self._heads, self._causal, self._dropout, self._axis = units, num_heads, causal, dropout, sequence_axis
+        shared = {"flatten": False, "use_bias": use_bias, "dtype": dtype, "weight_initializer": weight_initializer, "bias_initializer": bias_initializer}
+        head = units // num_heads
+        with self.name_scope():
+            self.qkv = ColumnParallelDense(
+                3 * units, ctx, in_units=units, gather_output=False, gather_input=sequence_axis, blocks=3, unit=head, prefix="qkv_", **shared
+            )
+            self.out = RowParallelDense(
+                units, ctx, in_units=units, input_is_parallel=True, scatter_output=sequence_axis, unit=head, prefix="out_", **shared
+            )
+
+    def _describe(self):
+        return f"{self._units}, {self._heads} heads"
+
+    def hybrid_forward(self, F, x):
+        head = self._units // self._heads
+        values, scores = [], []
+        for part in self.qkv(x):
+            batch, time, _ = part.shape
+            # (batch, time, 3 * heads * head) -> (3 * heads of each sample, time, head)
+            apart = F.transpose(F.reshape(part, shape=(batch, time, 3, -1, head)), axes=(2, 0, 3, 1, 4))
+            q, k, v = [F.reshape(one, shape=(-1, time, head)) for one in F.split(apart, num_outputs=3, axis=0)]
+            score = F.batch_dot(q, k, transpose_b=True) * head**-0.5
+            if self._causal:
+                at = F.arange(0, time, ctx=part.context)
+                later = F.broadcast_greater(F.reshape(at, shape=(1, 1, -1)), F.reshape(at, shape=(1, -1, 1)))
+                score = F.broadcast_add(score, F.cast(later, dtype=part.dtype) * -1e9)
+            scores.append(F.reshape(F.softmax(score, axis=-1), shape=(batch, -1, time, time)))
+            values.append(v)
+        if self._dropout:
+            scores = _drop(F, scores, self._dropout, 1)
+        outs = []
+        for score, v in zip(scores, values):
+            batch, heads, time, _ = score.shape
+            out = F.reshape(F.batch_dot(F.reshape(score, shape=(-1, time, time)), v), shape=(batch, heads, time, head))
+            outs.append(F.reshape(F.transpose(out, axes=(0, 2, 1, 3)), shape=(batch, time, -1)))
+        out = self.out(outs)
+        return out[0].as_in_context(x.context) if isinstance(x, nd.NDArray) else out
+
+
+class ParallelLSTM(_SplitLayer):
+    """An `LSTM` whose cells, with all their gates, are split over devices; after every time step the outputs are exchanged.
+
+    Parameters
+    ----------
+    hidden_size : int
+    ctx : list of Context
+    num_layers : int, default 1
+    layout : {'TNC', 'NTC'}
+    input_size, dtype, i2h_weight_initializer, h2h_weight_initializer, i2h_bias_initializer, h2h_bias_initializer
+        As for `LSTM`.
+
+    Called with an array, it begins with zero states and returns the output; with an array and states, as `begin_state` makes them, it returns the
+    output and the states afterwards, all on the input's device.
+    """
+
+    def __init__(
+        self, hidden_size, ctx, num_layers=1, layout="TNC", input_size=0, i2h_weight_initializer=None, h2h_weight_initializer=None,
+        i2h_bias_initializer="zeros", h2h_bias_initializer="zeros", dtype="float32", **kwargs,
+    ):  # fmt: skip
+        super().__init__(ctx, **kwargs)
+        if layout not in ("TNC", "NTC"):
+            raise ValueError(f"ParallelLSTM: the layout must be 'TNC' or 'NTC', not {layout!r}")
+        self._hidden, self._layers, self._layout, self._dtype = hidden_size, num_layers, layout, dtype
+        rows, size = 4 * hidden_size, input_size
+        self._families = []
+        for layer in range(num_layers):
+            split = {"axis": 0, "ctx": self._ctx, "blocks": 4, "dtype": dtype}
+            self._families.append(split_parameter(self, f"l{layer}_i2h_weight", (rows, size), init=i2h_weight_initializer, **split))
+            split_parameter(self, f"l{layer}_h2h_weight", (rows, hidden_size), init=h2h_weight_initializer, **split)
+            split_parameter(self, f"l{layer}_i2h_bias", (rows,), init=i2h_bias_initializer, **split)
+            split_parameter(self, f"l{layer}_h2h_bias", (rows,), init=h2h_bias_initializer, **split)
+            size = hidden_size
+
+    def _alias(self):
+        return "lstm"
+
+    def _describe(self):
+        return f"{self._families[0].shape[1] or None} -> {self._hidden}, {self._layout}, num_layers={self._layers}"
+
+    def state_info(self, batch_size=0):
+        return [{"shape": (self._layers, batch_size, self._hidden), "__layout__": "LNC"}] * 2
+
+    def begin_state(self, batch_size=0, func=nd.zeros, **kwargs):
+        """States to begin with: two arrays of shape (layers, batch_size, hidden_size); see `LSTM.begin_state`."""
+        kwargs = {"ctx": self._ctx[0], "dtype": self._dtype, **kwargs}
+        return [func(shape=info["shape"], **kwargs) for info in self.state_info(batch_size)]
+
+    def __call__(self, inputs, states=None):
+        return super().__call__(inputs, states)
+
+    def _complete(self, x):
+        if not isinstance(x, nd.NDArray) or x.ndim != 3:
+            raise MXNetError(f"ParallelLSTM: the input must be one array of 3 dimensions ({', '.join(self._layout)})")
+        if not self._families[0].shape[1]:
+            self._families[0].complete((4 * self._hidden, x.shape[2]))
+
+    def hybrid_forward(self, F, x, states=None, **params):
+        home, begins = x.context, states is None
+        if self._layout == "NTC":
+            x = F.swapaxes(x, dim1=0, dim2=1)
+        time, batch, _ = x.shape
+        # LSTM's operator takes the number of a random call, used or not: what is drawn after it stays the same.
+        F._internal._dropout_draw(x, axis=0, total=time)
+        if begins:
+            states = self.begin_state(batch, ctx=home, dtype=x.dtype)
+        for state in states:
+            if state.shape != (self._layers, batch, self._hidden):
+                raise ValueError(f"ParallelLSTM: the states must have shape {(self._layers, batch, self._hidden)}, got {state.shape}")
+        hidden, cells = [F.split(F.reshape(s, shape=(self._layers, batch, -1)), num_outputs=self._layers, axis=0, squeeze_axis=True) for s in states]
+        if self._layers == 1:
+            hidden, cells = [hidden], [cells]
+        inputs = collectives.broadcast(x, self._ctx)
+        last_h, last_c, out = [], [], None
+        for layer in range(self._layers):
+            steps, c = self._layer(F, inputs, hidden[layer], cells[layer], [self._shards(params, f"l{layer}_{name}") for name in _NAMES])
+            last_h.append(steps[-1][0])
+            last_c.append(collectives.gather(c, home, 1))
+            if layer + 1 < self._layers:
+                inputs = [F.stack(*[step[rank] for step in steps], axis=0) for rank in range(len(self._ctx))]
+            else:
+                out = F.stack(*[step[0] for step in steps], axis=0).as_in_context(home)
+        if self._layout == "NTC":
+            out = F.swapaxes(out, dim1=0, dim2=1)
+        return out if begins else (out, [F.stack(*last_h, axis=0).as_in_context(home), F.stack(*last_c, axis=0)])
+
+    def _layer(self, F, inputs, h, c, weights):
+        """The outputs of all steps, whole on every device, and the last cells of each."""
+        h = collectives.broadcast(h, self._ctx)
+        c = collectives.scatter(c, self._ctx, 1)
+        gates = []
+        for x, w, b in zip(inputs, weights[0], weights[2]):
+            all_steps = F.FullyConnected(x, w, b, num_hidden=w.shape[0], flatten=False)
+            parts = F.split(all_steps, num_outputs=x.shape[0], axis=0, squeeze_axis=True)
+            gates.append(parts if isinstance(parts, list) else [parts])
+        steps = []
+        for t in range(inputs[0].shape[0]):
+            own = []
+            for rank, (w, b) in enumerate(zip(weights[1], weights[3])):
+                pre = gates[rank][t] + F.FullyConnected(h[rank], w, b, num_hidden=w.shape[0])
+                i, f, g, o = F.split(pre, num_outputs=4, axis=1)
+                c[rank] = F.sigmoid(f) * c[rank] + F.sigmoid(i) * F.tanh(g)
+                own.append(F.sigmoid(o) * F.tanh(c[rank]))
+            h = collectives.all_gather(own, 1)
+            steps.append(h)
+        return steps, c
+
+
+_NAMES = ("i2h_weight", "h2h_weight", "i2h_bias", "h2h_bias")

@@ -1,0 +1,339 @@
+"""Layers whose weights are split over devices. Each device holds a part and computes with it; collectives put the results together.
+
+A layer that is called with one array returns one array, on the same device, so it can take the place of the ordinary layer. Called with a
+list of arrays, one on each of its devices, it returns such a list. Initial values are those of the ordinary layer with the same name and seed; results
+and gradients are equal but for the order of sums.
+"""
+
+from .. import ndarray as nd
+from ..base import MXNetError
+from ..gluon.block import HybridBlock, _symbolic
+from ..gluon.loss import Loss
+from ..gluon.nn import Activation
+from ..gluon.nn.conv_layers import _check_layout, _per_axis
+from . import collectives
+from .shards import home_parameter, split_parameter
+
+__all__ = ["ColumnParallelDense", "RowParallelDense", "VocabParallelEmbedding", "VocabParallelSoftmaxCELoss", "ParallelConv2D"]
+
+
+class _SplitLayer(HybridBlock):
+    """What layers that are split over devices have in common.
+
+    Parameters
+    ----------
+    ctx : list of Context
+        The devices; their order is the order in which sums are taken.
+    """
+
+    def __init__(self, ctx, prefix=None, params=None):
+        super().__init__(prefix=prefix, params=params)
+        self._ctx = collectives.contexts(ctx, type(self).__name__)
+
+    @property
+    def ctx(self):
+        """The devices of the layer."""
+        return list(self._ctx)
+
+    def forward(self, x, *args):
+        if _symbolic((x, *args)):
+            raise MXNetError(f"{type(self).__name__} computes on arrays on several devices; there is no symbol of it")
+        self._complete(x)
+        return super().forward(x, *args)
+
+    def _complete(self, x):
+        """Finds sizes that aren't known yet."""
+
+    def _check_list(self, x):
+        devices = [a.context for a in x]
+        if devices != self._ctx:
+            raise MXNetError(f"{type(self).__name__}: a list of inputs must hold one array on each of {self._ctx}, in this order, but they are on {devices}")
+        return list(x)
+
+    def _everywhere(self, x):
+        """The whole input on each device."""
+        return collectives.broadcast(x, self._ctx) if isinstance(x, nd.NDArray) else self._check_list(x)
+
+    def _pieces(self, x, axis):
+        """The input's parts along the axis: a list is parts already."""
+        return collectives.scatter(x, self._ctx, axis) if isinstance(x, nd.NDArray) else self._check_list(x)
+
+    def _shards(self, params, name):
+        return [params.get(f"shard{i}_{name}") for i in range(len(self._ctx))]
+
+    def _whole(self, outs, x, axis):
+        """Parts put together: where the one input is, or on every device."""
+        return collectives.gather(outs, x.context, axis) if isinstance(x, nd.NDArray) else collectives.all_gather(outs, axis)
+
+    def _total(self, outs, x):
+        return collectives.reduce(outs, x.context) if isinstance(x, nd.NDArray) else collectives.all_reduce(outs)
+
+    def __repr__(self):
+        return f"{type(self).__name__}({self._describe()}, over {', '.join(map(str, self._ctx))})"
+
+
+def _features(x, flatten):
+    size = 1
+    for n in x.shape[1:] if flatten else x.shape[-1:]:
+        size *= n
+    return size
+
+
+class _ParallelDense(_SplitLayer):
+    def _describe(self):
+        units, in_units = self._weight.shape
+        return f"{in_units or None} -> {units}, {self.act or 'linear'}"
+
+    def _product(self, F, x, weight, bias):
+        inputs = (x, weight) if bias is None else (x, weight, bias)
+        return F.FullyConnected(*inputs, num_hidden=weight.shape[0], no_bias=bias is None, flatten=self._flatten)
+
+
+class ColumnParallelDense(_ParallelDense):
+    """A `Dense` whose outputs are split: every device computes some of the units from the whole input.
+
+    Parameters
+    ----------
+    units : int
+    ctx : list of Context
+    activation, use_bias, flatten, dtype, weight_initializer, bias_initializer, in_units
+        As for `Dense`.
+    gather_output : bool, default True
+        Whether the units are put together. If not, the result is a list: of each device its units, along the last axis.
+    gather_input : int, optional
+        The axis along which a list of inputs is divided (a sequence), to be put together first. By default each is the whole input.
+    blocks, unit : int, default 1
+        The units consist of so many equal blocks (queries, keys, values), each of which is split, in multiples of `unit` (a head).
+    """
+
+    def __init__(
+        self, units, ctx, activation=None, use_bias=True, flatten=True, dtype="float32", weight_initializer=None, bias_initializer="zeros", in_units=0,
+        gather_output=True, gather_input=None, blocks=1, unit=1, **kwargs,
+    ):  # fmt: skip
+        super().__init__(ctx, **kwargs)
+        self._flatten, self._gather_output, self._gather_input = flatten, gather_output, gather_input
+        if gather_output and blocks != 1:
+            raise ValueError("ColumnParallelDense: the units of several blocks can't be put together in order; set gather_output=False")
+        split = {"axis": 0, "ctx": self._ctx, "blocks": blocks, "unit": unit, "dtype": dtype}
+        with self.name_scope():
+            self._weight = split_parameter(self, "weight", (units, in_units), init=weight_initializer, **split)
+            if use_bias:
+                split_parameter(self, "bias", (units,), init=bias_initializer, **split)
+            self.act = None if activation is None else Activation(activation, prefix=activation + "_")
+
+    def _complete(self, x):
+        units, in_units = self._weight.shape
+        if not in_units:
+            self._weight.complete((units, _features(x if isinstance(x, nd.NDArray) else x[0], self._flatten)))
+
+    def hybrid_forward(self, F, x, **params):
+        if self._gather_input is not None and not isinstance(x, nd.NDArray):
+            x = collectives.all_gather(self._check_list(x), self._gather_input)
+        parts = zip(self._everywhere(x), self._shards(params, "weight"), self._shards(params, "bias"))
+        outs = [self._product(F, *part) for part in parts]
+        if self.act is not None:
+            outs = [self.act(out) for out in outs]
+        return self._whole(outs, x, -1) if self._gather_output else outs
+
+
+class RowParallelDense(_ParallelDense):
+    """A `Dense` whose inputs are split: every device multiplies some of the features, and the products are summed up.
+
+    Parameters
+    ----------
+    units : int
+    ctx : list of Context
+    activation, use_bias, flatten, dtype, weight_initializer, bias_initializer, in_units
+        As for `Dense`. The bias lives on the first device.
+    input_is_parallel : bool, default False
+        Whether the input is a list in which each device has its features, as `ColumnParallelDense` with ``gather_output=False`` gives it.
+        The result is then a list, too, unless `output_ctx` says otherwise.
+    output_ctx : Context, optional
+        The result is one array there.
+    scatter_output : int, optional
+        Of a list, each device gets a part of the sum, cut along this axis, in place of the whole of it.
+    unit : int, default 1
+        The features are split in multiples of it.
+    """
+
+    def __init__(
+        self, units, ctx, activation=None, use_bias=True, flatten=True, dtype="float32", weight_initializer=None, bias_initializer="zeros", in_units=0,
+        input_is_parallel=False, output_ctx=None, scatter_output=None, unit=1, **kwargs,
+    ):  # fmt: skip
+        super().__init__(ctx, **kwargs)
+        if output_ctx is not None and scatter_output is not None:
+            raise ValueError("RowParallelDense: output_ctx makes one array, scatter_output a list; give one of them")
+        self._flatten, self._parallel, self._output_ctx, self._scatter = flatten, input_is_parallel, output_ctx, scatter_output
+        with self.name_scope():
+            self._weight = split_parameter(self, "weight", (units, in_units), 1, self._ctx, unit=unit, init=weight_initializer, dtype=dtype)
+            if use_bias:
+                home_parameter(self, "bias", (units,), self._ctx[0], init=bias_initializer, dtype=dtype)
+            self.act = None if activation is None else Activation(activation, prefix=activation + "_")
+
+    def _complete(self, x):
+        units, in_units = self._weight.shape
+        if not in_units:
+            parts = [x] if isinstance(x, nd.NDArray) else x if self._parallel else x[:1]
+            self._weight.complete((units, sum(_features(part, self._flatten) for part in parts)))
+
+    def hybrid_forward(self, F, x, bias=None, **params):
+        weights = self._shards(params, "weight")
+        ranges = [self._weight.ranges(i)[0] for i in range(len(self._ctx))]
+        if self._parallel:
+            if isinstance(x, nd.NDArray):
+                raise MXNetError("RowParallelDense: with input_is_parallel=True the input is a list with the features of each device, not one array")
+            inputs = self._check_list(x)
+            sizes = [_features(part, self._flatten) for part in inputs]
+            if sizes != [end - begin for begin, end in ranges]:
+                raise MXNetError(f"RowParallelDense: the inputs have {sizes} features on {self._ctx}, but the weights are for {[e - b for b, e in ranges]}")
+        else:
+            flat = [F.flatten(part) if self._flatten else part for part in ([x] if isinstance(x, nd.NDArray) else self._check_list(x))]
+            if isinstance(x, nd.NDArray):
+                begins = tuple(begin for begin, _ in ranges)
+                parts = F.split_v2(flat[0], begins[1:], axis=-1) if len(begins) > 1 else flat
+                inputs = [part.as_in_context(ctx) for part, ctx in zip(parts, self._ctx)]
+            else:
+                inputs = [F.slice_axis(part, axis=-1, begin=begin, end=end) for part, (begin, end) in zip(flat, ranges)]
+        outs = [self._product(F, part, weight, None if i else bias) for i, (part, weight) in enumerate(zip(inputs, weights))]
+        if self._output_ctx is not None:
+            out = collectives.reduce(outs, self._output_ctx)
+        elif self._scatter is not None and not isinstance(x, nd.NDArray):
+            out = collectives.reduce_scatter(outs, self._scatter)
+        else:
+            out = self._total(outs, x)
+        if self.act is None:
+            return out
+        return self.act(out) if isinstance(out, nd.NDArray) else [self.act(part) for part in out]
+
+
+class VocabParallelEmbedding(_SplitLayer):
+    """An `Embedding` whose rows are split: every device looks up the indices it has, and the vectors are summed up.
+
+    Parameters
+    ----------
+    input_dim, output_dim : int
+    ctx : list of Context
+    dtype, weight_initializer
+        As for `Embedding`.
+    """
+
+    def __init__(self, input_dim, output_dim, ctx, dtype="float32", weight_initializer=None, **kwargs):
+        super().__init__(ctx, **kwargs)
+        self._input_dim, self._output_dim = input_dim, output_dim
+        self._weight = split_parameter(self, "weight", (input_dim, output_dim), 0, self._ctx, init=weight_initializer, dtype=dtype)
+
+    def _describe(self):
+        return f"{self._input_dim} -> {self._output_dim}"
+
+    def hybrid_forward(self, F, x, **params):
+        outs = []
+        for i, (indices, weight) in enumerate(zip(self._everywhere(x), self._shards(params, "weight"))):
+            ((begin, end),) = self._weight.ranges(i)
+            # Indices out of range count as the nearest one, as in Embedding.
+            local = F.clip(indices, a_min=0, a_max=self._input_dim - 1) - begin
+            rows = F.Embedding(F.clip(local, a_min=0, a_max=end - begin - 1), weight, input_dim=end - begin, output_dim=self._output_dim)
+            here = F.cast((local >= 0) * (local < end - begin), dtype=weight.dtype)
+            outs.append(F.broadcast_mul(rows, F.expand_dims(here, axis=-1)))
+        return self._total(outs, x)
+
+
+class VocabParallelSoftmaxCELoss(Loss):
+    """`SoftmaxCrossEntropyLoss` of logits that are split over devices along the last axis; no device ever holds all of them.
+
+    Called as ``loss(logits, label)`` with the list that `ColumnParallelDense` gives with ``gather_output=False``, and labels that are class
+    indices, on any device. The result is where the labels are. What passes between devices is one number a row: the largest logit, the sum of
+    exponentials and the label's logit.
+    """
+
+    def __init__(self, weight=None, batch_axis=0, **kwargs):
+        super().__init__(weight, batch_axis, **kwargs)
+
+    def forward(self, logits, label, *args):
+        if _symbolic((logits, label)) or isinstance(logits, nd.NDArray):
+            raise MXNetError("VocabParallelSoftmaxCELoss: the logits must be a list of arrays, the classes of each device")
+        if any(part.shape[:-1] != label.shape for part in logits):
+            raise MXNetError(f"VocabParallelSoftmaxCELoss: logits of shapes {[part.shape for part in logits]} don't fit labels of shape {label.shape}")
+        return super().forward(logits, label, *args)
+
+    def hybrid_forward(self, F, logits, label, sample_weight=None):
+        devices = [part.context for part in logits]
+        home = label.context
+        largest = [F.max(F.stop_gradient(part), axis=-1, keepdims=True) for part in logits]
+        shift = F.max(collectives.gather(largest, home, -1), axis=-1, keepdims=True)
+        total = sum(part.shape[-1] for part in logits)
+        labels = collectives.broadcast(F.clip(label, a_min=0, a_max=total - 1), devices)
+        sums, picked, begin = [], [], 0
+        for part, index, most in zip(logits, labels, collectives.broadcast(shift, devices)):
+            size = part.shape[-1]
+            local = index - begin
+            sums.append(F.sum(F.exp(F.broadcast_sub(part, most)), axis=-1, keepdims=True))
+            here = F.cast(F.expand_dims((local >= 0) * (local < size), axis=-1), dtype=part.dtype)
+            picked.append(F.pick(part, F.clip(local, a_min=0, a_max=size - 1), axis=-1, keepdims=True) * here)
+            begin += size
+        loss = F.log(collectives.reduce(sums, home)) + shift - collectives.reduce(picked, home)
+        return self._mean(F, loss, sample_weight)
+
+
+class ParallelConv2D(_SplitLayer):
+    """A `Conv2D` whose output channels are split: every device computes some of them.
+
+    Parameters
+    ----------
+    channels : int
+    kernel_size : int or tuple of int
+    ctx : list of Context
+    strides, padding, dilation, groups, layout, activation, use_bias, weight_initializer, bias_initializer, in_channels
+        As for `Conv2D`. With groups, every device has whole groups, and of the input only their channels.
+    gather_output : bool, default True
+        Whether the channels are put together. If not, the result is a list: of each device its channels.
+    """
+
+    def __init__(
+        self, channels, kernel_size, ctx, strides=1, padding=0, dilation=1, groups=1, layout=None, activation=None, use_bias=True,
+        weight_initializer=None, bias_initializer="zeros", in_channels=0, gather_output=True, dtype="float32", **kwargs,
+    ):  # fmt: skip
+        super().__init__(ctx, **kwargs)
+        layout = _check_layout(layout, 2)
+        kernel = _per_axis(kernel_size, 2, "kernel_size")
+        if channels % groups or in_channels % groups:
+            raise ValueError(f"ParallelConv2D: {in_channels} and {channels} channels can't be divided into {groups} groups")
+        self._channels, self._groups, self._gather_output, self._axis = channels, groups, gather_output, layout.index("C")
+        self._kwargs = {
+            "kernel": kernel, "stride": _per_axis(strides, 2, "strides"), "dilate": _per_axis(dilation, 2, "dilation"),
+            "pad": _per_axis(padding, 2, "padding"), "no_bias": not use_bias, "layout": layout,
+        }  # fmt: skip
+        shape = (channels, in_channels // groups, *kernel) if self._axis == 1 else (channels, *kernel, in_channels // groups)
+        unit = channels // groups if groups > 1 else 1
+        with self.name_scope():
+            self._weight = split_parameter(self, "weight", shape, 0, self._ctx, unit=unit, init=weight_initializer, dtype=dtype)
+            if use_bias:
+                split_parameter(self, "bias", (channels,), 0, self._ctx, unit=unit, init=bias_initializer, dtype=dtype)
+            self.act = None if activation is None else Activation(activation, prefix=activation + "_")
+
+    def _alias(self):
+        return "conv"
+
+    def _describe(self):
+        return f"{self._weight.shape[self._axis] or None} -> {self._channels}, kernel_size={self._kwargs['kernel']}"
+
+    def _complete(self, x):
+        shape = list(self._weight.shape)
+        if not shape[self._axis]:
+            channels = (x if isinstance(x, nd.NDArray) else x[0]).shape[self._axis]
+            shape[self._axis] = channels // self._groups
+            self._weight.complete(tuple(shape))
+
+    def hybrid_forward(self, F, x, **params):
+        per_group = self._weight.shape[self._axis]
+        outs = []
+        for i, (part, weight, bias) in enumerate(zip(self._everywhere(x), self._shards(params, "weight"), self._shards(params, "bias"))):
+            groups = 1
+            if self._groups > 1:
+                unit = self._channels // self._groups
+                begin, end = (at // unit for at in self._weight.ranges(i)[0])
+                groups = end - begin
+                part = F.slice_axis(part, axis=self._axis, begin=begin * per_group, end=end * per_group)
+            inputs = (part, weight) if bias is None else (part, weight, bias)
+            out = F.Convolution(*inputs, num_filter=weight.shape[0], num_group=groups, **self._kwargs)
+            outs.append(out if self.act is None else self.act(out))
+        return self._whole(outs, x, self._axis) if self._gather_output else outs

@@ -1,0 +1,192 @@
+"""Parameters split over devices: each device holds a part, made of the same values as the whole parameter would have."""
+
+import contextlib
+
+from .. import autograd, initializer, random
+from .. import ndarray as nd
+from ..base import MXNetError
+from ..gluon.parameter import Parameter, _context_list, _random_calls
+from ..gluon.utils import shape_is_known
+from .collectives import divide
+
+__all__ = ["HomeParameter", "ShardedParameter"]
+
+
+class HomeParameter(Parameter):
+    """A parameter that lives on one device, whatever device ``net.initialize(ctx=...)`` names.
+
+    Attributes
+    ----------
+    home : Context
+    """
+
+    def __init__(self, name, home, **kwargs):
+        self.home = home
+        super().__init__(name, **kwargs)
+
+    def initialize(self, init=None, ctx=None, default_init=None, force_reinit=False):
+        super().initialize(init, self.home, default_init, force_reinit)
+
+    def _load_init(self, data, ctx, cast_dtype=False, dtype_source="current"):
+        super()._load_init(data, self.home, cast_dtype, dtype_source)
+
+    def _check_load(self, data, ctx, cast_dtype, dtype_source):
+        super()._check_load(data, None, cast_dtype, dtype_source)
+
+    def reset_ctx(self, ctx):
+        if _context_list(ctx) != [self.home]:
+            raise MXNetError(
+                f"Parameter '{self.name}' belongs to a layer that is split over devices, and stays on {self.home}; to have the layer elsewhere, make "
+                "it with other devices"
+            )
+        super().reset_ctx(self.home)
+
+
+class _Family:
+    """The parts of one parameter: what they have in common."""
+
+    def __init__(self, name, shape, axis, count, blocks, unit):
+        self.name, self.axis, self.count, self.blocks, self.unit = name, axis, count, blocks, unit
+        self.members = []
+        self.key, self.drawn = None, set()  # the random calls of the whole, and whose part was drawn from them
+        self.shape = None
+        self.complete(shape)
+
+    def complete(self, shape):
+        """Takes over what is known of the whole shape, and tells the parts."""
+        self.shape = tuple(shape)
+        total = self.shape[self.axis]
+        if total > 0:
+            block, rest = divmod(total, self.blocks * self.unit)
+            if rest:
+                raise ValueError(f"Parameter '{self.name}': {total} along axis {self.axis} is no multiple of {self.blocks * self.unit}")
+            if block < self.count:
+                what = f"{block} groups of {self.unit}" if self.unit > 1 else str(block)
+                raise ValueError(f"Parameter '{self.name}' of shape {self.shape} can't be split over {self.count} devices: there are only {what} along axis {self.axis}")
+        for member in self.members:
+            member.shape = self.part_shape(member.index)
+
+    def ranges(self, index):
+        """Which (begin, end) of the whole, along the axis, part `index` consists of: one for each block."""
+        block = self.shape[self.axis] // self.blocks
+        begin, end = divide(block // self.unit, self.count)[index]
+        return [(b * block + begin * self.unit, b * block + end * self.unit) for b in range(self.blocks)]
+
+    def part_shape(self, index):
+        if self.shape[self.axis] <= 0:
+            return self.shape
+        size = sum(end - begin for begin, end in self.ranges(index))
+        return (*self.shape[: self.axis], size, *self.shape[self.axis + 1 :])
+
+    def take(self, whole, index):
+        """Part `index` of an array of the whole shape."""
+        parts = [nd.slice_axis(whole, axis=self.axis, begin=begin, end=end) for begin, end in self.ranges(index)]
+        return parts[0] if len(parts) == 1 else nd.concat(*parts, dim=self.axis)
+
+    @contextlib.contextmanager
+    def calls(self, index):
+        """All parts of one initialisation have the random calls that the whole would have; whoever comes first takes them."""
+        if self.key is None or index in self.drawn:
+            self.key, self.drawn = random.get_state(), {index}
+            yield
+            return
+        self.drawn.add(index)
+        former = random.get_state()
+        random.set_state(self.key)
+        try:
+            yield
+        finally:
+            random.set_state(former)
+
+
+class ShardedParameter(HomeParameter):
+    """The part of a parameter that one device holds.
+
+    Attributes
+    ----------
+    global_name, global_shape
+        Of the whole parameter; 0 stands for a size that is not known yet.
+    axis, index, count : int
+        The parameter is split along `axis` into `count` parts; this is part `index`.
+    ranges : list of (int, int)
+        What the part consists of, along `axis` of the whole: one range or, of gates and of queries, keys and values in one, several.
+    home : Context
+    """
+
+    def __init__(self, name, family, index, home, **kwargs):
+        self._family, self.index = family, index
+        super().__init__(name, home, shape=family.part_shape(index), allow_deferred_init=True, **kwargs)
+        family.members.append(self)
+
+    @property
+    def global_name(self):
+        return self._family.name
+
+    @property
+    def global_shape(self):
+        return self._family.shape
+
+    @property
+    def axis(self):
+        return self._family.axis
+
+    @property
+    def count(self):
+        return self._family.count
+
+    @property
+    def ranges(self):
+        return self._family.ranges(self.index)
+
+    def initialize(self, init=None, ctx=None, default_init=None, force_reinit=False):
+        if self._data is not None and not force_reinit:
+            super().initialize(init, ctx, default_init, force_reinit)  # which warns
+            return
+        with self._family.calls(self.index):
+            super().initialize(init, ctx, default_init, force_reinit)
+
+    def _finish_deferred_init(self):
+        if not self._deferred_init or self._deferred_init[3] is not None or not shape_is_known(self._shape):
+            super()._finish_deferred_init()
+            return
+        init, _, default_init, _, key = self._deferred_init
+        with autograd.pause():
+            whole = nd.zeros(self.global_shape, ctx=self.home, dtype=self.dtype)
+            with _random_calls(key):
+                initializer.create(default_init)(initializer.InitDesc(self.global_name, {"__init__": init}), whole)
+            self._take(self._family.take(whole, self.index), [self.home])
+        self._deferred_init = ()
+
+    def set_data(self, data):
+        """Sets the value: of the part, or, from an array of the whole shape, the part of it."""
+        if isinstance(data, nd.NDArray) and tuple(data.shape) == self.global_shape != self.shape:
+            data = self._family.take(data, self.index)
+        super().set_data(data)
+
+
+def split_parameter(block, name, shape, axis, ctx, blocks=1, unit=1, **kwargs):
+    """Makes the parts of a parameter of a block; on device i it is the attribute ``shard{i}_{name}``. Returns their family.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Of the whole.
+    blocks, unit : int
+        The axis is made of equal blocks (gates; queries, keys and values), each of which is divided, in multiples of `unit` (heads).
+    """
+    family = _Family(block.params.prefix + name, shape, axis, len(ctx), blocks, unit)
+    for index, home in enumerate(ctx):
+        full = f"{block.params.prefix}shard{index}_{name}"
+        if block.params._find(full) is not None:
+            raise MXNetError(f"Parameter '{full}' exists already; layers that are split over devices can't share parameters (params=)")
+        block.params._params[full] = param = ShardedParameter(full, family, index, home, **kwargs)
+        setattr(block, f"shard{index}_{name}", param)
+    return family
+
+
+def home_parameter(block, name, shape, home, **kwargs):
+    """Makes a parameter of a block that stays on a device."""
+    full = block.params.prefix + name
+    block.params._params[full] = param = HomeParameter(full, home, shape=shape, allow_deferred_init=True, **kwargs)
+    setattr(block, name, param)
+    return param

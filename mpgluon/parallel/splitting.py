@@ -1,0 +1,182 @@
+"""`shard`: the layers of an ordinary network, split over devices by a plan of name patterns."""
+
+import re
+
+from .. import initializer, random
+from ..base import MXNetError
+from ..gluon import nn, rnn
+from ..gluon.block import Block, HybridBlock
+from ..gluon.parameter import _random_calls
+from . import collectives
+from .attention import ParallelLSTM, SequenceParallelDropout, SequenceParallelLayerNorm
+from .layers import ColumnParallelDense, ParallelConv2D, RowParallelDense, VocabParallelEmbedding
+
+__all__ = ["shard"]
+
+
+def _activation(layer):
+    return None if layer.act is None else layer.act._act_type
+
+
+def _dense(kind):
+    def make(layer, ctx, options):
+        units, in_units = layer.weight.shape
+        return kind(
+            units, ctx, activation=_activation(layer), use_bias=layer.bias is not None, flatten=layer._flatten, dtype=layer.weight.dtype,
+            weight_initializer=layer.weight.init, bias_initializer=layer.bias.init if layer.bias is not None else "zeros", in_units=in_units,
+            prefix=layer.prefix, **options,
+        )  # fmt: skip
+
+    return make
+
+
+def _embedding(layer, ctx, options):
+    rows, size = layer.weight.shape
+    return VocabParallelEmbedding(rows, size, ctx, dtype=layer.weight.dtype, weight_initializer=layer.weight.init, prefix=layer.prefix, **options)
+
+
+def _convolution(layer, ctx, options):
+    given = layer._kwargs
+    axis = given["layout"].index("C")
+    return ParallelConv2D(
+        layer._channels, given["kernel"], ctx, strides=given["stride"], padding=given["pad"], dilation=given["dilate"], groups=given["num_group"],
+        layout=given["layout"], activation=_activation(layer), use_bias=layer.bias is not None, weight_initializer=layer.weight.init,
+        bias_initializer=layer.bias.init if layer.bias is not None else "zeros", in_channels=layer.weight.shape[axis] * given["num_group"],
+        dtype=layer.weight.dtype, prefix=layer.prefix, **options,
+    )  # fmt: skip
+
+
+def _lstm(layer, ctx, options):
+    if layer._mode != "lstm" or layer._dir != 1 or layer._dropout or layer._projection_size or layer._use_sequence_length or "lstm_state_clip_min" in layer._options:
+        raise NotImplementedError("only LSTMs of one direction, without dropout, projection, clipped states and lengths can be split")
+    return ParallelLSTM(
+        layer._hidden_size, ctx, num_layers=layer._num_layers, layout=layer._layout, input_size=layer.l0_i2h_weight.shape[1], dtype=layer._dtype,
+        prefix=layer.prefix, **layer._initializers, **options,
+    )  # fmt: skip
+
+
+def _norm(layer, ctx, options):
+    if layer._axis != -1:
+        raise NotImplementedError(f"only a LayerNorm of the last axis can be split along a sequence, not of axis {layer._axis}")
+    given = layer._kwargs
+    return SequenceParallelLayerNorm(
+        ctx, epsilon=given["eps"], center=given["center"], scale=given["scale"], beta_initializer=layer.beta.init, gamma_initializer=layer.gamma.init,
+        in_channels=layer.gamma.shape[0], prefix=layer.prefix, **options,
+    )  # fmt: skip
+
+
+def _dropout(layer, ctx, options):
+    if layer._axes:
+        raise NotImplementedError("Dropout with axes= can't be split along a sequence")
+    return SequenceParallelDropout(layer._rate, ctx, prefix=layer.prefix, **options)
+
+
+# kind of split -> the layers it is for, and what they become
+_KINDS = {
+    "column": [(nn.Dense, _dense(ColumnParallelDense)), (nn.Conv2D, _convolution), (rnn.LSTM, _lstm)],
+    "row": [(nn.Dense, _dense(RowParallelDense))],
+    "vocab": [(nn.Embedding, _embedding)],
+    "channel": [(nn.Conv2D, _convolution)],
+    "gates": [(rnn.LSTM, _lstm)],
+    "sequence": [(nn.LayerNorm, _norm), (nn.Dropout, _dropout)],
+}
+
+
+def _walk(block, path=""):
+    for name, child in list(block._children.items()):
+        place = f"{path}.{name}" if path else name
+        yield block, name, place, child
+        yield from _walk(child, place)
+
+
+def _take_over(old, new):
+    """What the old layer's parameters were set to, and their values where they have some."""
+    for name, param in old._reg_params.items():
+        parts = [p for key, p in new._reg_params.items() if key == name or re.fullmatch(rf"shard\d+_{re.escape(name)}", key)]
+        for part in parts:
+            part.lr_mult, part.wd_mult = param.lr_mult, param.wd_mult
+            part.grad_req = param.grad_req
+        if param._data is not None:
+            value = param._reduce()
+            for part in parts:
+                whole = getattr(part, "global_shape", None)
+                part.initialize(initializer.Zero())
+                part.set_data(value if whole is None or whole == part.shape else part._family.take(value, part.index))
+        elif param._deferred_init:
+            init, _, default_init, value, key = param._deferred_init
+            if value is not None:
+                raise MXNetError(f"parameter '{param.name}' was given a value before its shape was known; run a batch through the network first")
+            for part in parts:
+                part._deferred_init = (init, [part.home], default_init, None, key)
+                if all(size > 0 for size in part.shape):
+                    part._finish_deferred_init()
+
+
+def shard(net, plan, ctx):
+    """Splits layers of an ordinary network over devices, in place.
+
+    Every matching layer is replaced by its split form, which takes and returns one array as the layer did, on the device where its input is: the
+    network's code stays as it is. Parameters keep their values, or get those that they would have got. Make the Trainer afterwards.
+
+    Parameters
+    ----------
+    net : HybridBlock
+    plan : dict of str to str
+        Regular expressions that match a layer's path in the tree (``encoder.0.qkv``) or its name (``net0_qkv``) as a whole, and how it is
+        split; the first that matches counts. 'column': a Dense by its units, a Conv2D by its channels, an LSTM by its cells; 'row': a Dense by its
+        inputs; 'vocab': an Embedding by its rows; 'channel': a Conv2D; 'gates': an LSTM; 'sequence': a LayerNorm or Dropout along axis 1.
+        A pair ``('row', {'output_ctx': ctx})`` gives options of the split layer.
+    ctx : list of Context
+
+    Returns
+    -------
+    HybridBlock
+        The network.
+    """
+    if not isinstance(net, Block):
+        raise TypeError(f"shard: the network must be a Block, not {type(net).__name__}")
+    ctx = collectives.contexts(ctx, "shard")
+    rules = []
+    for pattern, how in plan.items():
+        kind, options = how if isinstance(how, tuple) else (how, {})
+        if kind not in _KINDS:
+            raise ValueError(f"shard: there is no split {kind!r} (for '{pattern}'); there are {', '.join(_KINDS)}")
+        rules.append((re.compile(pattern), kind, options))
+    places, used, work = list(_walk(net)), set(), []
+    for parent, name, path, layer in places:
+        for number, (pattern, kind, options) in enumerate(rules):
+            if pattern.fullmatch(path) or pattern.fullmatch(layer.name):
+                used.add(number)
+                work.append((parent, name, path, layer, kind, options))
+                break
+    for number, (pattern, kind, _) in enumerate(rules):
+        if number not in used:
+            known = ", ".join(path for _, _, path, layer in places if not layer._children) or "no layers"
+            raise ValueError(f"shard: '{pattern.pattern}' matches no layer, or only layers that an earlier pattern matches; there are {known}")
+    made, owners = {}, {}
+    for _, _, path, layer in places:
+        for param in layer._reg_params.values():
+            if owners.setdefault(param, layer) is not layer and any(entry[3] in (layer, owners[param]) for entry in work):
+                raise MXNetError(f"shard: '{path}' shares parameter '{param.name}' with another layer; shared parameters can't be split")
+    for _, _, path, layer, kind, options in work:
+        make = next((make for klass, make in _KINDS[kind] if isinstance(layer, klass)), None)
+        if make is None:
+            known = ", ".join(klass.__name__ for klass, _ in _KINDS[kind])
+            raise MXNetError(f"shard: '{path}' is a {type(layer).__name__}, which can't be split by '{kind}'; that is for {known}")
+        if layer not in made:
+            try:
+                made[layer] = make(layer, ctx, options)
+            except (ValueError, NotImplementedError) as error:
+                raise type(error)(f"shard: '{path}' ({type(layer).__name__}): {error}") from error
+    with _random_calls(random.get_state()):  # splitting draws nothing
+        for layer, new in made.items():
+            _take_over(layer, new)
+    for parent, name, _, layer, _, _ in work:
+        parent._children[name] = made[layer]
+        for key, value in parent.__dict__.items():
+            if value is layer:
+                parent.__dict__[key] = made[layer]
+    for block in [net, *[layer for _, _, _, layer in places]]:
+        if isinstance(block, HybridBlock):
+            block._clear_compiled()
+    return net
