@@ -20,6 +20,7 @@ static void give_back(mpg_piece *piece) {
 void mpg_pieces_finish(mpg_pieces *run) {
   run->finished = true;
   for (uint32_t k = 0; run->pieces && k < run->num_pieces; k++) give_back(&run->pieces[k]);
+  while (run->num_spares) mpg_storage_release(run->spares[--run->num_spares]);
   for (uint32_t i = 0; run->inputs && i < run->num_inputs; i++) mpg_array_clear(&run->inputs[i]);
   for (uint32_t i = 0; run->outputs && i < run->num_outputs; i++) mpg_tensor_release(&run->outputs[i]);
 }
@@ -39,6 +40,7 @@ static void free_run(mpg_pieces *run) {
   mpg_free(run->carried_from);
   mpg_free(run->inputs);
   mpg_free(run->outputs);
+  mpg_free(run->spares);
   mpg_free(run->versions);
   mpg_free(run);
 }
@@ -421,15 +423,37 @@ static mpg_status check_item(const mpg_pieces *run, const mpg_piece_item *item) 
   return MPG_OK;
 }
 
-/* Memory that nothing queued from now on touches goes back behind what is queued. */
-static void drop_blocks(mpg_pieces *run, mpg_piece *piece, const mpg_program_segment *segment, uint32_t num_externals, bool keep) {
+/* The lanes that the segment is the first to touch: spare ones, where there are some. */
+static void take_lanes(mpg_pieces *run, mpg_piece *piece, const mpg_program_set *set, const mpg_program_segment *segment) {
   for (uint32_t i = 0; i < segment->num_accesses; i++) {
-    if (segment->accesses[i].base < num_externals) continue;
-    uint32_t block = segment->accesses[i].base - num_externals;
+    if (segment->accesses[i].base < set->num_externals) continue;
+    uint32_t block = segment->accesses[i].base - set->num_externals;
+    const mpg_device *device = set->programs[set->block_devices[block]].device;
+    if (piece->blocks[block] || !set->block_lanes[block]) continue;
+    for (size_t k = 0; k < run->num_spares; k++) {
+      if (run->spares[k]->size != set->block_sizes[block] || run->spares[k]->device != device) continue;
+      piece->blocks[block] = run->spares[k];
+      memmove(run->spares + k, run->spares + k + 1, (--run->num_spares - k) * sizeof *run->spares);
+      break;
+    }
+  }
+}
+
+/* Memory that nothing queued from now on touches goes back behind what is queued. */
+static mpg_status drop_blocks(mpg_pieces *run, mpg_piece *piece, const mpg_program_set *set, const mpg_program_segment *segment, bool keep) {
+  for (uint32_t i = 0; i < segment->num_accesses; i++) {
+    if (segment->accesses[i].base < set->num_externals) continue;
+    uint32_t block = segment->accesses[i].base - set->num_externals;
     if (--piece->uses[block] || keep || run->retain) continue;
-    mpg_storage_release(piece->blocks[block]);
+    if (set->block_lanes[block]) {
+      MPG_TRY(mpg_grow((void **)&run->spares, &run->spares_capacity, run->num_spares + 1, sizeof *run->spares));
+      run->spares[run->num_spares++] = piece->blocks[block];
+    } else {
+      mpg_storage_release(piece->blocks[block]);
+    }
     piece->blocks[block] = NULL;
   }
+  return MPG_OK;
 }
 
 static mpg_status name_item(mpg_status status, const mpg_program_set *set, const mpg_piece_item *item) {
@@ -445,9 +469,11 @@ mpg_status mpg_pieces_submit(mpg_pieces *run, const mpg_piece_item *items, size_
     MPG_TRY(check_item(run, &items[i]));
     mpg_piece *piece = &run->pieces[items[i].piece];
     const mpg_program_set *set = set_of(piece, items[i].phase);
+    const mpg_program_segment *segment = &set->segments[items[i].segment];
+    take_lanes(run, piece, set, segment);
     mpg_status status = mpg_flight_submit(&piece->flights[items[i].phase], items[i].segment, items[i].stage + 1, items[i].piece + 1);
     if (status != MPG_OK) return status == MPG_INTERRUPTED ? status : name_item(status, set, &items[i]);
-    drop_blocks(run, piece, &set->segments[items[i].segment], set->num_externals, run->recording && !piece->backward);
+    MPG_TRY(drop_blocks(run, piece, set, segment, run->recording && !piece->backward));
   }
   return MPG_OK;
 }

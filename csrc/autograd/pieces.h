@@ -7,7 +7,9 @@
  * Gradients of shared inputs are added up piece by piece in the order in which backward goes through the pieces: upwards, or
  * downwards where something is carried. So the bits do not depend on the schedule, nor on the placement.
  *
- * A block of a piece's memory is taken when the first segment that touches it is queued and given back behind the last one.
+ * A block of a piece's memory is taken when the first segment that touches it is queued and given back behind the last one. Lanes (arrays
+ * that one device pushes to another) stay with the run until it is finished, and go from piece to piece, oldest first: who pushes waits
+ * for the least then.
  *
  * Failures. What was queued before submitting fails runs to its end, and its memory goes back behind it with the run. Work that fails later fails
  * what needs its results, in all pieces, and is reported where one of these is waited for, with stage and micro-batch.
@@ -46,6 +48,8 @@ typedef struct mpg_pieces {
   uint32_t *carried_from; /* per carried input: the output of the piece before */
   mpg_array *inputs;      /* owned */
   mpg_tensor *outputs;    /* owned references; whole arrays */
+  mpg_storage **spares;   /* lanes that no queued piece needs any more, in the order in which they became free; owned references */
+  size_t num_spares, spares_capacity;
   mpg_random_key random;
   bool downwards;         /* backward goes from the last piece to the first */
   bool recording;         /* memory stays for a backward to come */

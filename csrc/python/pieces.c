@@ -62,7 +62,7 @@ static PyObject *describe_set(const mpg_program_set *set) {
   }
   for (uint32_t i = 0; blocks != NULL && i < set->num_blocks; i++) {
     PyObject *item = Py_BuildValue("NnO", context_of(set->programs[set->block_devices[i]].device->id), (Py_ssize_t)mpg_pool_block_size(set->block_sizes[i]),
-                                   i >= set->first_block ? Py_True : Py_False);
+                                   set->block_lanes[i] ? Py_True : Py_False);
     if (item == NULL || PyList_Append(blocks, item) < 0) Py_CLEAR(blocks);
     Py_XDECREF(item);
   }
@@ -158,7 +158,7 @@ static PyObject *staged_call_forward(PyObject *object, PyObject *unused) {
 
 static PyMethodDef staged_call_methods[] = {
     {"forward", staged_call_forward, METH_NOARGS,
-     "forward()\n--\n\nThe forward programs: {'segments': [...], 'blocks': [(device, bytes with the pool's rounding, of this phase)]}. A segment is a dict of device,\n"
+     "forward()\n--\n\nThe forward programs: {'segments': [...], 'blocks': [(device, bytes with the pool's rounding, whether it is a lane)]}. A segment is a dict of device,\n"
      "depth, deferred, waits (segments it waits for), ops, blocks (that it touches), bytes_sent and copies (how many of the ops send them)."},
     {0}};
 static PyGetSetDef staged_call_properties[] = {

@@ -99,8 +99,10 @@ class Stages:
     def items(self, table, micro_batches, phases):
         """The segments to queue, as numbers: phase, piece, segment, stage, phase, ..."""
         numbers = []
-        order = schedules.verify(table, self.graph, micro_batches, phases)
-        for action in order:
+        schedules.verify(table, self.graph, micro_batches, phases)
+        # In the order in which actions begin on paper, so that memory goes on from what ends early to what begins late.
+        spans = schedules.simulate(table, self.graph, micro_batches, None, phases).spans
+        for action in sorted(spans, key=lambda a: (spans[a][0], self.graph.devices[a.stage])):
             phase = 0 if action.kind == "F" else 1
             if action.kind == "B":
                 for segment in self.pieces[action.micro_batch]["pushes"].get(action.stage, ()):
@@ -125,15 +127,15 @@ class Stages:
     def peaks(self, items, phases):
         """The most bytes that the blocks of all pieces take on each device, when items are queued in this order.
 
-        A block is taken with the first segment that touches it and given back behind the last.
+        A block is taken with the first segment that touches it and given back behind the last; a lane is kept for other pieces.
         """
-        uses, sizes, held = {}, {}, {}
+        uses, sizes, held, spare = {}, {}, {}, {}
         for phase, described in enumerate((self.forward, self.backward)):
             if "FB"[phase] not in phases or described is None:
                 continue
             for piece, programs in enumerate(described):
-                for number, (ctx, size, _) in enumerate(programs["blocks"]):
-                    sizes[piece, number] = (ctx, size)
+                for number, (ctx, size, lane) in enumerate(programs["blocks"]):
+                    sizes[piece, number] = (ctx, size, lane)
                 for segment in programs["segments"]:
                     for block in segment["blocks"]:
                         uses[piece, block] = uses.get((piece, block), 0) + 1
@@ -142,15 +144,21 @@ class Stages:
             blocks = (self.forward, self.backward)[phase][piece]["segments"][number]["blocks"]
             for block in blocks:
                 if (piece, block) not in held:
-                    ctx, size = sizes[piece, block]
+                    ctx, size, lane = sizes[piece, block]
                     held[piece, block] = True
+                    if lane and spare.get((ctx, size)):
+                        spare[ctx, size] -= 1
+                        continue
                     now[ctx] += size
                     peaks[ctx] = max(peaks[ctx], now[ctx])
             for block in blocks:
                 uses[piece, block] -= 1
                 if not uses[piece, block]:
-                    ctx, size = sizes[piece, block]
-                    now[ctx] -= size
+                    ctx, size, lane = sizes[piece, block]
+                    if lane:
+                        spare[ctx, size] = spare.get((ctx, size), 0) + 1
+                    else:
+                        now[ctx] -= size
         return peaks
 
     def bytes_sent(self, phases):
