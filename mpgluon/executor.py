@@ -26,7 +26,7 @@ LOSSES = {"SoftmaxOutput", "LinearRegressionOutput", "LogisticRegressionOutput",
 class Program:
     """How the nodes of a symbol are called in order, and on which devices."""
 
-    def __init__(self, entries, order, devices, ctx, moves):
+    def __init__(self, entries, order, devices, ctx, moves, parameters=()):
         self.order = order
         self.place = {node: i for i, node in enumerate(order)}
         self.steps = []  # (node number, call, sources, device or None)
@@ -46,10 +46,17 @@ class Program:
         # Nodes that make arrays of a shape with open sizes, as states to begin with have: the sizes follow from what is done with them.
         self._open = [node for node in order if node.call is not None and node.call.creates and 0 in parse_shape(node.attrs.get("shape", "()"))]
         self._inputs = [self.place[node] for node in (*self.arguments, *self.auxiliary)]
+        # Numbers of arrays that are bound to compiled calls: parameters, and with them states. Where nobody says what is a parameter, none.
+        named, count = set(parameters), len(self._inputs)
+        self.bound = [i for i in range(count) if named and not self.splits and (i >= len(self.arguments) or self.arguments[i].name in named)]
+        self.given = [i for i in range(count) if i not in set(self.bound)]
 
     def trace(self, *arrays):
-        """`run`, as compiled functions are called."""
-        return self.run(arrays)
+        """`run`, as compiled functions are called: the bound arrays come last."""
+        in_order = [None] * len(arrays)
+        for i, array in zip((*self.given, *self.bound), arrays):
+            in_order[i] = array
+        return self.run(in_order)
 
     def run(self, arrays, monitor=None, monitor_all=False, ctx=None, watched=None):
         """The outputs for arrays of the arguments, then of the auxiliary states. `monitor` is called with names and arrays; `ctx` is where
@@ -117,7 +124,7 @@ class Executor:
         The results of the last forward. The arrays stay the same objects from one forward to the next.
     """
 
-    def __init__(self, symbol, ctx, arg_arrays, grad_arrays, grad_req, aux_arrays, group2ctx=None, base=None):
+    def __init__(self, symbol, ctx, arg_arrays, grad_arrays, grad_req, aux_arrays, group2ctx=None, base=None, parameters=()):
         self._symbol = symbol
         self._ctx = ctx
         self._group2ctx = dict(group2ctx) if group2ctx else None
@@ -126,10 +133,12 @@ class Executor:
         self.aux_arrays = aux_arrays
         self._requests = grad_req
         self._grad_req = grad_req
-        self._program = self._make_program() if base is None else base._program
+        self._program = self._make_program(parameters) if base is None else base._program
         # Compiled programs belong to the family of executors that come from each other by reshape.
         kind = _split.Split if self._program.splits else _core.CachedOp
-        self._call = kind(self._program.trace, {}) if base is None else base._call
+        self._call = kind(self._program.trace, {"parameters": len(self._program.bound)} if self._program.bound else {}) if base is None else base._call
+        self._latest = [None] if base is None else base._latest  # whose arrays are bound to it
+        self._mark = object()
         self._monitor = None
         self._monitor_all = False
         self._outputs = None
@@ -148,7 +157,7 @@ class Executor:
             autograd.mark_variables([self._inputs[i] for i in wanted], targets, [grad_req[i] for i in wanted])
         self._flows = None  # per output: whether a gradient of it reaches an argument that wants one
 
-    def _make_program(self):
+    def _make_program(self, parameters):
         order = topological(self._symbol._entries)
         written = states(order)
         variables = [node for node in order if node.call is None]
@@ -159,7 +168,7 @@ class Executor:
             for node, array in zip((*arguments, *auxiliary), (*self.arg_arrays, *self.aux_arrays)):
                 there[node] = array.context
         devices = placement(order, self._group2ctx, there)
-        return Program(self._symbol._entries, order, devices, self._ctx, bool(self._group2ctx))
+        return Program(self._symbol._entries, order, devices, self._ctx, bool(self._group2ctx), parameters)
 
     def _check_devices(self):
         for node, grad, array in zip(self._program.arguments, self.grad_arrays, self.arg_arrays):
@@ -202,7 +211,7 @@ class Executor:
                 self._watched = WatchedRun(self._watch, record)
                 results = self._program.run(self._inputs, self._watch, self._monitor_all, watched=self._watched)
             else:
-                results = self._call(*self._inputs)
+                results = self._call_with(self._inputs, self._mark)
         if record:
             self._heads = results
         if self._outputs is None:
@@ -210,6 +219,13 @@ class Executor:
         else:
             for array, result in zip(self._outputs, results):
                 _core.replace_array(array, result)
+
+    def _call_with(self, arrays, mark):
+        """The compiled call. mark: an object that stands for the bound ones among the arrays."""
+        if self._program.bound and self._latest[0] is not mark:
+            self._call.bind([arrays[i] for i in self._program.bound])
+            self._latest[0] = mark
+        return self._call(*[arrays[i] for i in self._program.given])
 
     def _watch(self, name, array):
         self._monitor(name, array.detach())
@@ -443,7 +459,9 @@ class Executor:
             for i in self._wanted:
                 scratch[i].attach_grad()
             with autograd.record(train_mode=True) if self._wanted else autograd.pause(train_mode=False):
-                self._call(*scratch)
+                self._call_with(scratch, object())
+            if self._program.bound:
+                self._call.unbind()
         entries = self._call.compiled()
         return sum(device["planned"]["total"] for entry in (entries if self._program.splits else entries[:1]) for device in entry["devices"].values())
 
@@ -580,4 +598,4 @@ def simple_bind(symbol, ctx, grad_req, type_dict, stype_dict, group2ctx, shared_
     args = [new(node, taken, None if node.name in own else shared_buffer) for node in arguments]
     gradients = [None if request == "null" else new(node, taken_grads, None) for node, request in zip(arguments, requests)]
     states_ = [new(node, {name: array for name, array in taken_aux.items() if array.shape == found[node][0]}, None) for node in auxiliary]
-    return Executor(symbol, ctx, args, gradients, requests, states_, group2ctx)
+    return Executor(symbol, ctx, args, gradients, requests, states_, group2ctx, parameters=own)

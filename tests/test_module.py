@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import mpgluon as mx
+from mpgluon import nd
 
 
 def classifier():
@@ -379,3 +380,67 @@ def test_what_a_module_lacks_is_named():
         module.update()
     with pytest.raises(ValueError, match="no states"):
         module.set_states(value=1)
+
+
+def instructions(executor, phase):
+    return [step["op"] for entry in executor._call.compiled() for step in entry["devices"]["cpu(0)"][phase] if step["kind"] == "run"]
+
+
+def test_parameters_are_prepared_for_prediction_once():
+    """Folded and packed outside of the calls, and anew after each way of writing a parameter or a state."""
+    data = mx.sym.var("data")
+    net = mx.sym.Convolution(data, kernel=(3, 3), num_filter=8, no_bias=True, name="conv")
+    net = mx.sym.BatchNorm(net, fix_gamma=False, name="norm")
+    net = mx.sym.FullyConnected(mx.sym.Activation(net, act_type="relu"), num_hidden=4, name="fc")
+    net = mx.sym.SoftmaxOutput(net, name="softmax")
+    module = mx.mod.Module(net, context=mx.cpu())
+    module.bind([("data", (2, 3, 6, 6))], [("softmax_label", (2,))])
+    module.init_params(mx.init.Xavier())
+    module.init_optimizer(optimizer_params={"learning_rate": 0.5})
+    x, label = nd.random.uniform(shape=(2, 3, 6, 6)), nd.array([1, 3])
+
+    def predict(values=x):
+        module.forward(mx.io.DataBatch([values], [label]), is_train=False)
+        return module.get_outputs()[0].asnumpy()
+
+    def expected(values=x):
+        (executor,) = module._execs
+        given = {"data": values, "softmax_label": label}
+        return net.bind(mx.cpu(), {**executor.arg_dict, **given}, aux_states=executor.aux_dict).forward()[0].asnumpy()
+
+    np.testing.assert_allclose(predict(), expected(), rtol=1e-5)
+    (executor,) = module._execs
+    assert instructions(executor, "prologue") and "BatchNorm" not in "".join(instructions(executor, "forward"))
+    prepared = executor._call.compiled()[0]["devices"]["cpu(0)"]["planned"]["kept"]
+    assert prepared >= 8 * 3 * 3 * 3 * 4
+    np.testing.assert_allclose(predict(x * 2), expected(x * 2), rtol=1e-5)
+    before = predict()
+    for _ in range(3):  # written by the optimizer, and the states by the layer
+        module.forward(mx.io.DataBatch([x], [label]), is_train=True)
+        module.backward()
+        module.update()
+        np.testing.assert_allclose(predict(), expected(), rtol=1e-4, atol=1e-6)
+    assert abs(predict() - before).max() > 1e-3
+    executor.arg_dict["conv_weight"][:] = 0.25
+    np.testing.assert_allclose(predict(), expected(), rtol=1e-4, atol=1e-6)
+    executor.aux_dict["norm_moving_var"][:] = 9
+    np.testing.assert_allclose(predict(), expected(), rtol=1e-4, atol=1e-6)
+    arguments, states = module.get_params()
+    module.set_params({name: array * 0.5 for name, array in arguments.items()}, states)
+    np.testing.assert_allclose(predict(), expected(), rtol=1e-4, atol=1e-6)
+    former = executor
+    module.reshape([("data", (1, 3, 6, 6))], [("softmax_label", (1,))])
+    label = label[:1]
+    np.testing.assert_allclose(predict(x[:1]), expected(x[:1]), rtol=1e-4, atol=1e-6)
+    former.arg_dict["conv_weight"][:] = 0.1  # shared; the executors take turns
+    outputs = former.forward(is_train=False, data=x)[0].asnumpy()
+    np.testing.assert_allclose(predict(x[:1]), expected(x[:1]), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(predict(x[:1]), outputs[:1], rtol=1e-4, atol=1e-6)
+
+
+def test_planned_bytes_before_the_first_forward():
+    net = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, name="fc")
+    executor = net.simple_bind(mx.cpu(), shared_arg_names=["fc_weight", "fc_bias"], data=(2, 3))
+    assert "bytes planned" in executor.debug_str()
+    executor.arg_dict["fc_bias"][:] = 2
+    np.testing.assert_array_equal(executor.forward()[0].asnumpy(), np.full((2, 4), 2))
