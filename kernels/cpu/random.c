@@ -494,7 +494,7 @@ MPG_CPU_KERNEL(dropout) {
   const mpg_view *data = &call->inputs[0], *out = &call->outputs[0], *mask = &call->outputs[1];
   int64_t count = mpg_shape_size(&data->desc.shape);
   if (!(call->train || params->mode == ALWAYS) || !(params->p > 0)) {
-    if (out->data != data->data) memcpy(out->data, data->data, (size_t)count * mpg_dtype_size(data->desc.dtype));
+    if (count && out->data != data->data) memcpy(out->data, data->data, (size_t)count * mpg_dtype_size(data->desc.dtype));
     return MPG_OK;
   }
   double keep = 1 - params->p;
