@@ -2,14 +2,12 @@
 
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-
-import re
-
 import numpy as np
 import pytest
 
