@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+
 import numpy as np
 import pytest
 
