@@ -15,7 +15,7 @@ import pytest
 import mpgluon as mx
 from mpgluon import MXNetError, autograd, gluon, nd
 from mpgluon.gluon import nn
-from mpgluon.parallel import Mesh, load, save
+from mpgluon.parallel import Mesh, ParallelLSTM, load, save, shard
 
 CPU = [mx.cpu(i) for i in range(6)]
 LOSS = gluon.loss.L2Loss()
@@ -475,3 +475,36 @@ def test_the_index_tells_names_shapes_and_places(tmp_path):
     assert sorted(devices) == ["cpu(0)", "cpu(1)"]
     assert devices[index["arrays"]["3.bias"]["pieces"][0]["shard"]] == "cpu(1)"
     assert index["arrays"]["optimizer:3.bias:0"]["shape"] == [4]
+
+
+def split_pair(seed):
+    """A network, and the same with its layers split over two devices."""
+    nets = []
+    for split in (False, True):
+        net = nn.HybridSequential()
+        net.add(nn.Dense(8, in_units=6, activation="relu"), nn.Dense(4, in_units=8))
+        if split:
+            shard(net, {"0": "column", "1": "row"}, CPU[:2])
+        mx.random.seed(seed)
+        net.initialize(mx.init.Xavier())
+        nets.append(net)
+    return nets
+
+
+def test_split_layers_load_onto_whole_ones_and_back(tmp_path):
+    x = nd.array(np.random.RandomState(0).randn(3, 6))
+    (whole, split), (other_whole, other_split) = split_pair(1), split_pair(2)
+    expected = whole(x).asnumpy()
+    for number, (source, targets) in enumerate(((split, (other_whole, other_split)), (whole, (split_pair(3)[1],)))):
+        save(tmp_path / str(number), source)
+        for target in targets:
+            load(tmp_path / str(number), target)
+            np.testing.assert_allclose(target(x).asnumpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_parts_of_several_ranges_are_refused(tmp_path):
+    lstm = ParallelLSTM(8, CPU[:2], input_size=6)
+    lstm.initialize()
+    with pytest.raises(MXNetError, match="split into several ranges"):
+        save(tmp_path, lstm)
+    assert not list(tmp_path.iterdir())

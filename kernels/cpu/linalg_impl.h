@@ -105,7 +105,7 @@ static int NAME(inverse)(const matrices *t, int64_t i, void *scratch) {
 static int NAME(det)(const matrices *t, int64_t i, void *scratch) {
   T *lu = scratch, swaps = 1, sign = 1, logarithm = 0, product = 1;
   int n = (int)t->n, *pivots = (int *)(lu + t->n * t->n), info = 0;
-  memcpy(lu, (const T *)t->call->inputs[0].data + i * t->n * t->n, (size_t)(t->n * t->n) * sizeof(T));
+  if (n) memcpy(lu, (const T *)t->call->inputs[0].data + i * t->n * t->n, (size_t)(t->n * t->n) * sizeof(T));
   if (n) t->blas->B.getrf(&n, &n, lu, &n, pivots, &info);
   for (int64_t k = 0; k < t->n; k++) {
     T element = lu[k * (t->n + 1)];

@@ -45,6 +45,11 @@ def _parts_of(net):
         seen.add(param)
         whole = getattr(param, "global_shape", None)
         if whole is not None:
+            if len(getattr(param, "ranges", ())) > 1:
+                raise MXNetError(
+                    f"checkpoints of parameters that are split into several ranges (gates, or queries, keys and values in one) are not available: '{name}'. "
+                    "Use net.save_parameters, which saves each part by its own name, for this layout"
+                )
             name = _global_name(name, param)
         shards.setdefault(name, []).append(param)
         shapes[name] = param.shape if whole is None else tuple(whole)
@@ -64,6 +69,9 @@ def _parts_of(net):
 
 
 def _global_name(name, param):
+    unsplit = re.sub(r"shard\d+_", "", name)
+    if unsplit != name:  # layers of mx.parallel: as the layer that is not split has it
+        return unsplit
     given = getattr(param, "global_name", None)
     if given is not None:
         return given
