@@ -85,7 +85,7 @@ def test_bench_measures_and_tells(tmp_path):
 
 
 def test_bench_names_a_case_it_does_not_have():
-    done = subprocess.run([sys.executable, os.path.join(BENCHMARKS, "bench.py"), "--cases", "nothing"], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, os.path.join(BENCHMARKS, "bench.py"), "--cases", "nothing"], capture_output=True, text=True, env=dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)))
     assert done.returncode == 2 and "unknown case nothing" in done.stderr and "resnet18" in done.stderr
 
 

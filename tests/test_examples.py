@@ -17,6 +17,7 @@ def run(script, *arguments, cwd, **environment):
 
     path = os.path.dirname(os.path.dirname(os.path.abspath(mpgluon.__file__)))
     env = dict(os.environ, PYTHONPATH=path, **environment)
+    env.pop("PYTHONSAFEPATH", None)  # a script finds what lies beside it
     result = subprocess.run(
         [sys.executable, os.path.join(EXAMPLES, script), *arguments], cwd=cwd, env=env, capture_output=True, text=True, timeout=280
     )

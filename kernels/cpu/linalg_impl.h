@@ -140,7 +140,7 @@ static int NAME(part)(const matrices *t, int64_t i, void *scratch) {
   bool extract = t->extract, upper = t->offset > 0 || (t->offset == 0 && !t->lower);
   const T *in = (const T *)t->call->inputs[0].data + i * (extract ? n * n : count);
   T *out = (T *)t->call->outputs[0].data + i * (extract ? count : n * n);
-  if (!extract) memset(out, 0, (size_t)(n * n) * sizeof(T));
+  if (!extract && n) memset(out, 0, (size_t)(n * n) * sizeof(T));
   for (int64_t r = 0; r < side; r++)
     for (int64_t c = t->triangle ? 0 : r; c <= r; c++, at++) {
       int64_t place = upper ? c * n + r + away : (r + away) * n + c;
