@@ -250,7 +250,7 @@ class Block:
             self.collect_params().initialize(init, ctx, verbose, force_reinit)
 
     def place(self, where, *args, **options):
-        """Places the block on devices: ``where.place(block, ...)``, as of `mpgluon.parallel.Mesh`. Returns the block."""
+        """Places the block on devices: ``where.place(block, ...)``, as of `mpgluon.parallel.Mesh` and `Plan`. Returns the block."""
         return where.place(self, *args, **options)
 
     def zero_grad(self):

@@ -5,11 +5,11 @@ import gc
 
 import numpy as np
 
-from .. import _core, autograd
+from .. import _core, _groups, autograd
 from .. import ndarray as nd
 from ..base import MXNetError
 from ..context import memory_stats
-from ..gluon import _compiled
+from ..gluon import _compiled, _recompute
 from . import schedules
 from .collectives import divide
 from .report import Report
@@ -247,7 +247,7 @@ class PipelinedCall:
             raise ValueError(f"Pipeline: a batch of {total} rows along axis {axis} can't be divided into {count} micro-batches")
         rows = divide(total, count)
         fronts = [_leading(a, axis) if kind == SPLIT else a for a, kind in zip(flat, kinds)]
-        key = (structure, tuple(kinds), tuple((a.context, a.dtype, a.shape[1:] if k == SPLIT else a.shape) for a, k in zip(fronts, kinds)), autograd.is_training())
+        key = (structure, tuple(kinds), tuple((a.context, a.dtype, a.shape[1:] if k == SPLIT else a.shape) for a, k in zip(fronts, kinds)), autograd.is_training(), _recompute.changes, _groups.current())
         entry = self._entries.get(key)
         if entry is None:
             sample = [_leading(f[: rows[0][1]], axis) if kind == SPLIT else f for f, kind in zip(fronts, kinds)]

@@ -304,15 +304,16 @@ def simulate(table, stages, micro_batches, times=None, phases="FB", transfer=0.0
     Parameters
     ----------
     times : dict of (kind, stage) to number
-    transfer : number
+    transfer : number, or function of two stages
         What passing results on to another device takes.
     """
+    passing = transfer if callable(transfer) else lambda source, target: transfer
     cost = _costs(stages, times)
     kinds = _kinds(stages, phases)
     free, spans = [0.0] * len(table), {}
     for action in verify(table, stages, micro_batches, phases):
         device = stages.devices[action.stage]
-        ready = [spans[a][1] + (transfer if stages.devices[a.stage] != device else 0) for a in stages.needs(action, micro_batches, kinds)]
+        ready = [spans[a][1] + (passing(a.stage, action.stage) if stages.devices[a.stage] != device else 0) for a in stages.needs(action, micro_batches, kinds)]
         begin = max([free[device], *ready])
         spans[action] = (begin, begin + cost(action))
         free[device] = begin + cost(action)

@@ -1,0 +1,633 @@
+"""What the layers of a network take on each device: the measurements that a plan is made from.
+
+A layer is a child of a HybridSequential (nested ones are opened), a branch of a container of branches, or a child of the network in the
+order of calls. Each is compiled alone, for the shapes it gets from micro-batches, and run as a pipeline of one stage on all devices at the
+same time, so that times hold for devices at work together; layers that compile to the same operators and shapes are measured once.
+"""
+
+import collections
+import copy
+import json
+import statistics
+import sys
+import time
+
+import numpy as np
+
+from .. import autograd, random
+from .. import ndarray as nd
+from ..base import MXNetError
+from ..context import Context
+from ..gluon import _compiled
+from ..gluon.block import HybridBlock
+from ..gluon.contrib.nn import HybridConcurrent
+from ..gluon.nn import Dense, HybridSequential
+
+__all__ = ["Layer", "Profile", "measure"]
+
+FORMAT = "mpgluon profile 1"
+ALIKE = 0.1
+PIECES = 4  # micro-batches of a measurement
+
+# Of one micro-batch: seconds of the forward pass, of the whole backward pass, of input gradients, and of weight gradients where these are
+# apart; bytes kept for backward and bytes used while the layer runs.
+Cost = collections.namedtuple("Cost", ["forward", "backward", "inputs", "weights", "saved", "working"])
+NOTHING = Cost(0.0, 0.0, 0.0, 0.0, 0, 0)
+
+
+class Layer:
+    """One layer of a profile.
+
+    Attributes
+    ----------
+    path : str
+        Where it is in the network's tree, as in ``'features.3'``; empty for what is no block.
+    kind : str
+        The class of the block, ``'join'`` where results of several layers come together, or ``'loss'``.
+    sources : list of (int, int)
+        The layers whose results it gets, and how many bytes of each for the whole batch.
+    follows : int or None
+        The layer whose device it shares: a join runs with the first of its sources, the loss with the last layer.
+    params : dict of str to (int, bool)
+        Bytes of its parameters, and whether they are trained.
+    """
+
+    def __init__(self, path, kind, sources, follows=None, params=None):
+        self.path, self.kind, self.follows = path, kind, follows
+        self.sources = [tuple(s) for s in sources]
+        self.params = {name: (int(size), bool(trained)) for name, (size, trained) in (params or {}).items()}
+
+    @property
+    def name(self):
+        return f"{self.path} {self.kind}".strip()
+
+    @property
+    def param_bytes(self):
+        return sum(size for size, _ in self.params.values())
+
+
+class Profile:
+    """Measurements of a network's layers; `save` and `load` keep them.
+
+    Attributes
+    ----------
+    layers : list of Layer
+    devices : list of Context
+    rows : int
+        Of the whole batch.
+    costs : dict of Context to dict of int to list of Cost
+        By device and rows of a micro-batch, for each layer.
+    update : dict of Context to float
+        Seconds that an optimizer takes for a byte of parameters.
+    state_factor : float
+        Bytes of optimizer states for a byte of parameters.
+    transfer : dict of (Context, Context) to (float, float)
+        Seconds that passing an array on takes: for each array, and for each byte.
+    home : Context or None
+        Where the batch is, and ``input_bytes`` its size.
+    waits : dict of (Context, Context) to float
+        Seconds until a device goes on after another has finished what it waits for.
+    beside : float
+        Seconds of a step beside its stages and the updates: what the host does.
+    """
+
+    def __init__(self, layers, devices, rows, costs, update=None, state_factor=0.0, transfer=None, home=None, input_bytes=0, waits=None, beside=0.0):
+        self.layers, self.devices, self.rows, self.costs = list(layers), list(devices), rows, costs
+        self.update = update or {ctx: 0.0 for ctx in devices}
+        self.state_factor = state_factor
+        self.transfer = transfer or {(a, b): (0.0, 0.0) for a in devices for b in devices if a != b}
+        self.home, self.input_bytes = home, input_bytes
+        self.waits = waits or dict.fromkeys(self.transfer, 0.0)
+        self.beside = beside
+
+    def piece_rows(self, micro_batches):
+        """Rows of the largest micro-batch."""
+        return -(-self.rows // micro_batches)
+
+    def cost(self, ctx, rows):
+        """The costs of all layers for micro-batches of so many rows; between two measured sizes, in proportion."""
+        known = self.costs[ctx]
+        if rows in known:
+            return known[rows]
+        sizes = sorted(known)
+        below, above = max([s for s in sizes if s < rows], default=sizes[0]), min([s for s in sizes if s > rows], default=sizes[-1])
+        if below == above:
+            return [Cost(*[value * rows / below for value in cost]) for cost in known[below]]
+        share = (rows - below) / (above - below)
+        return [Cost(*[a + (b - a) * share for a, b in zip(one, two)]) for one, two in zip(known[below], known[above])]
+
+    def seconds_of_transfer(self, source, target, size):
+        each, per_byte = self.transfer[source, target]
+        return each + size * per_byte
+
+    def to_json(self):
+        """A dict of plain values."""
+        return {
+            "format": FORMAT,
+            "rows": self.rows,
+            "devices": [str(ctx) for ctx in self.devices],
+            "layers": [{"path": y.path, "kind": y.kind, "sources": y.sources, "follows": y.follows, "params": y.params} for y in self.layers],
+            "costs": {str(ctx): {str(rows): [list(cost) for cost in costs] for rows, costs in sizes.items()} for ctx, sizes in self.costs.items()},
+            "update": {str(ctx): seconds for ctx, seconds in self.update.items()},
+            "state_factor": self.state_factor,
+            "home": None if self.home is None else str(self.home),
+            "input_bytes": self.input_bytes,
+            "waits": [[str(a), str(b), seconds] for (a, b), seconds in self.waits.items()],
+            "beside": self.beside,
+            "transfer": [[str(a), str(b), *seconds] for (a, b), seconds in self.transfer.items()],
+        }
+
+    @classmethod
+    def from_json(cls, data):
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise MXNetError(f"this is no profile: its format is {data.get('format') if isinstance(data, dict) else data!r}, not {FORMAT!r}")
+        try:
+            return cls(
+                [Layer(y["path"], y["kind"], y["sources"], y["follows"], y["params"]) for y in data["layers"]],
+                [parse_context(name) for name in data["devices"]],
+                data["rows"],
+                {parse_context(c): {int(rows): [Cost(*cost) for cost in costs] for rows, costs in sizes.items()} for c, sizes in data["costs"].items()},
+                {parse_context(c): seconds for c, seconds in data["update"].items()},
+                data["state_factor"],
+                {(parse_context(a), parse_context(b)): (each, per_byte) for a, b, each, per_byte in data["transfer"]},
+                None if data["home"] is None else parse_context(data["home"]),
+                data["input_bytes"],
+                {(parse_context(a), parse_context(b)): seconds for a, b, seconds in data["waits"]},
+                data["beside"],
+            )
+        except (KeyError, TypeError) as error:
+            raise MXNetError(f"the profile is damaged: {type(error).__name__}: {error}") from error
+
+    def save(self, path):
+        """Writes the profile as JSON."""
+        with open(path, "w") as f:
+            json.dump(self.to_json(), f, indent=1)
+
+    @classmethod
+    def load(cls, path):
+        """Reads what `save` wrote."""
+        with open(path) as f:
+            return cls.from_json(json.load(f))
+
+    def __repr__(self):
+        rows = [("layer", "kind", *[f"{ctx} ms" for ctx in self.devices], "kept bytes", "parameter bytes")]
+        size = max(next(iter(self.costs.values())))
+        for i, layer in enumerate(self.layers):
+            costs = [self.costs[ctx][size][i] for ctx in self.devices]
+            rows.append((layer.path, layer.kind, *[f"{c.forward * 1e3:.3f} + {c.backward * 1e3:.3f}" for c in costs], f"{costs[0].saved:,.0f}", f"{layer.param_bytes:,}"))
+        return "\n".join([f"{len(self.layers)} layers, forward + backward of micro-batches of {size} rows (of {self.rows})", *_compiled._table(rows)])
+
+
+def parse_context(name):
+    """``'cpu(1)'`` as a Context."""
+    kind, _, number = str(name).rstrip(")").partition("(")
+    try:
+        return Context(kind, int(number))
+    except ValueError:
+        raise MXNetError(f"{name!r} is no device, as 'cpu(0)' is") from None
+
+
+# Which layers there are, and what they get
+
+
+class _Call:
+    """A layer's call within a trace of the network: its arguments and results by shape."""
+
+    def __init__(self, block, path, args, outputs):
+        self.block, self.path = block, path
+        flat, results = [], []
+        self.structure = _compiled.flatten(args, flat, f"The inputs of layer {path}")
+        _compiled.flatten(outputs, results, f"The outputs of layer {path}")
+        self.inputs, self.outputs = flat, results
+
+
+def _leaves(block, path=""):
+    """The layers below a block: (block, path)."""
+    found = []
+    for name, child in block._children.items():
+        where = f"{path}.{name}" if path else name
+        opened = type(child).hybrid_forward in (HybridSequential.hybrid_forward, HybridConcurrent.hybrid_forward) and child._children
+        found += _leaves(child, where) if opened else [(child, where)]
+    return found
+
+
+def _trace(net, sample):
+    """The calls of the layers, in order, for such inputs; ``given`` are the inputs that are the network's own."""
+    leaves, calls = _leaves(net), []
+    if not leaves:
+        raise MXNetError(f"plan: {type(net).__name__} has no children to be placed")
+    handles = []
+    try:
+        for block, path in leaves:
+            handles.append(block.register_forward_hook(lambda b, args, out, path=path: calls.append(_Call(b, path, args, out))))
+        own = _Fed(net)
+        _compiled.CompiledCall(own, {}).discover(sample)
+    finally:
+        for handle in handles:
+            handle.detach()
+    for call in calls:
+        call.given = {i for i, array in enumerate(call.inputs) if any(array is one for one in own.arrays)}
+    return calls
+
+
+class _Fed(HybridBlock):
+    """Notes what a network is called with."""
+
+    def __init__(self, net):
+        super().__init__(prefix="")
+        self.net = net
+
+    def forward(self, *args):
+        self.arrays = []
+        _compiled.flatten(args, self.arrays, "The inputs")
+        return self.net(*args)
+
+
+def _layers(calls, total_bytes):
+    """Layers of the profile, and for each the call that is measured (None for joins)."""
+    layers, measured, made, dangling, places = [], [], {}, [], {}
+    for call in calls:
+        sources, unknown = {}, 0
+        for array in call.inputs:
+            origin = made.get(id(array))
+            if origin is not None:
+                sources[origin] = sources.get(origin, 0) + total_bytes(array)
+            elif id(array) not in made:
+                unknown += total_bytes(array)
+        if not sources and dangling:  # made by operators between layers, of all that no layer has taken yet
+            if len(dangling) == 1:
+                sources[dangling[0]] = unknown
+            else:
+                layers.append(Layer("", "join", _sizes(dangling, layers, measured, total_bytes), dangling[0]))
+                measured.append(None)
+                sources[len(layers) - 1] = unknown
+                dangling = []
+        params = {p.name: (_bytes(p.shape, p.dtype), p.grad_req != "null") for p in call.block.collect_params().values()}
+        if call.path in places:
+            first = layers[places[call.path]]
+            raise MXNetError(f"plan: layer {first.name!r} is called more than once in a pass; put what repeats into one block")
+        places[call.path] = len(layers)
+        follows = None
+        if isinstance(call.block, _Loss) and sources:
+            follows = max(sources)
+            follows = follows if layers[follows].follows is None else layers[follows].follows
+        layers.append(Layer(call.path, type(call.block).__name__ if follows is None else "loss", sorted(sources.items()), follows, params))
+        measured.append(call)
+        dangling = [i for i in dangling if i not in sources] + [len(layers) - 1]
+        for array in call.outputs:
+            made[id(array)] = len(layers) - 1
+    if len(dangling) > 1:
+        layers.append(Layer("", "join", _sizes(dangling, layers, measured, total_bytes), dangling[0]))
+        measured.append(None)
+    return layers, measured
+
+
+def _sizes(dangling, layers, measured, total_bytes):
+    return [(i, sum(map(total_bytes, measured[i].outputs)) if measured[i] else sum(s for _, s in layers[i].sources)) for i in dangling]
+
+
+def _bytes(shape, dtype):
+    size = np.dtype(dtype).itemsize
+    for n in shape:
+        size *= n
+    return size
+
+
+# Measuring
+
+
+class _Probe(HybridBlock):
+    """A layer with an axis in front, along which micro-batches are told apart whatever the layer's own axes mean."""
+
+    def __init__(self, function, structure, flat):
+        super().__init__(prefix="")
+        if isinstance(function, HybridBlock):
+            self.layer = function
+        self._function, self._structure, self._shapes = function, structure, [a.shape for a in flat]
+        self._float = [np.dtype(a.dtype).kind == "f" for a in flat]
+
+    def forward(self, *arrays):
+        arrays = [a.reshape(shape) for a, shape in zip(arrays, self._shapes)]
+        value = self._function(*_compiled.regroup(self._structure, iter(arrays)))
+        outputs = []
+        _compiled.flatten(value, outputs, "The outputs")
+        return tuple([out.reshape((1, *out.shape)) for out in outputs])
+
+
+def _alone(block):
+    """A copy of a layer that knows nothing of the network's trainer and groups."""
+    if not isinstance(block, HybridBlock):
+        return block
+    made = copy.deepcopy(block)
+
+    def forget(one):
+        one._ctx_group = one._group2ctx = None
+        one._forward_hooks, one._forward_pre_hooks = {}, {}
+
+    made.apply(forget)
+    return made
+
+
+class _Bench:
+    """A layer on one device, ready to be run."""
+
+    def __init__(self, call, ctx, trained=True):
+        from .pipeline import Pipeline, PipelinedCall
+
+        layer = _alone(call.block)
+        if isinstance(layer, HybridBlock):
+            layer.collect_params().reset_ctx(ctx)
+            if not trained:
+                layer.collect_params().setattr("grad_req", "null")
+        self.layer = layer
+        probe = _Probe(layer, call.structure, call.inputs)
+        self.arrays = []
+        for i, array in enumerate(call.inputs):
+            shape = (PIECES, *array.shape)
+            if np.dtype(array.dtype).kind == "f":
+                made = nd.random.normal(shape=shape, ctx=ctx, dtype=array.dtype)
+                if i not in call.given:
+                    made.attach_grad()
+            else:
+                made = nd.zeros(shape, ctx=ctx, dtype=array.dtype)
+            self.arrays.append(made)
+        wanted = any(np.dtype(a.dtype).kind == "f" and i not in call.given for i, a in enumerate(call.inputs))
+        self.differentiable = wanted or (trained and isinstance(layer, HybridBlock) and any(p.grad_req != "null" for p in layer.collect_params().values()))
+        self.pipeline = Pipeline(PIECES)
+        self.call = PipelinedCall(probe, {"pipeline": self.pipeline})
+
+    def start(self):
+        """Queues the passes of all pieces."""
+        with autograd.record():
+            outputs = self.call(tuple(self.arrays))
+        outputs = [out for out in outputs if np.dtype(out.dtype).kind == "f"]
+        if self.differentiable:
+            autograd.backward(outputs, [nd.ones_like(out) for out in outputs])
+
+    def spans(self, kind):
+        """Seconds of the passes of the last step, for each piece."""
+        run, stages, _, phases, _ = self.pipeline._last
+        if kind not in "F" + phases:
+            return [0.0] * PIECES
+        found = []
+        for piece in range(PIECES):
+            times = run.times(piece, "FB".index(kind))
+            found.append(sum((times[s][1] - times[s][0]) / 1e9 for passes in stages.pieces[piece]["segments"] for s in passes[kind]))
+        return found
+
+    def memory(self):
+        """(kept for backward, used while running) of one micro-batch, by plan."""
+        _, stages, _, phases, _ = self.pipeline._last
+        if phases == "F":
+            return 0, max(stages.peaks(stages.items(stages.table("gpipe", PIECES, "F"), PIECES, "F"), "F").values(), default=0)
+        peaks = [max(stages.peaks(stages.items(stages.table(name, PIECES, "FB"), PIECES, "FB"), "FB").values(), default=0) for name in ("1f1b", "gpipe")]
+        saved = max(peaks[1] - peaks[0], 0) / (PIECES - 1)
+        return saved, max(peaks[0] - saved, 0)
+
+    def same_as(self):
+        """What a layer of the same cost has in common."""
+        _, stages, _, phases, _ = self.pipeline._last
+        described = (stages.forward[0], *(stages.backward[:1] if stages.backward else []))
+        ops = [tuple(op.rsplit("/", 1)[-1] for s in f["segments"] for op in s["ops"]) for f in described]
+        blocks = tuple(size for _, size, _ in described[-1]["blocks"])
+        params = [p.shape for p in self.layer.collect_params().values()] if isinstance(self.layer, HybridBlock) else []
+        return (*ops, blocks, phases, tuple((a.shape, a.dtype) for a in self.arrays), tuple(params), type(self.layer) if params else self.layer)
+
+
+def _measure(call, devices, repeats, known):
+    """The costs of a layer on each device."""
+    benches = {ctx: _Bench(call, ctx) for ctx in devices}
+    for bench in benches.values():
+        bench.start()
+    nd.waitall()
+    key = next(iter(benches.values())).same_as()
+    if key in known:
+        return known[key]
+    whole = _middle(benches, repeats)
+    inner = {ctx: 0.0 for ctx in devices}  # input gradients alone
+    if len(call.given) < sum(np.dtype(a.dtype).kind == "f" for a in call.inputs):
+        trained = isinstance(call.block, HybridBlock) and call.block.collect_params()
+        inner = {ctx: b for ctx, (_, b) in (_middle({ctx: _Bench(call, ctx, False) for ctx in devices}, repeats) if trained else whole).items()}
+    costs = known[key] = {}
+    for ctx, bench in benches.items():
+        forward, backward = whole[ctx]
+        inputs = min(inner[ctx], backward)
+        costs[ctx] = Cost(forward, backward, inputs, backward - inputs, *bench.memory())
+    return costs
+
+
+def _middle(benches, repeats):
+    """Medians of forward and backward passes, all devices at work together."""
+    times = {ctx: ([], []) for ctx in benches}
+    for repeat in range(repeats + 1):
+        for bench in benches.values():
+            bench.start()
+        nd.waitall()
+        for ctx, bench in benches.items():
+            if repeat:  # the first warms up
+                for found, kind in zip(times[ctx], "FB"):
+                    found += bench.spans(kind)
+    return {ctx: tuple(map(statistics.median, pair)) for ctx, pair in times.items()}
+
+
+def _measure_update(call, devices, optimizer, optimizer_params):
+    """Seconds for a byte of parameters on each device, and bytes of states for a byte."""
+    from .. import optimizer as opt
+
+    seconds, factor = {}, 0.0
+    for ctx in devices:
+        layer = _alone(call.block)
+        layer.collect_params().reset_ctx(ctx)
+        weights = [p.data(ctx) for p in layer.collect_params().values() if p.grad_req != "null"]
+        grads = [nd.zeros_like(w) for w in weights]
+        size = sum(_bytes(w.shape, w.dtype) for w in weights)
+        made = copy.copy(optimizer) if isinstance(optimizer, opt.Optimizer) else opt.create(optimizer, **(optimizer_params or {}))
+        updater, taken = opt.get_updater(made), []
+        for _ in range(6):
+            nd.waitall()
+            begin = time.perf_counter()
+            for part in updater.alike(list(range(len(weights))), grads, weights) if updater.aggregate_updates else zip(range(len(weights)), grads, weights):
+                updater(*part)
+            nd.waitall()
+            taken.append(time.perf_counter() - begin)
+        seconds[ctx] = statistics.median(taken[1:]) / size
+        factor = _state_bytes(updater.states) / size
+    return seconds, factor
+
+
+def _state_bytes(states):
+    if isinstance(states, nd.NDArray):
+        return _bytes(states.shape, states.dtype)
+    if isinstance(states, dict):
+        states = list(states.values())
+    return sum(map(_state_bytes, states)) if isinstance(states, (list, tuple)) else 0
+
+
+def _measure_transfer(devices):
+    """Seconds for each array and each byte between two devices: a line through two sizes."""
+    found = {}
+    for a in devices:
+        for b in devices:
+            if a != b:
+                small, large = (_seconds_of_copy(nd.ones((n,), ctx=a), b) for n in (1 << 8, 1 << 20))
+                per_byte = max(large - small, 0) / (4 * ((1 << 20) - (1 << 8)))
+                found[a, b] = (max(small - per_byte * 1024, 0), per_byte)
+    return found
+
+
+def _seconds_of_copy(array, ctx, count=8):
+    array.as_in_context(ctx).wait_to_read()
+    taken = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        kept = [array.as_in_context(ctx) for _ in range(count)]
+        nd.waitall()
+        taken.append((time.perf_counter() - begin) / count)
+        del kept
+    return statistics.median(taken)
+
+
+class _Relay(HybridBlock):
+    """Works in turn on two devices."""
+
+    def __init__(self, contexts):
+        super().__init__(prefix="")
+        self.contexts, self.parts = contexts, HybridSequential(prefix="")
+        self.parts.add(*[Dense(192, in_units=192) for _ in contexts])
+        for part, ctx in zip(self.parts._children.values(), contexts):
+            part.initialize(ctx=ctx)
+
+    def forward(self, x):
+        for part, ctx in zip(self.parts._children.values(), self.contexts):
+            x = part(x.as_in_context(ctx))
+        return x
+
+
+def _measure_waits(devices):
+    """Seconds between the end of a stage and the begin of the next on another device; and what a step takes beside its stages."""
+    from ..gluon import Trainer
+    from .pipeline import Pipeline
+    from .train_step import TrainStep
+
+    found, beside = {}, []
+    for a in devices:
+        for b in devices[devices.index(a) + 1 :]:
+            net, pipeline = _Relay([a, b, a, b]), Pipeline(1)
+            step, x, gaps = TrainStep(net, lambda out: out.mean(axis=1), Trainer(net.collect_params(), "sgd"), pipeline), nd.ones((192, 192), ctx=a), []
+            for repeat in range(8):
+                nd.waitall()
+                begin = time.perf_counter()
+                step(x, [])
+                nd.waitall()
+                end = time.perf_counter()
+                if repeat > 2:
+                    report = pipeline.report()
+                    beside.append(end - begin - report.seconds)
+                    spans = sorted(report.spans.values())
+                    gaps += [later[0] - former[1] for former, later in zip(spans, spans[1:])]
+            found[a, b] = found[b, a] = max(statistics.median(gaps), 0.0)
+    return found, statistics.median(beside) if beside else 0.0
+
+
+class _Progress:
+    """A bar on standard error, where that is a terminal."""
+
+    def __init__(self, total, shown):
+        self.total, self.done, self.shown = total, 0, sys.stderr.isatty() if shown is None else shown
+
+    def __call__(self, text):
+        self.done += 1
+        if self.shown:
+            filled = 30 * self.done // max(self.total, 1)
+            sys.stderr.write(f"\rprofile [{'#' * filled}{' ' * (30 - filled)}] {text[:40]:<40}" + ("\n" if self.done >= self.total else ""))
+            sys.stderr.flush()
+
+
+def measure(net, sample, devices, micro_batches, loss=None, labels=(), optimizer="sgd", optimizer_params=None, repeats=3, progress=None):
+    """Profiles a network's layers.
+
+    Parameters
+    ----------
+    net : HybridBlock
+        Initialized; its parameters, gradients and random numbers are left as they are.
+    sample : NDArray or list of NDArray
+        A whole batch.
+    devices : list of Context
+    micro_batches : list of int
+        The numbers of micro-batches to be planned for.
+    loss : callable, optional
+        ``loss(outputs, *labels)``, as for `TrainStep`.
+    labels : NDArray or list of NDArray
+    optimizer, optimizer_params
+        As for `Trainer`.
+    repeats : int, default 3
+    progress : bool, optional
+        Whether to show a bar; by default on terminals.
+
+    Returns
+    -------
+    Profile
+    """
+    sample = list(sample) if isinstance(sample, (list, tuple)) else [sample]
+    labels = list(labels) if isinstance(labels, (list, tuple)) else [labels]
+    rows = sample[0].shape[0]
+    state = random.get_state()
+    try:
+        sizes = sorted({-(-rows // m) for m in micro_batches})
+        traced = {size: _calls(net, sample, labels, rows, size, loss) for size in sizes}
+        layers, _ = _layers(traced[sizes[-1]], lambda a: round(_bytes(a.shape, a.dtype) * rows / sizes[-1]))
+        costs, bar = {ctx: {} for ctx in devices}, _Progress(len(sizes) * len(layers), progress)
+        for size, calls in traced.items():
+            _, measured = _layers(calls, lambda a: 1)
+            known, column = {}, {ctx: [] for ctx in devices}
+            for layer, call in zip(layers, measured):
+                found = _measure(call, devices, repeats, known) if call else {}
+                for ctx in devices:
+                    column[ctx].append(found.get(ctx, NOTHING))
+                bar(layer.name)
+            for ctx in devices:
+                costs[ctx][size] = column[ctx]
+        largest = max((c for c in traced[sizes[-1]] if c.path), key=lambda c: sum(_bytes(p.shape, p.dtype) for p in c.block.collect_params().values() if p.grad_req != "null"))
+        trained = any(trained for layer in layers for _, trained in layer.params.values())
+        update, factor = _measure_update(largest, devices, optimizer, optimizer_params) if trained else ({ctx: 0.0 for ctx in devices}, 0.0)
+        _level(devices, costs, update)
+        return Profile(layers, devices, rows, costs, update, factor, _measure_transfer(devices), sample[0].context, sum(_bytes(a.shape, a.dtype) for a in sample), *_measure_waits(devices))
+    finally:
+        random.set_state(state)
+
+
+def _level(devices, costs, update):
+    """Devices of one type that differ by no more than measurements do get the same costs."""
+    for ctx in devices:
+        for other in devices[: devices.index(ctx)]:
+            sums = [sum(c.forward + c.backward for column in costs[d].values() for c in column) for d in (other, ctx)]
+            if ctx.device_type == other.device_type and abs(sums[0] - sums[1]) < ALIKE * max(sums):
+                for size, column in costs[other].items():
+                    costs[ctx][size] = costs[other][size] = [Cost(*[(a + b) / 2 for a, b in zip(*pair)]) for pair in zip(column, costs[ctx][size])]
+                update[ctx] = update[other] = (update[ctx] + update[other]) / 2
+                break
+
+
+def _calls(net, sample, labels, rows, size, loss):
+    def part(a):
+        return a[:size] if a.ndim and a.shape[0] == rows else a
+
+    calls = _trace(net, tuple(map(part, sample)))
+    if loss is not None:
+        output = calls[-1].outputs[:1]
+        made = _Loss(loss)
+        call = _Call(made, "", (*output, *map(part, labels)), [])
+        call.given = set(range(len(output), len(call.inputs)))
+        calls.append(call)
+    return calls
+
+
+class _Loss(HybridBlock):
+    """The loss as a layer."""
+
+    def __init__(self, loss):
+        super().__init__(prefix="")
+        self._loss = loss
+
+    def forward(self, *args):
+        return self._loss(*args)

@@ -1,0 +1,403 @@
+"""Plans: which layer of a network goes to which device, in how many micro-batches, by which schedule."""
+
+import json
+
+from ..base import MXNetError
+from ..context import Context
+from ..gluon import _compiled, _recompute
+from ..gluon.block import HybridBlock
+from . import layer_profile, schedules
+from .placement import Search
+
+__all__ = ["Comparison", "Plan", "plan"]
+
+FORMAT = "mpgluon plan 1"
+GROUP = "plan:"  # in front of the names of the groups that a plan makes
+
+
+def plan(
+    net, sample, devices, memory=None, objective="throughput", micro_batches=None, schedules=schedules.NAMES, loss=None, labels=(), optimizer="sgd",
+    optimizer_params=None, profile=None, repeats=3, progress=None,
+):  # fmt: skip
+    """Finds the placement of a network's layers, the number of micro-batches and the schedule with the smallest predicted step.
+
+    Parameters
+    ----------
+    net : HybridBlock
+        Initialized, anywhere. Its layers are the children of HybridSequentials (nested ones are opened), the branches of
+        HybridConcurrents, and other children of `net`, in the order of calls.
+    sample : NDArray or list of NDArray
+        A whole batch of inputs.
+    devices : list of Context
+    memory : int, or dict of Context to int, optional
+        Bytes that each device has for parameters, gradients, optimizer states and micro-batches under way. By default the limits set by
+        `mx.context.set_memory_limit`, where there are such.
+    objective : {'throughput'}
+    micro_batches : int or list of int, optional
+        What may be chosen; by default 1, 2 and 4 times the number of devices.
+    schedules : list of str, optional
+        What may be chosen; by default all.
+    loss : callable, optional
+        ``loss(outputs, *labels)``, as for `TrainStep`; measured with the last layer.
+    labels : NDArray or list of NDArray
+    optimizer : str or Optimizer, default 'sgd'
+    optimizer_params : dict, optional
+    profile : Profile, optional
+        Measurements made before (``plan.profile``, `Profile.load`); nothing is measured then.
+    repeats : int, default 3
+        Of each measurement; medians count.
+    progress : bool, optional
+        Whether to show a bar while measuring; by default on terminals.
+
+    Returns
+    -------
+    Plan
+
+    Raises
+    ------
+    MXNetError
+        When no placement has room, with the bytes that are lacking and where.
+    """
+    if objective != "throughput":
+        raise ValueError(f"plan: objective must be 'throughput', not {objective!r}")
+    if not isinstance(net, HybridBlock):
+        raise MXNetError(f"plan: the network must be a HybridBlock, not {type(net).__name__}")
+    devices = [devices] if isinstance(devices, Context) else list(devices)
+    if not devices or any(not isinstance(ctx, Context) for ctx in devices) or len(set(devices)) != len(devices):
+        raise ValueError(f"plan: devices must be a list of different Contexts, not {devices!r}")
+    names = [schedules] if isinstance(schedules, str) else list(schedules)
+    for name in names:
+        if name not in _NAMES:
+            raise ValueError(f"plan: there is no schedule {name!r}; there are {', '.join(_NAMES)}")
+    first = sample[0] if isinstance(sample, (list, tuple)) else sample
+    rows = first.shape[0]
+    numbers = _numbers(micro_batches, rows, len(devices))
+    if profile is None:
+        uninitialized = [p.name for p in net.collect_params().values() if p._data is None and not p._deferred_init]
+        if uninitialized:
+            raise MXNetError(f"plan: parameter '{uninitialized[0]}' is not initialized; call net.initialize() before")
+        profile = layer_profile.measure(net, sample, devices, numbers, loss, labels, optimizer, optimizer_params, repeats, progress)
+    missing = [ctx for ctx in devices if ctx not in profile.devices]
+    if missing:
+        raise MXNetError(f"plan: the profile has no measurements on {missing[0]}; it has {', '.join(map(str, profile.devices))}")
+    if profile.rows != rows:
+        raise MXNetError(f"plan: the profile was made for batches of {profile.rows} rows, the sample has {rows}")
+    profile = _restricted(profile, devices)
+    limits = _limits(memory, devices)
+    search = Search(profile, limits, numbers, names)
+    return Plan(profile, limits, search.run())
+
+
+_NAMES = schedules.NAMES
+
+
+def _numbers(micro_batches, rows, count):
+    if micro_batches is None:
+        numbers = sorted({min(k * count, rows) for k in (1, 2, 4)})
+    else:
+        numbers = sorted({micro_batches} if isinstance(micro_batches, int) else set(micro_batches))
+    bad = [m for m in numbers if not isinstance(m, int) or not 1 <= m <= rows]
+    if bad or not numbers:
+        raise ValueError(f"plan: a batch of {rows} rows can't be divided into {bad[0] if bad else 'no'} micro-batches")
+    return numbers
+
+
+def _limits(memory, devices):
+    if memory is None:
+        from ..context import memory_stats
+
+        return {ctx: limit for ctx in devices if (limit := memory_stats(ctx)["limit"])}
+    if isinstance(memory, dict):
+        other = [ctx for ctx in memory if ctx not in devices]
+        if other:
+            raise ValueError(f"plan: memory has a limit for {other[0]}, which is not among the devices")
+        return dict(memory)
+    return {ctx: memory for ctx in devices}
+
+
+def _restricted(profile, devices):
+    if profile.devices == devices:
+        return profile
+    pairs = {pair: seconds for pair, seconds in profile.transfer.items() if pair[0] in devices and pair[1] in devices}
+    return layer_profile.Profile(
+        profile.layers, devices, profile.rows, {ctx: profile.costs[ctx] for ctx in devices}, {ctx: profile.update[ctx] for ctx in devices}, profile.state_factor, pairs, profile.home, profile.input_bytes,
+        {pair: seconds for pair, seconds in profile.waits.items() if pair in pairs}, profile.beside,
+    )  # fmt: skip
+
+
+class Plan:
+    """Where the layers of a network go, and what is predicted of it.
+
+    Attributes
+    ----------
+    profile : Profile
+    devices : list of Context
+    micro_batches : int
+    schedule : str
+    seconds : float
+        Predicted, of a step with its update.
+    simulation : schedules.Simulation
+        Of the step without the update.
+    bubble : float
+        The share of the used devices' time that is idle, predicted.
+    memory : dict of Context to int
+        Bytes of parameters, gradients, optimizer states and micro-batches under way, predicted.
+    """
+
+    def __init__(self, profile, limits, candidate):
+        self.profile, self.limits, self.devices = profile, limits, profile.devices
+        self._take(candidate)
+
+    def _take(self, candidate):
+        self._candidate = candidate
+        self.micro_batches, self.schedule, self.seconds, self.simulation = candidate.micro_batches, candidate.schedule, candidate.seconds, candidate.simulation
+        self.bubble = candidate.simulation.bubble
+        self.memory = {ctx: sum(candidate.memory[d]) for d, ctx in enumerate(self.devices)}
+
+    def _search(self):
+        return Search(self.profile, self.limits, [self.micro_batches], [self.schedule])
+
+    @property
+    def placement(self):
+        """The device of each layer, by its path."""
+        whole = self._search().whole(self._candidate.placement)
+        return {layer.path: self.devices[d] for layer, d in zip(self.profile.layers, whole) if layer.path}
+
+    @property
+    def stages(self):
+        """For each stage, its device and its layers' names."""
+        return [(self.devices[d], [self.profile.layers[i].name for i in stage]) for d, stage in zip(self._candidate.where, self._candidate.stages)]
+
+    def move(self, layer, device):
+        """Puts a layer, named by its path, onto another device, and predicts anew. Returns the plan."""
+        if device not in self.devices:
+            raise ValueError(f"Plan.move: {device} is not among the plan's devices, {', '.join(map(str, self.devices))}")
+        search = self._search()
+        places = [self.profile.layers[i].path for i in search.free]
+        if layer not in places:
+            raise ValueError(f"Plan.move: there is no layer {layer!r}; there are {', '.join(places)}")
+        placement = list(self._candidate.placement)
+        placement[places.index(layer)] = self.devices.index(device)
+        return self._anew(tuple(placement), self.micro_batches, self.schedule)
+
+    def change(self, micro_batches=None, schedule=None):
+        """Another number of micro-batches or another schedule; predicts anew. Returns the plan."""
+        if schedule is not None and schedule not in _NAMES:
+            raise ValueError(f"Plan.change: there is no schedule {schedule!r}; there are {', '.join(_NAMES)}")
+        if micro_batches is not None:
+            _numbers(micro_batches, self.profile.rows, 1)
+        return self._anew(self._candidate.placement, micro_batches or self.micro_batches, schedule or self.schedule)
+
+    def _anew(self, placement, micro_batches, schedule):
+        self._take(self._search().evaluate(placement, micro_batches, schedule))
+        return self
+
+    def fits(self):
+        """Whether every device has room."""
+        return not self._search().excess(self._candidate)[0]
+
+    # Using it
+
+    def pipeline(self):
+        """The `Pipeline` that is planned."""
+        from .pipeline import Pipeline
+
+        return Pipeline(self.micro_batches, self.schedule)
+
+    def place(self, net):
+        """Moves the parameters of a network to the planned devices, and lets its layers compute there; its code stays as it is.
+
+        Every layer becomes a group of devices of its own (as by ``mx.AttrScope(ctx_group=...)``), so what it gets is moved to it;
+        operators between layers run where their first input is. Optimizer states follow with the next step. Returns the network.
+        """
+        found = dict(_every(net))
+        placement = self.placement
+        for layer in self.profile.layers:
+            if not layer.path:
+                continue
+            block = found.get(layer.path)
+            if block is None or type(block).__name__ != layer.kind:
+                there = "none" if block is None else f"a {type(block).__name__}"
+                raise MXNetError(f"Plan.place: the plan is for another network: it has a {layer.kind} at {layer.path!r}, and here is {there}")
+            missing = [p.name for p in block.collect_params().values() if p._data is None and not p._deferred_init]
+            if missing:
+                raise MXNetError(f"Plan.place: parameter '{missing[0]}' is not initialized; call net.initialize() before")
+        other = [path for path, block in found.items() if block._ctx_group is not None and not block._ctx_group.startswith(GROUP)]
+        if other:
+            raise MXNetError(f"Plan.place: block {other[0]!r} belongs to the group {found[other[0]]._ctx_group!r} already")
+        moved = set()
+        for block in found.values():
+            block._ctx_group = None
+        for path, ctx in placement.items():
+            found[path]._ctx_group = f"{GROUP}{ctx}"
+            for param in found[path].collect_params().values():
+                if param not in moved:  # one that layers share goes to the first
+                    moved.add(param)
+                    if param.list_ctx() != [ctx]:
+                        param.reset_ctx(ctx)
+        net._group2ctx = {f"{GROUP}{ctx}": ctx for ctx in self.devices}
+        for block in (net, *found.values()):
+            if isinstance(block, HybridBlock):
+                block._clear_compiled()
+        _recompute.changes += 1  # what contains the network is compiled anew, too
+        return net
+
+    def compare(self, report):
+        """What was predicted beside what a `Report` of the pipeline measured: a `Comparison`."""
+        return Comparison(self, report)
+
+    # Keeping it
+
+    def to_json(self):
+        """A dict of plain values."""
+        return {
+            "format": FORMAT,
+            "placement": {path: str(ctx) for path, ctx in self.placement.items()},
+            "micro_batches": self.micro_batches,
+            "schedule": self.schedule,
+            "memory": {str(ctx): limit for ctx, limit in self.limits.items()},
+            "predicted": {"seconds": self.seconds, "bubble": self.bubble, "bytes": {str(ctx): size for ctx, size in self.memory.items()}},
+            "profile": self.profile.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, data):
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise MXNetError(f"this is no plan: its format is {data.get('format') if isinstance(data, dict) else data!r}, not {FORMAT!r}")
+        try:
+            profile = layer_profile.Profile.from_json(data["profile"])
+            limits = {layer_profile.parse_context(name): limit for name, limit in data["memory"].items()}
+            search = Search(profile, limits, [data["micro_batches"]], [data["schedule"]])
+            placement = tuple(profile.devices.index(layer_profile.parse_context(data["placement"][profile.layers[i].path])) for i in search.free)
+            return cls(profile, limits, search.evaluate(placement, data["micro_batches"], data["schedule"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise MXNetError(f"the plan is damaged: {type(error).__name__}: {error}") from error
+
+    def save(self, path):
+        """Writes the plan, with the profile it was made from, as JSON; placements in it may be edited by hand."""
+        with open(path, "w") as f:
+            json.dump(self.to_json(), f, indent=1)
+
+    @classmethod
+    def load(cls, path):
+        """Reads what `save` wrote; predictions are made anew."""
+        with open(path) as f:
+            return cls.from_json(json.load(f))
+
+    # Showing it
+
+    def _stage_times(self):
+        """(kind, stage) -> predicted seconds of one micro-batch."""
+        return {(a.kind, a.stage): end - begin for a, (begin, end) in self.simulation.spans.items()}
+
+    def __repr__(self):
+        times, spans = self._stage_times(), self.simulation.spans
+        rows = [("stage", "device", "forward ms", "backward ms", "deferred ms", "idle", "parameter bytes", "layers")]
+        busy = dict.fromkeys(self.devices, 0.0)
+        for s, (ctx, _) in enumerate(self.stages):
+            busy[ctx] += sum(end - begin for a, (begin, end) in spans.items() if a.stage == s)
+        for s, (ctx, names) in enumerate(self.stages):
+            ms = [f"{times[k, s] * 1e3:.3f}" if (k, s) in times else "" for k in "FBW"]
+            size = sum(self.profile.layers[i].param_bytes for i in self._candidate.stages[s])
+            rows.append((str(s), str(ctx), *ms, f"{1 - busy[ctx] / max(self.simulation.length, 1e-30):.1%}", f"{size:,}", _span(names)))
+        memory = [("device", "bytes of parameters and states", "bytes of micro-batches", "limit")]
+        for d, ctx in enumerate(self.devices):
+            limit = self.limits.get(ctx)
+            memory.append((str(ctx), *[f"{size:,}" for size in self._candidate.memory[d]], f"{limit:,}" if limit is not None else ""))
+        first = f"{len(self.stages)} stages, {self.micro_batches} micro-batches, {self.schedule}: {self.seconds * 1e3:.2f} ms a step predicted, bubble {self.bubble:.1%}"
+        return "\n".join([first, *_compiled._table(rows), *_compiled._table(memory)])
+
+    def plot(self, path=None):
+        """Draws the predicted timeline and each device's memory; returns the figure, and writes it to `path` when that is given.
+
+        Raises
+        ------
+        ImportError
+            Without matplotlib, which the extra ``viz`` brings.
+        """
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise ImportError("Plan.plot needs matplotlib: pip install mpgluon[viz]") from error
+        colors = {"F": "#8ab6e8", "B": "#f2b076", "W": "#9fd19a"}
+        figure = Figure(figsize=(12, 1.2 + 0.7 * len(self.devices)), layout="constrained")
+        time, memory = figure.subplots(1, 2, width_ratios=(4, 1), sharey=True)
+        for action, (begin, end) in self.simulation.spans.items():
+            row = self.devices.index(self.stages[action.stage][0])
+            time.barh(row, (end - begin) * 1e3, left=begin * 1e3, height=0.8, color=colors[action.kind], edgecolor="white", linewidth=0.5)
+            if end - begin > 0.012 * self.simulation.length:
+                time.text((begin + end) / 2 * 1e3, row, str(action.micro_batch), ha="center", va="center", fontsize=7)
+        time.set_title(f"{self.micro_batches} micro-batches, {self.schedule}: {self.seconds * 1e3:.2f} ms predicted", loc="left", fontsize=10)
+        time.set_xlabel("ms")
+        time.set_yticks(range(len(self.devices)), [str(ctx) for ctx in self.devices])
+        for row, ctx in enumerate(self.devices):
+            fixed, moving = self._candidate.memory[row]
+            memory.barh(row, fixed / 2**20, height=0.6, color="#a9a9a9", label="parameters and states" if not row else None)
+            memory.barh(row, moving / 2**20, left=fixed / 2**20, height=0.6, color="#d8c36a", label="micro-batches" if not row else None)
+            if self.limits.get(ctx) is not None:
+                memory.plot([self.limits[ctx] / 2**20] * 2, [row - 0.4, row + 0.4], color="#b03030")
+        memory.set_xlabel("MB")
+        memory.legend(fontsize=7, frameon=False, loc="upper right", bbox_to_anchor=(1, 1.3))
+        time.invert_yaxis()
+        for ax in (time, memory):
+            for side in ("top", "right"):
+                ax.spines[side].set_visible(False)
+        if path is not None:
+            figure.savefig(path, dpi=130)
+        return figure
+
+
+def _span(names):
+    return names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]} ({len(names)})" if names else "(sends the batch)"
+
+
+def _every(block, path=""):
+    """The blocks below one: (path, block)."""
+    for name, child in block._children.items():
+        where = f"{path}.{name}" if path else name
+        yield where, child
+        yield from _every(child, where)
+
+
+class Comparison:
+    """A plan beside a measured step.
+
+    Attributes
+    ----------
+    predicted, measured : float
+        Seconds from the first stage's begin to the last one's end.
+    error : float
+        How far the prediction is off, as a share of what was measured.
+    stages : list of (Context, dict of str to (float or None, float or None))
+        For each stage its device, and predicted and measured seconds of its passes 'F', 'B' and 'W'.
+    """
+
+    def __init__(self, plan, report):
+        self.predicted, self.measured = plan.simulation.length, report.seconds
+        self.error = self.predicted / self.measured - 1 if self.measured else 0.0
+        self.bubbles = plan.bubble, report.bubble
+        times = plan._stage_times()
+        graph, contexts = report.stages.graph, report.stages.contexts
+        planned, measured = {}, {}
+        for s, (ctx, _) in enumerate(plan.stages):
+            planned.setdefault(ctx, []).append({k: times.get((k, s)) for k in "FBW"})
+        for s, d in enumerate(graph.devices):
+            measured.setdefault(contexts[d], []).append({k: report.times.get((k, s)) for k in "FBW"})
+        if {ctx: len(rows) for ctx, rows in planned.items()} != {ctx: len(rows) for ctx, rows in measured.items()}:
+            raise MXNetError(
+                f"Plan.compare: the report is of another placement: its stages are on {', '.join(str(contexts[d]) for d in graph.devices)}, "
+                f"the plan's on {', '.join(str(ctx) for ctx, _ in plan.stages)}"
+            )
+        if report.micro_batches != plan.micro_batches:
+            raise MXNetError(f"Plan.compare: the report is of {report.micro_batches} micro-batches, the plan has {plan.micro_batches}")
+        self.stages = [(ctx, {k: (one[k], two[k]) for k in "FBW"}) for ctx, rows in planned.items() for one, two in zip(rows, measured[ctx])]
+        self.memory = {ctx: (plan._candidate.memory[plan.devices.index(ctx)][1], size) for ctx, size in report.planned_bytes.items() if ctx in plan.devices}
+
+    def __repr__(self):
+        rows = [("device", "forward ms", "measured", "backward ms", "measured", "deferred ms", "measured")]
+        for ctx, passes in self.stages:
+            rows.append((str(ctx), *["" if value is None else f"{value * 1e3:.3f}" for k in "FBW" for value in passes[k]]))
+        memory = [("device", "bytes of micro-batches", "by the compiled plan")]
+        memory += [(str(ctx), *[f"{size:,}" for size in pair]) for ctx, pair in self.memory.items()]
+        first = f"predicted {self.predicted * 1e3:.2f} ms, measured {self.measured * 1e3:.2f} ms ({self.error:+.1%}); bubble {self.bubbles[0]:.1%}, measured {self.bubbles[1]:.1%}"
+        return "\n".join([first, *_compiled._table(rows), *_compiled._table(memory)])

@@ -1,0 +1,276 @@
+"""The planner: exact optima on synthetic profiles, limits, and one small network for real."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import autograd, gluon, nd
+from mpgluon.gluon import nn
+from mpgluon.gluon.contrib.nn import HybridConcurrent
+from mpgluon.parallel import Pipeline, Plan, Profile, TrainStep, plan
+from mpgluon.parallel.layer_profile import Cost, Layer
+from mpgluon.parallel.placement import Search
+
+CPU = [mx.cpu(i) for i in range(4)]
+SCHEDULES = ["gpipe", "1f1b", "zero_bubble"]
+
+
+def synthetic(seed, layers, devices=2, speeds=None, sources=None, follows=None, rows=16):
+    """Random layers; the devices differ by factors."""
+    draw = np.random.RandomState(seed)
+    forward = draw.uniform(0.5, 3, layers)
+    described = []
+    for i in range(layers):
+        before = [(i - 1, 4000)] if i else []
+        follow = (follows or {}).get(i)
+        described.append(Layer(f"{i}" if follow is None else "", "Dense" if follow is None else "join", (sources or {}).get(i, before), follow, {f"w{i}": (1000 * (i + 1), True)} if follow is None else {}))
+        if follow is not None:
+            forward[i] = 0
+    costs = {}
+    for d, speed in zip(range(devices), speeds or [1] * devices):
+        costs[CPU[d]] = {n: [Cost(*[x * f * speed * (n + 1) / rows * 1e-3 for x in (1, 2.2, 1, 1.2)], 300 * n, 50 * n) for f in forward] for n in range(1, rows + 1)}
+    transfer = {(a, b): (1e-5, 1e-9) for a in CPU[:devices] for b in CPU[:devices] if a != b}
+    return Profile(described, CPU[:devices], rows, costs, {ctx: 1e-10 for ctx in CPU[:devices]}, 1.0, transfer, CPU[0], 1000, dict.fromkeys(transfer, 2e-5), 1e-4)
+
+
+def brute_force(profile, micro_batches, names, limits=None, contiguous=True):
+    """The smallest step of all placements, by simulating every one; None where nothing has room."""
+    search, best = Search(profile, limits, micro_batches, names), None
+    for placement in itertools.product(range(len(profile.devices)), repeat=len(search.free)):
+        changes = [d for d, former in zip(placement, (None, *placement)) if d != former]
+        if contiguous and len(set(changes)) != len(changes):
+            continue
+        for m in micro_batches:
+            for name in names:
+                candidate = search.evaluate(placement, m, name)
+                if not search.excess(candidate)[0] and (best is None or candidate.seconds < best.seconds):
+                    best = candidate
+    return best
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("devices, speeds", [(2, None), (2, [1, 1.7]), (3, None), (3, [2, 1, 1.3])], ids=["2", "2 unequal", "3", "3 unequal"])
+def test_contiguous_choice_is_the_best(seed, devices, speeds):
+    profile = synthetic(seed, 7, devices, speeds)
+    chosen = Search(profile, None, [2, 4], SCHEDULES).run()
+    assert chosen.seconds == pytest.approx(brute_force(profile, [2, 4], SCHEDULES).seconds, rel=1e-9)
+    assert len(chosen.placement) == 7
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_memory_limits_are_kept_and_the_best_within_them_is_chosen(seed):
+    profile = synthetic(seed, 7, 2, [1, 1.2])
+    free = brute_force(profile, [2, 4], SCHEDULES)
+    needed = [sum(pair) for pair in free.memory]
+    limits = {CPU[0]: needed[0] - 1000, CPU[1]: 200_000}
+    best = brute_force(profile, [2, 4], SCHEDULES, limits)
+    chosen = Search(profile, limits, [2, 4], SCHEDULES).run()
+    assert chosen.seconds == pytest.approx(best.seconds, rel=1e-9) and chosen.seconds > free.seconds
+    assert sum(chosen.memory[0]) <= limits[CPU[0]]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_branches_are_placed_apart_where_that_is_best(seed):
+    """0 -> (1, 2, 3) -> join -> 5"""
+    sources = {1: [(0, 4000)], 2: [(0, 4000)], 3: [(0, 4000)], 4: [(1, 4000), (2, 4000), (3, 4000)], 5: [(4, 12000)]}
+    profile = synthetic(seed, 6, 2, None, sources, {4: 1})
+    chosen = Search(profile, None, [1, 2], SCHEDULES).run()
+    assert chosen.seconds == pytest.approx(brute_force(profile, [1, 2], SCHEDULES, contiguous=False).seconds, rel=1e-9)
+    assert chosen.seconds <= brute_force(profile, [1, 2], SCHEDULES).seconds
+
+
+def test_many_layers_by_dynamic_programming(monkeypatch):
+    """Where placements are not listed: near what listing finds."""
+    from mpgluon.parallel import placement
+
+    profile = synthetic(5, 14, 3)
+    listed = Search(profile, None, [4], ["1f1b"]).run()
+    monkeypatch.setattr(placement, "LISTED", 10)
+    found = Search(profile, None, [4], ["1f1b"])
+    assert found.placements("1f1b") is None
+    assert found.run().seconds <= listed.seconds * 1.01
+    limits = {ctx: int(sum(listed.memory[d]) * 1.02) for d, ctx in enumerate(CPU[:3])}
+    within = Search(profile, limits, [4], ["1f1b"])
+    assert not within.excess(within.run())[0]
+
+
+def test_a_plan_that_nothing_can_hold_says_what_is_lacking():
+    profile = synthetic(0, 5)
+    with pytest.raises(mx.MXNetError, match=r"no placement has room .* needs ([\d,]+) bytes on cpu\(\d\), ([\d,]+) more than its limit of 4,000: [\d,]+ for parameters") as error:
+        Search(profile, {ctx: 4000 for ctx in CPU[:2]}, [2, 4], SCHEDULES).run()
+    import re
+
+    needed, over = (int(n.replace(",", "")) for n in re.search(r"needs ([\d,]+) bytes on .*?, ([\d,]+) more", str(error.value)).groups())
+    assert needed - over == 4000
+
+
+def layered():
+    net = nn.HybridSequential()
+    with net.name_scope():
+        branches = HybridConcurrent(axis=1)
+        branches.add(nn.Dense(16, activation="relu"), nn.Dense(16, activation="tanh"))
+        net.add(nn.Dense(24, activation="relu"), branches, nn.Dropout(0.25), nn.Dense(12), nn.BatchNorm(), nn.Dense(4))
+    net.initialize(mx.init.Xavier())
+    return net
+
+
+def square(out, *_):
+    return (out**2).mean(axis=1)
+
+
+def train(net, pipeline, steps=3):
+    step = TrainStep(net, square, gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9}), pipeline)
+    x = nd.array(np.random.RandomState(3).rand(12, 10))
+    mx.random.seed(7)
+    losses = [step(x, []).asnumpy() for _ in range(steps)]
+    return losses, [p.data().asnumpy() for p in net.collect_params().values()]
+
+
+def small_plan(net, **options):
+    return plan(net, nd.ones((12, 10)), CPU[:2], loss=square, micro_batches=[2, 4], repeats=1, progress=False, optimizer="adam", **options)
+
+
+def test_a_small_network(tmp_path):
+    mx.random.seed(5)
+    net = layered()
+    net.infer_shape(nd.ones((12, 10)))
+    before = {n: p.data().asnumpy() for n, p in net.collect_params().items()}
+    state = mx.random.get_state()
+    made = small_plan(net)
+    assert mx.random.get_state() == state and all((p.data().asnumpy() == before[n]).all() for n, p in net.collect_params().items())
+    assert list(made.placement) == ["0", "1.0", "1.1", "2", "3", "4", "5"]
+    kinds = [(layer.kind, layer.follows) for layer in made.profile.layers]
+    assert kinds == [("Dense", None), ("Dense", None), ("Dense", None), ("join", 1), ("Dropout", None), ("Dense", None), ("BatchNorm", None), ("Dense", None), ("loss", 7)]
+    assert made.profile.layers[3].sources == [(1, 12 * 16 * 4), (2, 12 * 16 * 4)]
+    assert made.profile.state_factor == 2  # of Adam
+    assert all(cost.forward > 0 and cost.backward > 0 for cost in made.profile.costs[CPU[0]][3][:3])
+    assert "predicted" in repr(made) and "9 layers" in repr(made.profile)
+
+    again = Plan.from_json(json.loads(json.dumps(made.to_json())))
+    assert again.placement == made.placement and again.seconds == made.seconds and again.memory == made.memory
+    made.save(tmp_path / "plan.json")
+    assert repr(Plan.load(tmp_path / "plan.json")) == repr(made)
+    made.profile.save(tmp_path / "profile.json")
+    assert small_plan(net, profile=Profile.load(tmp_path / "profile.json")).seconds == made.seconds
+
+    for path in made.placement:
+        made.move(path, CPU[0])
+    made.move("1.1", CPU[1]).move("5", CPU[1]).change(micro_batches=4, schedule="1f1b")
+    assert made.placement["1.1"] == CPU[1] and made.fits() and isinstance(made.pipeline(), Pipeline)
+    assert [ctx for ctx, _ in made.stages] == [CPU[0], CPU[1], CPU[0], CPU[1]]
+    net.place(made)
+    assert net[1][1].weight.list_ctx() == [CPU[1]] and net[3].weight.list_ctx() == [CPU[0]] and net[5].weight.list_ctx() == [CPU[1]]
+    pipeline = made.pipeline()
+    train(net, pipeline, 1)
+    compared = made.compare(pipeline.report())
+    assert len(compared.stages) == 4 and compared.measured > 0 and "measured" in repr(compared)
+    with pytest.raises(mx.MXNetError, match="the report is of 4 micro-batches, the plan has 2"):
+        made.change(micro_batches=2).compare(pipeline.report())
+    for path in made.placement:
+        made.move(path, CPU[0])
+    with pytest.raises(mx.MXNetError, match="another placement"):
+        made.change(micro_batches=4).compare(pipeline.report())
+    matplotlib = pytest.importorskip("matplotlib")
+    assert matplotlib and made.plot(tmp_path / "plan.png") and (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("hybrid", [False, True, "pipeline"])
+def test_placed_networks_have_the_bits_of_one_device(hybrid):
+    """Placed anew while training, too."""
+    results = []
+    for places in ({}, {"1.1": 1, "3": 1, "4": 1}, {"0": 1, "5": 1}):
+        mx.random.seed(5)
+        net = layered()
+        made = small_plan(net, schedules="1f1b")
+        for path in made.placement:
+            made.move(path, CPU[places.get(path, 0)])
+        net.place(made)
+        mx.random.seed(9)
+        if hybrid == "pipeline":
+            results.append(train(net, Pipeline(4)))
+            continue
+        if hybrid:
+            net.hybridize()
+        trainer, x, losses = gluon.Trainer(net.collect_params(), "sgd", {"momentum": 0.9}), nd.ones((12, 10)) * 0.3, []
+        for step in range(4):
+            with autograd.record():
+                loss = square(net(x))
+            loss.backward()
+            trainer.step(12)
+            losses.append(loss.asnumpy())
+            if step == 1 and places:
+                net.place(made.move("3", CPU[1]))
+        results.append((losses, [p.data().asnumpy() for p in net.collect_params().values()]))
+    for losses, params in results[1:]:
+        assert all((a == b).all() for a, b in zip(losses, results[0][0])) and all((a == b).all() for a, b in zip(params, results[0][1]))
+
+
+def test_errors(tmp_path):
+    net, x = layered(), nd.ones((12, 10))
+    with pytest.raises(ValueError, match="objective must be 'throughput', not 'beauty'"):
+        plan(net, x, CPU[:2], objective="beauty")
+    with pytest.raises(ValueError, match="devices must be a list of different Contexts"):
+        plan(net, x, [CPU[0], CPU[0]])
+    with pytest.raises(ValueError, match="no schedule '2f2b'; there are gpipe"):
+        plan(net, x, CPU[:2], schedules=["2f2b"])
+    with pytest.raises(ValueError, match="12 rows can't be divided into 13 micro-batches"):
+        plan(net, x, CPU[:2], micro_batches=13)
+    with pytest.raises(ValueError, match=r"limit for cpu\(3\), which is not among"):
+        plan(net, x, CPU[:2], memory={CPU[3]: 1}, micro_batches=2, repeats=1, progress=False)
+    with pytest.raises(mx.MXNetError, match="must be a HybridBlock, not Sequential"):
+        plan(nn.Sequential(), x, CPU[:2])
+    with pytest.raises(mx.MXNetError, match="not initialized; call net.initialize"):
+        plan(_with(nn.Dense(3)), x, CPU[:2])
+    with pytest.raises(mx.MXNetError, match="has no children"):
+        plan(nn.HybridSequential(), x, CPU[:2])
+    made = small_plan(net)
+    with pytest.raises(ValueError, match="there is no layer 'x'; there are 0, 1.0, 1.1"):
+        made.move("x", CPU[0])
+    with pytest.raises(ValueError, match=r"cpu\(3\) is not among the plan's devices"):
+        made.move("0", CPU[3])
+    with pytest.raises(mx.MXNetError, match="for another network: it has a Dense at '1.0', and here is none"):
+        other = _with(nn.Dense(3), nn.Dense(3))
+        other.initialize()
+        made.place(other)
+    with pytest.raises(mx.MXNetError, match="made for batches of 12 rows, the sample has 6"):
+        plan(net, nd.ones((6, 10)), CPU[:2], profile=made.profile)
+    with pytest.raises(mx.MXNetError, match=r"no measurements on cpu\(2\)"):
+        plan(net, x, CPU[:3], profile=made.profile)
+    with pytest.raises(mx.MXNetError, match="no placement has room .* more than its limit of 100"):
+        plan(net, x, CPU[:2], memory=100, profile=made.profile)
+    with pytest.raises(mx.MXNetError, match="this is no plan"):
+        Plan.from_json({"format": "else"})
+    data = made.to_json()
+    del data["placement"]["0"]
+    with pytest.raises(mx.MXNetError, match="the plan is damaged: KeyError: '0'"):
+        Plan.from_json(data)
+    with pytest.raises(mx.MXNetError, match="this is no profile"):
+        Profile.from_json([])
+    grouped = layered()
+    grouped[0]._ctx_group = "mine"
+    with pytest.raises(mx.MXNetError, match="'0' belongs to the group 'mine' already"):
+        made.place(grouped)
+
+
+def test_a_layer_called_twice_is_refused():
+    class Twice(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Dense(10, in_units=10)
+
+        def hybrid_forward(self, F, x):
+            return self.a(self.a(x))
+
+    net = Twice()
+    net.initialize()
+    with pytest.raises(mx.MXNetError, match="layer 'a Dense' is called more than once"):
+        plan(net, nd.ones((12, 10)), CPU[:2])
+
+
+def _with(*layers):
+    net = nn.HybridSequential()
+    net.add(*layers)
+    return net
