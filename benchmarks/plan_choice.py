@@ -67,14 +67,6 @@ def seconds_of(step, x, count=3):
     return shortest
 
 
-def place(net, made, cut, layers):
-    for i, layer in enumerate(layers):
-        made.move(layer, DEVICES[i >= cut])
-    net.place(made)
-    pipeline = made.pipeline()
-    return TrainStep(net, loss, gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1e-4}), pipeline), pipeline
-
-
 def run(case, seconds):
     end = time.perf_counter() + seconds
     net, shape = CASES[case]()
@@ -85,12 +77,14 @@ def run(case, seconds):
     layers, chosen, predicted = list(made.placement), dict(made.placement), made.seconds
     print(made)
     contenders = {}
-    for cut in range(1, len(layers) + 1):
+    for cut in range(len(layers) + 1):  # 0: the choice, which may begin on the other device
         own, _ = CASES[case]()
-        step, _ = place(own, made, cut, layers)
-        is_chosen = made.placement == chosen
+        for i, layer in enumerate(layers):
+            made.move(layer, DEVICES[i >= cut] if cut else chosen[layer])
+        own.place(made)
+        step = TrainStep(own, loss, gluon.Trainer(own.collect_params(), "sgd", {"learning_rate": 1e-4}), made.pipeline())
         step(x, [])
-        contenders[cut] = (step, is_chosen, made.seconds)
+        contenders[cut] = (step, not cut, made.seconds)
     best = dict.fromkeys(contenders, float("inf"))
     rounds = 0
     while not rounds or time.perf_counter() < end:
@@ -98,7 +92,7 @@ def run(case, seconds):
             best[cut] = min(best[cut], seconds_of(step, x))
         rounds += 1
     for cut, (_, is_chosen, expected) in contenders.items():
-        print(f"  first {cut} layers on {DEVICES[0]}: predicted {expected * 1e3:.2f} ms, measured {best[cut] * 1e3:.2f} ms{' <- chosen' if is_chosen else ''}")
+        print(f"  {'the choice' if is_chosen else f'first {cut} layers on {DEVICES[0]}'}: predicted {expected * 1e3:.2f} ms, measured {best[cut] * 1e3:.2f} ms")
     taken = next(best[cut] for cut, (_, is_chosen, _) in contenders.items() if is_chosen)
     shortest = min(best.values())
     print(f"{case}: chosen in {spent:.1f} s; {taken / shortest - 1:+.1%} from the best of {len(contenders)} splits; predicted {predicted * 1e3:.2f} ms, measured {taken * 1e3:.2f} ms ({predicted / taken - 1:+.1%}); {rounds} rounds")

@@ -160,3 +160,9 @@ def test_data_model_parallel(tmp_path):
     single, mesh, moved = map(float, re.findall(r"accuracy ([\d.]+)", output))
     assert single > 0.9 and abs(mesh - single) < 0.03 and abs(moved - single) < 0.03
     assert "cpu(3): 5.gamma ... 8.bias" in output and "from step 80 on Mesh({'stage': 3}" in output
+
+
+def test_table_of_splits(tmp_path):
+    output = run("table_of_splits.py", "--width", "32", "--layers", "3", "--batch", "32", "--steps", "1", cwd=tmp_path)
+    rows = re.findall(r"^ +\d   +[\d.]+   +[\d.]+   +[\d,]+   +[\d,]+", output, re.M)
+    assert len(rows) == 4 and "predicted beside measured" in output

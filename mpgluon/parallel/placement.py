@@ -52,6 +52,7 @@ class Search:
         p, kinds, found = self.profile, [], []
         for d, ctx in enumerate(p.devices):
             like = (p.costs[ctx], p.update[ctx], self.limits[d], ctx.device_type)
+            like = (*like, ctx == p.home)  # one that has the batch need not be sent it
             if like not in found:
                 found.append(like)
             kinds.append(found.index(like))
