@@ -155,6 +155,7 @@ class Executor:
         if wanted:
             targets = [self._casts.get(i, grad_arrays[i]) for i in wanted]
             autograd.mark_variables([self._inputs[i] for i in wanted], targets, [grad_req[i] for i in wanted])
+            self._check_gradients()
         self._flows = None  # per output: whether a gradient of it reaches an argument that wants one
 
     def _make_program(self, parameters):
@@ -176,6 +177,24 @@ class Executor:
                 raise MXNetError(f"the gradient array of {node.name} has the shape {grad.shape}, the argument {array.shape}")
             if grad is not None and grad.context != array.context:
                 raise MXNetError(f"the gradient array of {node.name} is on {grad.context}, the argument on {array.context}")
+
+    def _check_gradients(self):
+        """Ops without a gradient, between an output and an argument that wants one, are refused when the symbol is bound."""
+        program = self._program
+        sources = {place: [at for at, _ in inputs] for place, _, inputs, _, _ in program.steps}
+        seen, stack = set(), [place for place, _ in program.heads]
+        while stack:
+            at = stack.pop()
+            if at in seen:
+                continue
+            seen.add(at)
+            node = program.order[at]
+            if node.call is None:
+                continue
+            if node.call.gradient_missing and any(self._reaches(source) for source in sources[at]):
+                raise MXNetError(f"{node.name}: {node.call.name} has no gradient; bind with grad_req='null' for what it is computed from, or put BlockGrad behind it")
+            if node.call.differentiable:
+                stack.extend(sources[at])
 
     # Running
 

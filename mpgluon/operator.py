@@ -114,6 +114,7 @@ class CustomCall:
     creates = copies = dynamic = False
     context = None
     differentiable = True
+    gradient_missing = False
     splits = True  # compiled programs are cut where it runs
 
     def __init__(self, op_type, params):

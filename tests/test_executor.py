@@ -349,3 +349,13 @@ def test_recurrent_layers(tmp_path, layout):
     )
     for got, want in zip(found, [output, *states]):
         np.testing.assert_allclose(got.asnumpy(), want.asnumpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_ops_without_gradient_are_refused_when_bound():
+    taken = mx.sym.batch_take(mx.sym.Variable("x") * 2, mx.sym.Variable("index"), name="taken")
+    shapes = {"x": (3, 4), "index": (3,)}
+    with pytest.raises(mx.MXNetError, match="taken: batch_take has no gradient"):
+        (taken + 1).simple_bind(mx.cpu(), **shapes)
+    mx.sym.BlockGrad(taken).simple_bind(mx.cpu(), **shapes).forward()
+    taken.simple_bind(mx.cpu(), grad_req="null", **shapes).forward()
+    taken.simple_bind(mx.cpu(), grad_req={"x": "null", "index": "null"}, **shapes).forward()

@@ -261,6 +261,10 @@ static PyObject *call_differentiable(PyObject *self, void *unused) {
   mpg_gradient_fn gradient = ((op_call *)self)->op->gradient;
   return PyBool_FromLong(gradient != NULL && gradient != mpg_gradient_none && gradient != mpg_gradient_missing);
 }
+static PyObject *call_gradient_missing(PyObject *self, void *unused) {
+  (void)unused;
+  return PyBool_FromLong(((op_call *)self)->op->gradient == mpg_gradient_missing);
+}
 static PyObject *call_repr(PyObject *self) { return PyUnicode_FromFormat("<OpCall %s>", ((op_call *)self)->op->name); }
 
 static PyMethodDef call_methods[] = {
@@ -281,6 +285,7 @@ static PyGetSetDef call_properties[] = {{"name", call_name, NULL, "The op's cano
                                         {"copies", call_flag, NULL, "Whether it moves an array to a device.", (void *)(uintptr_t)MPG_OP_COPY},
                                         {"dynamic", call_flag, NULL, "Whether the shape of its result depends on values.", (void *)(uintptr_t)MPG_OP_DYNAMIC},
                                         {"differentiable", call_differentiable, NULL, "Whether gradients flow through it.", NULL},
+                                        {"gradient_missing", call_gradient_missing, NULL, "Whether differentiating it is an error.", NULL},
                                         {"context", call_context, NULL, "The device its parameters name, or None.", NULL},
                                         {0}};
 static PyType_Slot call_slots[] = {{Py_tp_new, call_new},

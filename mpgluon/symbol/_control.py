@@ -81,6 +81,7 @@ class Control:
     creates = copies = dynamic = False
     context = None
     differentiable = True
+    gradient_missing = False
     splits = True  # compiled programs may be cut where it runs
 
     def __init__(self, attrs, graphs, num_inputs):
