@@ -2,8 +2,8 @@
 
 An ordinary convolutional network is written as for one device; `mx.parallel.shard` splits its layers by their names: convolutions by
 channels, the large dense layer by units, the one behind it by inputs. After every layer the devices exchange what they made. The
-pictures are scikit-learn's handwritten digits where it is installed, or the files that ``--data`` names (an .npz with x and y); the
-network learns the same on one device and on many.
+pictures are digits in many fonts (glyphs.py), or those of the file that ``--data`` names (an .npz with x and y); the network learns the same on
+one device and on many.
 
     python split_layers.py                              # cpu(0), cpu(1), cpu(2)
     python split_layers.py --devices "gpu(0)" "gpu(1)"
@@ -13,6 +13,7 @@ import argparse
 import re
 import time
 
+import glyphs
 import numpy as np
 
 import mpgluon as mx
@@ -39,12 +40,8 @@ def read(path):
         with np.load(path) as file:
             x, y = file["x"], file["y"]
     else:
-        try:
-            from sklearn.datasets import load_digits
-        except ImportError as error:
-            raise SystemExit("scikit-learn, which brings the digits, is not installed: pip install scikit-learn, or give pictures by --data FILE.npz") from error
-        x, y = load_digits(return_X_y=True)
-        x = x.reshape(-1, 8, 8)
+        x, y = glyphs.digits(2000, glyphs.fonts()[0], seed=0)
+        x = x.reshape(len(x), glyphs.SIZE // 2, 2, glyphs.SIZE // 2, 2).mean(axis=(2, 4))  # half as large
     x = x.astype("float32") / max(float(x.max()), 1)
     order = np.random.RandomState(0).permutation(len(x))
     return x[order].reshape(len(x), 1, *x.shape[-2:]), y[order].astype("float32")
