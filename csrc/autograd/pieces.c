@@ -430,12 +430,15 @@ static void take_lanes(mpg_pieces *run, mpg_piece *piece, const mpg_program_set 
     uint32_t block = segment->accesses[i].base - set->num_externals;
     const mpg_device *device = set->programs[set->block_devices[block]].device;
     if (piece->blocks[block] || !set->block_lanes[block]) continue;
-    for (size_t k = 0; k < run->num_spares; k++) {
+    size_t oldest = run->num_spares, fitting = 0;
+    for (size_t k = run->num_spares; k-- > 0;) {
       if (run->spares[k]->size != set->block_sizes[block] || run->spares[k]->device != device) continue;
-      piece->blocks[block] = run->spares[k];
-      memmove(run->spares + k, run->spares + k + 1, (--run->num_spares - k) * sizeof *run->spares);
-      break;
+      oldest = k;
+      fitting++;
     }
+    if (fitting < 2) continue; /* the latest is still being read: who pushes into it would wait for the reader */
+    piece->blocks[block] = run->spares[oldest];
+    memmove(run->spares + oldest, run->spares + oldest + 1, (--run->num_spares - oldest) * sizeof *run->spares);
   }
 }
 

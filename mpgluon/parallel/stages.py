@@ -146,7 +146,7 @@ class Stages:
                 if (piece, block) not in held:
                     ctx, size, lane = sizes[piece, block]
                     held[piece, block] = True
-                    if lane and spare.get((ctx, size)):
+                    if lane and spare.get((ctx, size), 0) > 1:  # the latest is left alone
                         spare[ctx, size] -= 1
                         continue
                     now[ctx] += size
