@@ -469,6 +469,7 @@ def test_a_schedule_that_does_not_fit_is_refused():
             train(data((512, 256)), [])
     finally:
         mx.context.set_memory_limit(CPU[1], None)
+    assert not any(param.data()._fresh_grad for param in net.collect_params().values())  # the trainer must not take old gradients
     train(data((512, 256)), [])
 
 

@@ -281,14 +281,6 @@ def test_causal_networks_along_time():
 # --- What can't be ---
 
 
-ACROSS = {
-    "softmax over the batch": lambda net, F, x: net.b(F.softmax(net.a(x), axis=0).as_in_context(net.two)),
-    "a mean over the batch": lambda net, F, x: net.b(F.broadcast_sub(x, F.mean(net.a(x), axis=0, keepdims=True)).as_in_context(net.two)),
-    "rows by rows": lambda net, F, x: net.b(F.dot(F.dot(x, x, transpose_b=True), net.a(x)).as_in_context(net.two)),
-    "reversed": lambda net, F, x: net.b(F.reverse(net.a(x), axis=0).as_in_context(net.two)),
-}
-
-
 def test_results_across_the_batch_are_refused():
     def total(net, F, x):
         return net.b(net.a(x).as_in_context(net.two)).sum(axis=0, keepdims=True)

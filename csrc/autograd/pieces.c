@@ -399,8 +399,7 @@ mpg_status mpg_pieces_train(mpg_pieces *run, mpg_array *const *heads, bool train
     targets[i] = (mpg_target){variable->gradient, (mpg_grad_req)variable->request, false};
   }
   MPG_GOTO(mpg_pieces_differentiate(run, heads, needed, targets, results, false, train));
-  for (uint32_t i = 0; i < run->num_inputs; i++)
-    if (targets[i].done) run->inputs[i].node->fresh = true;
+  run->trains = true;
 fail:
   for (uint32_t i = 0; results && i < run->num_inputs; i++) mpg_array_clear(&results[i]);
   mpg_free(targets);
@@ -477,6 +476,12 @@ mpg_status mpg_pieces_submit(mpg_pieces *run, const mpg_piece_item *items, size_
     mpg_status status = mpg_flight_submit(&piece->flights[items[i].phase], items[i].segment, items[i].stage + 1, items[i].piece + 1);
     if (status != MPG_OK) return status == MPG_INTERRUPTED ? status : name_item(status, set, &items[i]);
     MPG_TRY(drop_blocks(run, piece, set, segment, run->recording && !piece->backward));
+  }
+  if (!run->trains) return MPG_OK;
+  run->trains = false;
+  for (uint32_t i = 0; i < run->num_inputs; i++) { /* queued: the trainer may count on them */
+    mpg_tape_node *variable = run->inputs[i].node;
+    if (variable && variable->kind == MPG_TAPE_VARIABLE && variable->request != MPG_GRAD_NULL) variable->fresh = true;
   }
   return MPG_OK;
 }

@@ -51,6 +51,7 @@ typedef struct mpg_pieces {
   mpg_storage **spares;   /* lanes that no queued piece needs any more, in the order in which they became free; owned references */
   size_t num_spares, spares_capacity;
   mpg_random_key random;
+  bool trains;            /* mpg_pieces_train has prepared a backward that is not queued yet */
   bool downwards;         /* backward goes from the last piece to the first */
   bool recording;         /* memory stays for a backward to come */
   bool retain;
@@ -80,7 +81,7 @@ void mpg_pieces_unwatch(mpg_pieces *pieces); /* gives one of its watchers up */
  * what has no target. After it, items of the backward phase can be queued. */
 mpg_status mpg_pieces_differentiate(mpg_pieces *pieces, mpg_array *const *heads, const bool *needed, mpg_target *targets, mpg_array *results,
                                     bool retain, bool train);
-/* Queues items in that order. */
+/* Queues items in that order; after mpg_pieces_train, all of the backward's with one call. */
 mpg_status mpg_pieces_submit(mpg_pieces *pieces, const mpg_piece_item *items, size_t count);
 /* All is queued: memory and references go back (the times stay). */
 void mpg_pieces_finish(mpg_pieces *pieces);

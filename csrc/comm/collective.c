@@ -86,7 +86,7 @@ static mpg_status join(mpg_comm_plan *plan, const uint32_t *parts, int count, in
 static mpg_status cut(mpg_comm_plan *plan, uint32_t from, int count, int axis, uint32_t *parts) {
   slot whole = plan->slots[from];
   mpg_split_v2_params params = {.axis = axis};
-  mpg_desc descs[MPG_COMM_MAX_RANKS];
+  mpg_desc descs[MPG_COMM_MAX_RANKS] = {0};
   int64_t total = whole.desc.shape.dims[axis];
   parts[0] = from;
   if (count == 1) return MPG_OK;

@@ -8,6 +8,7 @@ from ..gluon import _compiled, _recompute
 from ..gluon.block import HybridBlock
 from . import layer_profile, schedules
 from .placement import Search
+from .report import draw_spans
 
 __all__ = ["Comparison", "Plan", "plan"]
 
@@ -319,14 +320,10 @@ class Plan:
             from matplotlib.figure import Figure
         except ImportError as error:
             raise ImportError("Plan.plot needs matplotlib: pip install mpgluon[viz]") from error
-        colors = {"F": "#8ab6e8", "B": "#f2b076", "W": "#9fd19a"}
         figure = Figure(figsize=(12, 1.2 + 0.7 * len(self.devices)), layout="constrained")
         time, memory = figure.subplots(1, 2, width_ratios=(4, 1), sharey=True)
-        for action, (begin, end) in self.simulation.spans.items():
-            row = self.devices.index(self.stages[action.stage][0])
-            time.barh(row, (end - begin) * 1e3, left=begin * 1e3, height=0.8, color=colors[action.kind], edgecolor="white", linewidth=0.5)
-            if end - begin > 0.012 * self.simulation.length:
-                time.text((begin + end) / 2 * 1e3, row, str(action.micro_batch), ha="center", va="center", fontsize=7)
+        spans = self.simulation.spans
+        draw_spans(time, spans, [self.devices.index(self.stages[action.stage][0]) for action in spans], self.simulation.length)
         time.set_title(f"{self.micro_batches} micro-batches, {self.schedule}: {self.seconds * 1e3:.2f} ms predicted", loc="left", fontsize=10)
         time.set_xlabel("ms")
         time.set_yticks(range(len(self.devices)), [str(ctx) for ctx in self.devices])

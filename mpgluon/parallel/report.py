@@ -3,7 +3,19 @@
 import collections
 
 from .. import ndarray as nd
+from ..gluon import _compiled
 from . import schedules
+
+
+COLORS = {"F": "#8ab6e8", "B": "#f2b076", "W": "#9fd19a"}
+
+
+def draw_spans(ax, spans, rows, seconds):
+    """Draws actions, {action: (begin, end)} in seconds, as bars in ``rows``; those that are wide enough in ``seconds`` have their micro-batch's number."""
+    for (action, (begin, end)), row in zip(spans.items(), rows):
+        ax.barh(row, (end - begin) * 1e3, left=begin * 1e3, height=0.8, color=COLORS[action.kind], edgecolor="white", linewidth=0.5)
+        if end - begin > 0.012 * max(seconds, 1e-9):
+            ax.text((begin + end) / 2 * 1e3, row, str(action.micro_batch), ha="center", va="center", fontsize=7)
 
 
 class Report:
@@ -68,7 +80,7 @@ class Report:
         for s, name in enumerate(self.stages.names):
             ms = [f"{self.times[kind, s] * 1e3:.3f}" if (kind, s) in self.times else "" for kind in "FBW"]
             rows_of_stages.append((str(s), str(self.stages.contexts[self.stages.graph.devices[s]]), *ms, name))
-        return "\n".join([*lines, *_table(rows), *_table(rows_of_stages)])
+        return "\n".join([*lines, *_compiled._table(rows), *_compiled._table(rows_of_stages)])
 
     def plot(self, path=None):
         """Draws the planned timeline above the measured one; returns the figure, and writes it to `path` when that is given.
@@ -92,12 +104,7 @@ class Report:
         return figure
 
     def _draw(self, ax, spans, title):
-        colors = {"F": "#8ab6e8", "B": "#f2b076", "W": "#9fd19a"}
-        for action, (begin, end) in spans.items():
-            device = self.stages.graph.devices[action.stage]
-            ax.barh(device, (end - begin) * 1e3, left=begin * 1e3, height=0.8, color=colors[action.kind], edgecolor="white", linewidth=0.5)
-            if end - begin > 0.012 * max(self.seconds, 1e-9):
-                ax.text((begin + end) / 2 * 1e3, device, str(action.micro_batch), ha="center", va="center", fontsize=7)
+        draw_spans(ax, spans, [self.stages.graph.devices[action.stage] for action in spans], self.seconds)
         length = max((e for _, e in spans.values()), default=0.0)
         ax.set_title(f"{title}: {length * 1e3:.2f} ms", loc="left", fontsize=10)
         ax.set_yticks(range(len(self.stages.contexts)), [str(ctx) for ctx in self.stages.contexts])
@@ -109,9 +116,5 @@ class Report:
 
             kinds = [k for k in "FBW" if any(a.kind == k for a in spans)]
             texts = {"F": "forward", "B": "backward", "W": "weight gradients"}
-            ax.legend(handles=[Patch(color=colors[k], label=texts[k]) for k in kinds], loc="upper right", fontsize=8, ncols=3, bbox_to_anchor=(1, 1.25), frameon=False)
+            ax.legend(handles=[Patch(color=COLORS[k], label=texts[k]) for k in kinds], loc="upper right", fontsize=8, ncols=3, bbox_to_anchor=(1, 1.25), frameon=False)
 
-
-def _table(rows):
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return ["  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
