@@ -5,6 +5,7 @@ device and moves there what they take from elsewhere (csrc/autograd/groups.h); w
 State is per thread.
 """
 
+import contextlib
 import threading
 
 from . import _core
@@ -109,6 +110,23 @@ def devices():
 def running():
     """Whether a dict is running."""
     return _state.devices is not None
+
+
+@contextlib.contextmanager
+def paused():
+    """A scope in which ops run where their inputs are, and nothing is moved."""
+    former = _core.set_group(None)
+    try:
+        yield
+    finally:
+        _core.set_group(former)
+
+
+def spread(value, devices, array_type):
+    """An array on the first of the devices; a list with an array for each device on these."""
+    if isinstance(value, (list, tuple)) and len(value) == len(devices) and all(isinstance(item, array_type) for item in value):
+        return [_core.move_to(item, ctx) for item, ctx in zip(value, devices)]
+    return move(value, devices[0], array_type)
 
 
 def move(value, ctx, array_type):

@@ -457,8 +457,6 @@ def test_errors_say_what_is_wrong():
         net.place(Mesh({"stage": 2}), [[net[1]], [net[1]]])
     with pytest.raises(MXNetError, match="is given to stage 2, but the mesh has stages 0 to 1"):
         net.place(Mesh({"stage": 2}), {"0": 2})
-    with pytest.raises(MXNetError, match="not split along 'model' by place"):
-        net.place(Mesh({"model": 2}))
     with mx.AttrScope(ctx_group="mine"):
         grouped = nn.Dense(2, in_units=2)
     with pytest.raises(MXNetError, match="belongs to ctx_group 'mine' already"):

@@ -82,7 +82,7 @@ def _in_group(block, symbolic, args):
 
 def _placed(block, symbolic, args):
     device = None if symbolic else _groups.device()
-    if device is not None:
+    if device is not None and not block._spans_devices:
         args = _groups.move(args, device, nd.NDArray)
     return block._run(*args)
 

@@ -97,6 +97,8 @@ class Block:
         Parameters to share: ``nn.Dense(20, params=other.params)`` has the weights of `other`.
     """
 
+    _spans_devices = False  # whether the block itself takes its inputs to its devices; inside, no group names them
+
     def __init__(self, prefix=None, params=None):
         self._empty_prefix = prefix == ""
         self._prefix, self._params = _NameScope.create(prefix, params, self._alias())

@@ -5,6 +5,7 @@ list of arrays, one on each of its devices, it returns such a list. Initial valu
 and gradients are equal but for the order of sums.
 """
 
+from .. import _groups
 from .. import ndarray as nd
 from ..base import MXNetError
 from ..gluon.block import HybridBlock, _symbolic
@@ -26,18 +27,42 @@ class _SplitLayer(HybridBlock):
         The devices; their order is the order in which sums are taken.
     """
 
+    _spans_devices = True
+
     def __init__(self, ctx, prefix=None, params=None):
         super().__init__(prefix=prefix, params=params)
-        self._ctx = collectives.contexts(ctx, type(self).__name__)
+        self._lines = [collectives.contexts(ctx, type(self).__name__)]  # of each replica
 
     @property
     def ctx(self):
-        """The devices of the layer."""
+        """The devices of the layer; of replicas, of the one that is running, or else the first."""
         return list(self._ctx)
+
+    @property
+    def _ctx(self):
+        if len(self._lines) > 1 and _groups.running():
+            here = _groups.devices()
+            return next((line for line in self._lines if line[0] in here), self._lines[0])
+        return self._lines[0]
+
+    def _lie_on(self, lines):
+        """Says where the parts belong, in each replica; their arrays are to be moved by `reset_ctx`."""
+        self._lines = lines
+        for param in self._reg_params.values():
+            param.homes = [line[getattr(param, "index", 0)] for line in lines]
 
     def forward(self, x, *args):
         if _symbolic((x, *args)):
             raise MXNetError(f"{type(self).__name__} computes on arrays on several devices; there is no symbol of it")
+        if not _groups.running():
+            if len(self._lines) > 1:
+                raise MXNetError(f"{type(self).__name__} '{self.name}' belongs to a network that is placed on a mesh; call the network")
+            return self._forward(x, *args)
+        # Where a group names the device of every op, what this layer takes comes to the layer's devices, and its own ops stay where they are.
+        with _groups.placed(None):
+            return self._forward(_groups.spread(x, self._ctx, nd.NDArray), *_groups.move(args, self._ctx[0], nd.NDArray))
+
+    def _forward(self, x, *args):
         self._complete(x)
         return super().forward(x, *args)
 

@@ -10,6 +10,9 @@ from ..context import Context, cpu, gpu, num_gpus
 from ..gluon.block import Block
 from ..gluon.nn import HybridSequential, Sequential
 from ..gluon.utils import brief, shape_is_known, split_data
+from .layers import _SplitLayer
+from .shards import HomeParameter
+from .splitting import every_layer, matches, split_layers
 
 __all__ = ["Mesh"]
 
@@ -107,8 +110,8 @@ class Mesh:
 
     # Networks
 
-    def place(self, net, stages=None):
-        """Places a network: a copy of each parameter on every replica's device of its stage.
+    def place(self, net, stages=None, split=None):
+        """Places a network: a copy of each parameter on every replica's device of its stage; layers are split along `model`.
 
         Calling the network with an input on a device of replica i runs on that replica's devices: what a stage takes from
         another is moved there. Works before ``net.initialize()``, which then puts parameters where they belong, and after it, keeping values.
@@ -121,6 +124,11 @@ class Mesh:
             stages. A block takes its descendants with it; what belongs to no stage runs where its first input is, and its parameters lie on stage 0.
             By default the network is taken for a chain of its children (those of nested ``HybridSequential`` counted one by one), cut
             into stages with about the same bytes of parameters.
+        split : dict, optional
+            How layers are split over the devices along ``model``: name patterns as for `shard`. By default every layer that can be, and has as many units
+            (channels, rows, cells) as there are devices: Dense and Conv2D by 'column', Embedding by 'vocab', LSTM by 'gates'. What is not split lies
+            on the first device of its stage. Layers of `mx.parallel` that the network is made of move to the stage's devices. Without
+            an axis ``model``, nothing is split.
 
         Returns
         -------
@@ -129,21 +137,24 @@ class Mesh:
         """
         if not isinstance(net, Block):
             raise TypeError(f"Mesh.place: expected a Block, not {type(net).__name__}")
-        if self.size("model") > 1:
-            raise MXNetError(
-                "Mesh.place: networks are not split along 'model' by place(); split the layers of each replica with mx.parallel layers, on the "
-                "devices mesh.line('model', data=..., stage=...)"
-            )
         assigned = self._assign(net, stages)
         for block in assigned:
             if block._ctx_group is not None and not block._ctx_group.startswith(_GROUP):
                 raise MXNetError(f"Mesh.place: block '{block.name}' belongs to ctx_group {block._ctx_group!r} already; place networks without groups")
+        count, stage_of = self.size("model"), _stages(net, assigned)
+        for block in stage_of:
+            if isinstance(block, _SplitLayer) and len(block.ctx) != count:
+                raise MXNetError(f"Mesh.place: layer '{block.name}' is split over {len(block.ctx)} devices, but the mesh has {count} along 'model'")
+        work = {} if count == 1 else every_layer(net, count) if split is None else matches(net, split, "Mesh.place")
+        made = split_layers(net, work, lambda layer: self.line("model", stage=stage_of[layer]), "Mesh.place")
+        assigned = {made.get(block, block): stage for block, stage in assigned.items()}
         net.apply(_forget)
         for block, stage in assigned.items():
             block._ctx_group = f"{_GROUP}{stage}"
-        net._group2ctx = Replicas(
-            [{f"{_GROUP}{s}": self.device(data=r, stage=s) for s in range(self.size("stage"))} for r in range(self.size("data"))], self
-        )
+        for block, stage in _stages(net, assigned).items():
+            if isinstance(block, _SplitLayer):
+                block._lie_on([self.line("model", data=replica, stage=stage) for replica in range(self.size("data"))])
+        net._group2ctx = Replicas([self._groups(replica) for replica in range(self.size("data"))], self)
         homes = net._group2ctx.homes(net)
         with autograd.pause():
             for param in net.collect_params().values():
@@ -152,6 +163,13 @@ class Mesh:
                     if param.list_ctx() != homes[param]:
                         param.reset_ctx(homes[param])
         return net
+
+    def _groups(self, replica):
+        """The devices of a replica: of the stages, and those that their layers are split over beside."""
+        stages = range(self.size("stage"))
+        groups = {f"{_GROUP}{s}": self.device(data=replica, stage=s) for s in stages}
+        beside = {f"{_GROUP}{s} part {m}": self.device(data=replica, stage=s, model=m) for s in stages for m in range(1, self.size("model"))}
+        return {**groups, **beside}
 
     def _assign(self, net, stages):
         """Which blocks belong to which stage: a dict."""
@@ -220,7 +238,7 @@ class Replicas:
         def visit(block, group):
             group = block._ctx_group or group
             for param in block._reg_params.values():
-                homes.setdefault(param, [groups[group or first] for groups in self.dicts])
+                homes.setdefault(param, param.homes if isinstance(param, HomeParameter) else [groups[group or first] for groups in self.dicts])
             for child in block._children.values():
                 visit(child, group)
 
@@ -244,6 +262,20 @@ def _forget(block):
         block._group2ctx = None
     if hasattr(block, "_clear_compiled"):
         block._clear_compiled()
+
+
+def _stages(net, assigned):
+    """The stage of each block of a network, that of what it is part of; 0 where none is named."""
+    stages = {}
+
+    def visit(block, stage):
+        stage = assigned.get(block, stage)
+        stages.setdefault(block, stage)
+        for child in block._children.values():
+            visit(child, stage)
+
+    visit(net, 0)
+    return stages
 
 
 def _descendants(block, path):

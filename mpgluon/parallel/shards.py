@@ -2,7 +2,7 @@
 
 import contextlib
 
-from .. import autograd, initializer, random
+from .. import _groups, autograd, initializer, random
 from .. import ndarray as nd
 from ..base import MXNetError
 from ..gluon.parameter import Parameter, _context_list, _random_calls
@@ -13,33 +13,40 @@ __all__ = ["HomeParameter", "ShardedParameter"]
 
 
 class HomeParameter(Parameter):
-    """A parameter that lives on one device, whatever device ``net.initialize(ctx=...)`` names.
+    """A parameter that lives on its layer's device, whatever device ``net.initialize(ctx=...)`` names.
 
     Attributes
     ----------
-    home : Context
+    homes : list of Context
+        One device; of a network that is placed on a `Mesh`, one in each replica.
     """
 
     def __init__(self, name, home, **kwargs):
-        self.home = home
+        self.homes = [home]
         super().__init__(name, **kwargs)
 
+    @property
+    def home(self):
+        """The device, or that of the first replica."""
+        return self.homes[0]
+
     def initialize(self, init=None, ctx=None, default_init=None, force_reinit=False):
-        super().initialize(init, self.home, default_init, force_reinit)
+        super().initialize(init, self.homes, default_init, force_reinit)
 
     def _load_init(self, data, ctx, cast_dtype=False, dtype_source="current"):
-        super()._load_init(data, self.home, cast_dtype, dtype_source)
+        super()._load_init(data, self.homes, cast_dtype, dtype_source)
 
     def _check_load(self, data, ctx, cast_dtype, dtype_source):
         super()._check_load(data, None, cast_dtype, dtype_source)
 
     def reset_ctx(self, ctx):
-        if _context_list(ctx) != [self.home]:
+        if _context_list(ctx) != self.homes:
+            where = self.home if len(self.homes) == 1 else self.homes
             raise MXNetError(
-                f"Parameter '{self.name}' belongs to a layer that is split over devices, and stays on {self.home}; to have the layer elsewhere, make "
+                f"Parameter '{self.name}' belongs to a layer that is split over devices, and stays on {where}; to have the layer elsewhere, make "
                 "it with other devices"
             )
-        super().reset_ctx(self.home)
+        super().reset_ctx(self.homes)
 
 
 class _Family:
@@ -80,8 +87,9 @@ class _Family:
 
     def take(self, whole, index):
         """Part `index` of an array of the whole shape."""
-        parts = [nd.slice_axis(whole, axis=self.axis, begin=begin, end=end) for begin, end in self.ranges(index)]
-        return parts[0] if len(parts) == 1 else nd.concat(*parts, dim=self.axis)
+        with _groups.paused():
+            parts = [nd.slice_axis(whole, axis=self.axis, begin=begin, end=end) for begin, end in self.ranges(index)]
+            return parts[0] if len(parts) == 1 else nd.concat(*parts, dim=self.axis)
 
     @contextlib.contextmanager
     def calls(self, index):
@@ -110,7 +118,8 @@ class ShardedParameter(HomeParameter):
         The parameter is split along `axis` into `count` parts; this is part `index`.
     ranges : list of (int, int)
         What the part consists of, along `axis` of the whole: one range or, of gates and of queries, keys and values in one, several.
-    home : Context
+    homes : list of Context
+        Where it lives: one device, or one in each replica.
     """
 
     def __init__(self, name, family, index, home, **kwargs):
@@ -149,12 +158,12 @@ class ShardedParameter(HomeParameter):
         if not self._deferred_init or self._deferred_init[3] is not None or not shape_is_known(self._shape):
             super()._finish_deferred_init()
             return
-        init, _, default_init, _, key = self._deferred_init
+        init, contexts, default_init, _, key = self._deferred_init
         with autograd.pause():
-            whole = nd.zeros(self.global_shape, ctx=self.home, dtype=self.dtype)
+            whole = nd.zeros(self.global_shape, ctx=contexts[0], dtype=self.dtype)
             with _random_calls(key):
                 initializer.create(default_init)(initializer.InitDesc(self.global_name, {"__init__": init}), whole)
-            self._take(self._family.take(whole, self.index), [self.home])
+            self._take(self._family.take(whole, self.index), contexts)
         self._deferred_init = ()
 
     def set_data(self, data):

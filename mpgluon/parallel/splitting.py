@@ -46,8 +46,13 @@ def _convolution(layer, ctx, options):
     )  # fmt: skip
 
 
+def unfit_lstm(layer):
+    """Whether the layer is an LSTM that can't be split."""
+    return layer._mode != "lstm" or layer._dir != 1 or layer._dropout or layer._projection_size or layer._use_sequence_length or "lstm_state_clip_min" in layer._options
+
+
 def _lstm(layer, ctx, options):
-    if layer._mode != "lstm" or layer._dir != 1 or layer._dropout or layer._projection_size or layer._use_sequence_length or "lstm_state_clip_min" in layer._options:
+    if unfit_lstm(layer):
         raise NotImplementedError("only LSTMs of one direction, without dropout, projection, clipped states and lengths can be split")
     return ParallelLSTM(
         layer._hidden_size, ctx, num_layers=layer._num_layers, layout=layer._layout, input_size=layer.l0_i2h_weight.shape[1], dtype=layer._dtype,
@@ -81,6 +86,9 @@ _KINDS = {
     "sequence": [(nn.LayerNorm, _norm), (nn.Dropout, _dropout)],
 }
 
+# layer -> how it is split where every layer is to be
+_EVERY = {nn.Dense: "column", nn.Conv2D: "column", nn.Embedding: "vocab", rnn.LSTM: "gates"}
+
 
 def _walk(block, path=""):
     for name, child in list(block._children.items()):
@@ -107,7 +115,7 @@ def _take_over(old, new):
             if value is not None:
                 raise MXNetError(f"parameter '{param.name}' was given a value before its shape was known; run a batch through the network first")
             for part in parts:
-                part._deferred_init = (init, [part.home], default_init, None, key)
+                part._deferred_init = (init, part.homes, default_init, None, key)
                 if all(size > 0 for size in part.shape):
                     part._finish_deferred_init()
 
@@ -136,47 +144,93 @@ def shard(net, plan, ctx):
     if not isinstance(net, Block):
         raise TypeError(f"shard: the network must be a Block, not {type(net).__name__}")
     ctx = collectives.contexts(ctx, "shard")
+    split_layers(net, matches(net, plan, "shard"), lambda layer: ctx, "shard")
+    return net
+
+
+def matches(net, plan, who):
+    """What a plan of name patterns splits: layer -> (path, kind, options)."""
     rules = []
     for pattern, how in plan.items():
         kind, options = how if isinstance(how, tuple) else (how, {})
         if kind not in _KINDS:
-            raise ValueError(f"shard: there is no split {kind!r} (for '{pattern}'); there are {', '.join(_KINDS)}")
+            raise ValueError(f"{who}: there is no split {kind!r} (for '{pattern}'); there are {', '.join(_KINDS)}")
         rules.append((re.compile(pattern), kind, options))
-    places, used, work = list(_walk(net)), set(), []
-    for parent, name, path, layer in places:
+    places, used, work = list(_walk(net)), set(), {}
+    for _, _, path, layer in places:
         for number, (pattern, kind, options) in enumerate(rules):
             if pattern.fullmatch(path) or pattern.fullmatch(layer.name):
                 used.add(number)
-                work.append((parent, name, path, layer, kind, options))
+                work.setdefault(layer, (path, kind, options))
                 break
     for number, (pattern, kind, _) in enumerate(rules):
         if number not in used:
             known = ", ".join(path for _, _, path, layer in places if not layer._children) or "no layers"
-            raise ValueError(f"shard: '{pattern.pattern}' matches no layer, or only layers that an earlier pattern matches; there are {known}")
-    made, owners = {}, {}
-    for _, _, path, layer in places:
+            raise ValueError(f"{who}: '{pattern.pattern}' matches no layer, or only layers that an earlier pattern matches; there are {known}")
+    return work
+
+
+def every_layer(net, count):
+    """What there is to split over `count` devices: every layer that can be, and is large enough; as `matches` gives it."""
+    shared, work = set(_shared(net)), {}
+    for _, _, path, layer in _walk(net):
+        kind = _EVERY.get(type(layer))
+        if kind is None or layer in shared or layer in work:
+            continue
+        weight = next(iter(layer._reg_params.values()))
+        if weight.shape[0] // (4 if kind == "gates" else 1) >= count and not (kind == "gates" and unfit_lstm(layer)):
+            work[layer] = path, kind, {}
+    return work
+
+
+def _shared(net):
+    """The layers that have parameters together with others."""
+    owners = {}
+    for _, _, _, layer in _walk(net):
         for param in layer._reg_params.values():
-            if owners.setdefault(param, layer) is not layer and any(entry[3] in (layer, owners[param]) for entry in work):
-                raise MXNetError(f"shard: '{path}' shares parameter '{param.name}' with another layer; shared parameters can't be split")
-    for _, _, path, layer, kind, options in work:
+            if owners.setdefault(param, layer) is not layer:
+                yield layer
+                yield owners[param]
+
+
+def split_layers(net, work, ctx_of, who):
+    """Replaces layers by split ones; nothing is changed where that fails.
+
+    Parameters
+    ----------
+    work : dict
+        layer -> (path, kind of split, options), as of `matches`.
+    ctx_of : callable
+        The devices for a layer.
+
+    Returns
+    -------
+    dict
+        layer -> what it became.
+    """
+    places, made, shared = list(_walk(net)), {}, set(_shared(net))
+    for layer, (path, _, _) in work.items():
+        if layer in shared:
+            raise MXNetError(f"{who}: '{path}' shares parameters with another layer; shared parameters can't be split")
+    for layer, (path, kind, options) in work.items():
         make = next((make for klass, make in _KINDS[kind] if isinstance(layer, klass)), None)
         if make is None:
             known = ", ".join(klass.__name__ for klass, _ in _KINDS[kind])
-            raise MXNetError(f"shard: '{path}' is a {type(layer).__name__}, which can't be split by '{kind}'; that is for {known}")
-        if layer not in made:
-            try:
-                made[layer] = make(layer, ctx, options)
-            except (ValueError, NotImplementedError) as error:
-                raise type(error)(f"shard: '{path}' ({type(layer).__name__}): {error}") from error
+            raise MXNetError(f"{who}: '{path}' is a {type(layer).__name__}, which can't be split by '{kind}'; that is for {known}")
+        try:
+            made[layer] = make(layer, ctx_of(layer), options)
+        except (ValueError, NotImplementedError) as error:
+            raise type(error)(f"{who}: '{path}' ({type(layer).__name__}): {error}") from error
     with _random_calls(random.get_state()):  # splitting draws nothing
         for layer, new in made.items():
             _take_over(layer, new)
-    for parent, name, _, layer, _, _ in work:
-        parent._children[name] = made[layer]
-        for key, value in parent.__dict__.items():
-            if value is layer:
-                parent.__dict__[key] = made[layer]
+    for parent, name, _, layer in places:
+        if layer in made:
+            parent._children[name] = made[layer]
+            for key, value in parent.__dict__.items():
+                if value is layer:
+                    parent.__dict__[key] = made[layer]
     for block in [net, *[layer for _, _, _, layer in places]]:
         if isinstance(block, HybridBlock):
             block._clear_compiled()
-    return net
+    return made
