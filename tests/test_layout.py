@@ -204,6 +204,27 @@ def test_cut_anywhere(places):
         assert np.array_equal(a, b)
 
 
+@pytest.mark.parametrize("channels", [3, 20])
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("where", ["data", "residual", "weight"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_not_finite(channels, train, where, value):
+    """What is NaN or infinite in eager results and gradients is so in the default's, element by element."""
+    conv = dict(kernel=(1, 1), num_filter=channels, no_bias=True)
+
+    def function(x, w, residual):
+        y = norm(nd.Convolution(x, w, **conv), channels, use_global_stats=not train)
+        z = norm(nd.Convolution(residual, w * 0.5, **conv), channels, use_global_stats=not train)
+        return nd.relu(y + nd.relu(nd.Convolution(residual, w, **conv))) + nd.relu(z)
+
+    arrays = [array((2, 4, 5, 3), 1), array((channels, 4, 1, 1), 2), array((2, 4, 5, 3), 3)]
+    bad = {"data": arrays[0], "weight": arrays[1], "residual": arrays[2]}[where]
+    bad[1 if where != "weight" else 2, 1] = value
+    for found, eager in zip(run(function, arrays), run(function, arrays, hybridize=False), strict=True):
+        np.testing.assert_array_equal(np.isnan(found), np.isnan(eager))
+        np.testing.assert_array_equal(np.where(np.isinf(found), found, 0), np.where(np.isinf(eager), eager, 0))
+
+
 def test_predictions_follow_training():
     """Moving statistics that channels-last training keeps are those that eager training keeps."""
     def train(hybridize):

@@ -80,9 +80,10 @@ int mpg_arity_batch_norm_relu_backward(const mpg_op *op, const void *params, int
   return ((const mpg_batch_norm_relu_backward_params *)params)->add ? 4 : 3;
 }
 
+/* A row: a bit a channel, whether it was above 0; a bit a channel, whether it was NaN; a byte, whether any was NaN. */
 static mpg_shape mask_shape(const mpg_shape *data) {
   int64_t channels = data->dims[data->ndim - 1];
-  return (mpg_shape){.ndim = 2, .dims = {mpg_shape_product(data, 0, data->ndim - 1), (channels + 7) / 8}};
+  return (mpg_shape){.ndim = 2, .dims = {mpg_shape_product(data, 0, data->ndim - 1), 2 * ((channels + 7) / 8) + 1}};
 }
 
 mpg_status mpg_infer_batch_norm_relu(mpg_infer *infer) {

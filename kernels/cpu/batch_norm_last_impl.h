@@ -40,10 +40,31 @@ static inline uint32_t NAME(mask_at)(const uint8_t *row, int64_t c) { /* LANES b
   return sizeof(A) == 4 ? (uint32_t)row[c / 8] | (uint32_t)row[c / 8 + 1] << 8 : row[c / 8];
 }
 
+static inline void NAME(put_mask)(uint8_t *row, int64_t c, uint32_t bits) {
+  row[c / 8] = (uint8_t)bits;
+  if (sizeof(A) == 4) row[c / 8 + 1] = (uint8_t)(bits >> 8);
+}
+
+/* v, but NaN where the bit is set. Seldom called. */
+static __attribute__((noinline)) NAME(vector) NAME(poisoned)(uint32_t bits, NAME(vector) v) {
+  for (int l = 0; l < NAME(LANES); l++) v[l] = bits >> l & 1 ? (A)NAN : v[l];
+  return v;
+}
+
+/* The gradient before relu: 0 where it cut off, NaN where it was given NaN. */
+static inline NAME(vector) NAME(through)(const batch_norm *t, const uint8_t *mask, int64_t c, NAME(vector) v) {
+  v = NAME(where)(NAME(mask_at)(mask, c), v);
+  return __builtin_expect(mask[2 * t->mask_bytes], 0) ? NAME(poisoned)(NAME(mask_at)(mask + t->mask_bytes, c), v) : v;
+}
+static inline A NAME(through_one)(const batch_norm *t, const uint8_t *mask, int64_t c, A v) {
+  if (!(mask[c / 8] >> c % 8 & 1)) v = 0;
+  return __builtin_expect(mask[2 * t->mask_bytes], 0) && mask[t->mask_bytes + c / 8] >> c % 8 & 1 ? (A)NAN : v;
+}
+
 /* Sums over a piece of rows, of u = (x - center) and u * u, or with dy: of dy and dy * u, dy being 0 where relu cut off. */
 static void NAME(last_sums)(void *context, int64_t begin, int64_t end) {
   const batch_norm *t = context;
-  const int64_t channels = t->channels, mask_stride = (channels + 7) / 8;
+  const int64_t channels = t->channels, mask_stride = 2 * t->mask_bytes + 1;
   const A *center = t->dy ? t->mean : t->center;
   for (int64_t piece = begin; piece < end; piece++) {
     int64_t first = piece * t->piece_rows, last = t->outer - first < t->piece_rows ? t->outer : first + t->piece_rows;
@@ -67,7 +88,7 @@ static void NAME(last_sums)(void *context, int64_t begin, int64_t end) {
                 u -= middle[k];
                 if (dy) {
                   GATHER(v, dy + k * NAME(LANES));
-                  if (mask) v = NAME(where)(NAME(mask_at)(mask, c + k * NAME(LANES)), v);
+                  if (mask) v = NAME(through)(t, mask, c + k * NAME(LANES), v);
                 } else {
                   v = u;
                 }
@@ -88,10 +109,10 @@ static void NAME(last_sums)(void *context, int64_t begin, int64_t end) {
             A a[NAME(COLUMNS)] = {0}, b[NAME(COLUMNS)] = {0};
             for (int64_t r = rf; r < (r1 - rf < NAME(FEW) ? r1 : rf + NAME(FEW)); r++) {
               const S *x = (const S *)t->x + r * channels + c, *dy = t->dy ? (const S *)t->dy + r * channels + c : NULL;
-              const uint8_t *mask = t->mask ? t->mask + r * mask_stride + c / 8 : NULL;
+              const uint8_t *mask = t->mask ? t->mask + r * mask_stride : NULL;
               for (int j = 0; j < width; j++) {
                 A u = (A)LOAD(x[j]) - center[c + j], v = dy ? (A)LOAD(dy[j]) : u;
-                if (mask && !(mask[j / 8] >> j % 8 & 1)) v = 0;
+                if (mask) v = NAME(through_one)(t, mask, c + j, v);
                 a[j] += v;
                 b[j] += v * u;
               }
@@ -148,12 +169,13 @@ static void NAME(last_statistics)(const batch_norm *t) {
 
 static void NAME(last_apply)(void *context, int64_t begin, int64_t end) { /* rows */
   const batch_norm *t = context;
-  const int64_t channels = t->channels, mask_stride = (channels + 7) / 8;
+  const int64_t channels = t->channels, mask_stride = 2 * t->mask_bytes + 1;
   const A *center = t->center, *scale = t->scale, *shift = t->shift;
   for (int64_t r = begin; r < end; r++) {
     const S *x = (const S *)t->x + r * channels, *residual = t->residual ? (const S *)t->residual + r * channels : NULL;
     S *y = (S *)t->y + r * channels;
     uint8_t *mask = t->mask ? t->mask + r * mask_stride : NULL;
+    if (mask) memset(mask + t->mask_bytes, 0, (size_t)t->mask_bytes + 1);
     int64_t c = 0;
     for (; c + NAME(LANES) <= channels; c += NAME(LANES)) {
       NAME(vector) v, middle, slope, offset;
@@ -171,21 +193,28 @@ static void NAME(last_apply)(void *context, int64_t begin, int64_t end) { /* row
           for (int l = 0; l < NAME(LANES); l++) v[l] = (A)LOAD(STORE(v[l]));
       }
       if (mask) {
-        uint32_t bits = NAME(bits)(~(v <= 0));
-        v = NAME(where)(bits, v);
-        mask[c / 8] = (uint8_t)bits;
-        if (sizeof(A) == 4) mask[c / 8 + 1] = (uint8_t)(bits >> 8);
+        uint32_t nans = NAME(bits)(v != v);
+        NAME(put_mask)(mask, c, NAME(bits)(v > 0));
+        v = NAME(where)(NAME(bits)(~(v < 0)), v);
+        if (__builtin_expect(nans != 0, 0)) {
+          NAME(put_mask)(mask + t->mask_bytes, c, nans);
+          mask[2 * t->mask_bytes] = 1;
+        }
       }
       SCATTER(y + c, v);
     }
-    for (int64_t j = c / 8; mask && j < mask_stride; j++) mask[j] = 0;
+    for (int64_t j = c / 8; mask && j < t->mask_bytes; j++) mask[j] = 0;
     for (; c < channels; c++) {
       S v = STORE(((A)LOAD(x[c]) - center[c]) * scale[c] + shift[c]);
       if (residual) v = STORE((A)LOAD(residual[c]) + (A)LOAD(v));
       if (mask) {
-        bool kept = !((A)LOAD(v) <= 0);
-        mask[c / 8] |= (uint8_t)(kept << c % 8);
-        v = kept ? v : STORE((A)0);
+        A value = (A)LOAD(v);
+        mask[c / 8] |= (uint8_t)((value > 0) << c % 8);
+        if (value != value) {
+          mask[t->mask_bytes + c / 8] |= (uint8_t)(1 << c % 8);
+          mask[2 * t->mask_bytes] = 1;
+        }
+        v = value < 0 ? STORE((A)0) : v;
       }
       y[c] = v;
     }
@@ -211,7 +240,7 @@ static void NAME(last_backward_statistics)(const batch_norm *t) {
 
 static void NAME(last_backward_apply)(void *context, int64_t begin, int64_t end) { /* rows */
   const batch_norm *t = context;
-  const int64_t channels = t->channels, mask_stride = (channels + 7) / 8;
+  const int64_t channels = t->channels, mask_stride = 2 * t->mask_bytes + 1;
   const A *slope = t->center, *scale = t->scale, *shift = t->shift, *mean = t->kept_mean;
   for (int64_t r = begin; r < end; r++) {
     const S *x = (const S *)t->x + r * channels, *dy = (const S *)t->dy + r * channels;
@@ -222,7 +251,7 @@ static void NAME(last_backward_apply)(void *context, int64_t begin, int64_t end)
       NAME(vector) u, v, w;
       GATHER(u, x + c);
       GATHER(v, dy + c);
-      if (mask) v = NAME(where)(NAME(mask_at)(mask, c), v);
+      if (mask) v = NAME(through)(t, mask, c, v);
       if (dresidual) SCATTER(dresidual + c, v);
       memcpy(&w, shift + c, sizeof w);
       v -= w;
@@ -235,7 +264,7 @@ static void NAME(last_backward_apply)(void *context, int64_t begin, int64_t end)
       SCATTER(dx + c, v);
     }
     for (; c < channels; c++) {
-      A v = mask && !(mask[c / 8] >> c % 8 & 1) ? 0 : (A)LOAD(dy[c]);
+      A v = mask ? NAME(through_one)(t, mask, c, (A)LOAD(dy[c])) : (A)LOAD(dy[c]);
       A result = (v - shift[c] - ((A)LOAD(x[c]) - mean[c]) * slope[c]) * scale[c];
       if (dresidual) dresidual[c] = STORE(v);
       dx[c] = STORE(result);

@@ -21,7 +21,8 @@ typedef struct batch_norm {
   void *center, *scale, *shift, *kept_mean; /* per channel, apart from inputs that may be written over */
   const void *residual;                     /* added before relu; NULL: none */
   void *dresidual;
-  uint8_t *mask; /* a bit an element, every row from a byte of its own: what relu lets through; NULL: no relu */
+  uint8_t *mask; /* of op/norm.c; NULL: no relu */
+  int64_t mask_bytes;
 } batch_norm;
 
 /* LayerNorm and L2Normalization: data as (outer, n, inner), normalised along n. GroupNorm: outer rows of n, inner groups. */
@@ -166,6 +167,7 @@ MPG_CPU_KERNEL(batch_norm_relu) {
                   .y = call->outputs[0].data, .mean = call->outputs[1].data, .inverse = call->outputs[2].data,
                   .residual = p->add ? call->inputs[5].data : NULL, .mask = call->outputs[3].data};
   split_axis(&x->desc.shape, x->desc.shape.ndim - 1, &t.outer, &t.channels, &t.inner);
+  t.mask_bytes = (t.channels + 7) / 8;
   t.batch_stats = call->train && !p->use_global_stats && t.outer > 0;
   return last_forward(call, &t, x->desc.dtype);
 }
@@ -178,6 +180,7 @@ MPG_CPU_KERNEL(batch_norm_relu_backward) {
                   .dgamma = call->outputs[1].data, .dbeta = call->outputs[2].data, .batch_stats = p->batch_stats,
                   .dresidual = p->add ? call->outputs[3].data : NULL};
   split_axis(&x->desc.shape, x->desc.shape.ndim - 1, &t.outer, &t.channels, &t.inner);
+  t.mask_bytes = (t.channels + 7) / 8;
   return last_backward(call, &t, x->desc.dtype);
 }
 

@@ -40,8 +40,11 @@ def batch_norm_relu(train, *inputs, add=False, **params):
 
 
 def masked(mask, channels):
-    """The mask of _batch_norm_relu as zeros and ones: one bit an element, a row from a byte of its own."""
-    return np.unpackbits(mask.astype(np.uint8), axis=-1, bitorder="little")[:, :channels]
+    """The mask of _batch_norm_relu as what gradients are multiplied by: a bit an element, whether it was above 0, a bit, whether it was NaN, and
+    a byte a row, whether any was."""
+    width = (channels + 7) // 8
+    above, nan = (np.unpackbits(part.astype(np.uint8), axis=-1, bitorder="little")[:, :channels] for part in (mask[:, :width], mask[:, width:-1]))
+    return np.where(nan & (mask[:, -1:] != 0), np.nan, above)
 
 
 def batch_norm_relu_backward(grad, data, gamma, mean, inverse, mask, fix_gamma=True, batch_stats=True, add=False):
@@ -55,7 +58,8 @@ def batch_norm_relu_backward(grad, data, gamma, mean, inverse, mask, fix_gamma=T
     return results + ([dz.reshape(data.shape)] if add else [])
 
 
-RELU_MASK = np.random.RandomState(5).randint(0, 256, (200, 10)).astype(np.uint8)
+RELU_MASK = np.random.RandomState(5).randint(0, 256, (200, 21)).astype(np.uint8)
+RELU_MASK[:, 20] = 0
 
 
 def layer_norm(data, gamma, beta, axis=-1, eps=1e-5, output_mean_var=False):
@@ -168,7 +172,7 @@ SAMPLES = {
                name="no_rows"),
     ],
     "_backward_batch_norm_relu": [
-        Sample([(5, 2, 11), (5, 2, 11), (11,), (11,), (11,), RELU_MASK[:10, :2]], dict(fix_gamma=False, add=add, batch_stats=batch),
+        Sample([(5, 2, 11), (5, 2, 11), (11,), (11,), (11,), RELU_MASK[:10, 16:]], dict(fix_gamma=False, add=add, batch_stats=batch),
                batch_norm_relu_backward, grad=False, ranges=[None] * 4 + [(0.5, 1.5), None], dtypes=("float32", "float64"),
                name=f"add_{add}_batch_{batch}", **LOOSE)
         for add in (False, True) for batch in (False, True)
