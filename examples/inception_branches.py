@@ -60,7 +60,7 @@ def network(options, contexts):
         for _ in range(options.modules):
             net.add(Inception(inputs, options.width, contexts))
             inputs = 4 * options.width
-        net.add(nn.GlobalAvgPool2D(), nn.Dense(10, in_units=inputs))
+        net.add(nn.MaxPool2D(), nn.Dense(10, in_units=inputs * (glyphs.SIZE // 4) ** 2))
     for child in net:
         if not isinstance(child, Inception):
             child.initialize(mx.init.Xavier(), ctx=contexts[0])
@@ -85,7 +85,7 @@ def overlap(events):
 
 
 def main():
-    options = parser(__doc__, devices=2, steps=60)
+    options = parser(__doc__, devices=2, steps=120)
     options.add_argument("--train", type=int, default=4000, help="pictures to train on")
     options.add_argument("--valid", type=int, default=1000, help="pictures to validate on")
     options.add_argument("--width", type=int, default=32, help="channels of a branch")
