@@ -125,14 +125,14 @@ class File:
                     progress(len(data))
         return total
 
-    def read(self, name, axis=0, begin=None, end=None):
-        """An array, or the part of it from `begin` to `end` along an axis. bfloat16 is returned as float32."""
+    def read(self, name, ranges=None):
+        """An array, or the part of it that `ranges`, a dict of axes to (begin, end), says. bfloat16 is returned as float32."""
         dtype, shape, offset, _ = self.entries[name]
         stored = np.dtype("<u2" if dtype == "bfloat16" else dtype).newbyteorder("<")
         if not math.prod(shape):
             return np.empty(shape, stored)
         value = np.memmap(self.path, stored, "r", self._begin + offset, shape)
-        if begin is not None:
-            value = value[(slice(None),) * axis + (slice(begin, end),)]
+        if ranges:
+            value = value[tuple(slice(*ranges[d]) if d in ranges else slice(None) for d in range(len(shape)))]
         value = np.array(value)
         return (value.astype("<u4") << 16).view("<f4") if dtype == "bfloat16" else value

@@ -1,5 +1,7 @@
 """Attention, LSTMs, normalisation and dropout over several devices. See `mpgluon.parallel.layers`."""
 
+import re
+
 from .. import ndarray as nd
 from ..base import MXNetError
 from . import collectives
@@ -189,6 +191,14 @@ class ParallelLSTM(_SplitLayer):
 
     def _alias(self):
         return "lstm"
+
+    def _collect_params_with_prefix(self, prefix=""):
+        # As LSTM names them in files, but for the number of the part.
+        found = {}
+        for name, param in self._reg_params.items():
+            part, layer, rest = re.fullmatch(r"(shard\d+_)l(\d+)_(.+)", name).groups()
+            found[f"{prefix + '.' if prefix else ''}_unfused.{layer}.{part}{rest}"] = param
+        return found
 
     def _describe(self):
         return f"{self._families[0].shape[1] or None} -> {self._hidden}, {self._layout}, num_layers={self._layers}"

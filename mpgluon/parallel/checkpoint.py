@@ -18,25 +18,26 @@ from .. import ndarray as nd
 from .._core import dtype_name
 from ..base import MXNetError
 from ..gluon.trainer import _put_together
-from ..gluon.utils import brief, shape_is_known
+from ..gluon.utils import brief
 from . import _safetensors
 
 __all__ = ["Saving", "load", "save"]
 
 _INDEX = "index.json"
-_FORMAT = "mpgluon checkpoint 1"
+_FORMAT = "mpgluon checkpoint 2"
 _FILES = re.compile(r"shard-\d{6}-[\w.-]+\.safetensors|index\.json\.new")
 _STATE = "optimizer:"  # goes in front of names of parameters in names of their states
 
-# An array of a checkpoint, or the part of it that a parameter on one device holds: [begin, end) along axis; axis None: all of it.
-_Part = collections.namedtuple("_Part", "name dtype shape axis begin end read device")
+# An array of a checkpoint, or the part of it that a parameter on one device holds: the ranges [begin, end) of `where` along its axis; where None: all of it.
+_Part = collections.namedtuple("_Part", "name dtype shape where read device")
+_Where = collections.namedtuple("_Where", "axis ranges")
 
 
 def _parts_of(net):
-    """The parameters of a network: name -> [(parameter, axis, begin, end)], one for each shard, and the global shapes.
+    """The parameters of a network: name -> [(parameter, where)], one for each shard, and the global shapes.
 
-    A parameter that is a shard has the attributes `global_shape`, `axis` and `index`; its name is that of the whole one, with its number behind it, or what
-    its attribute `global_name` says.
+    A parameter that is a shard has the attributes `global_shape`, `axis` and `index`, and `ranges` unless it is one range behind the other shards; its name is
+    that of the whole one, with its number behind it, or what its attribute `global_name` says.
     """
     shards, shapes, seen = {}, {}, set()
     for name, param in net._collect_params_with_prefix().items():
@@ -45,26 +46,25 @@ def _parts_of(net):
         seen.add(param)
         whole = getattr(param, "global_shape", None)
         if whole is not None:
-            if len(getattr(param, "ranges", ())) > 1:
-                raise MXNetError(
-                    f"checkpoints of parameters that are split into several ranges (gates, or queries, keys and values in one) are not available: '{name}'. "
-                    "Use net.save_parameters, which saves each part by its own name, for this layout"
-                )
             name = _global_name(name, param)
         shards.setdefault(name, []).append(param)
         shapes[name] = param.shape if whole is None else tuple(whole)
     parts = {}
     for name, params in shards.items():
         if len(params) == 1 and getattr(params[0], "global_shape", None) is None:
-            parts[name] = [(params[0], None, 0, 0)]
+            parts[name] = [(params[0], None)]
             continue
         at, parts[name] = 0, []
         for param in sorted(params, key=lambda param: param.index):
             size = param.shape[param.axis]
-            parts[name].append((param, param.axis, at, at + size))
+            parts[name].append((param, _Where(param.axis, tuple(getattr(param, "ranges", None) or [(at, at + size)]))))
             at += size
-        if at != shapes[name][params[0].axis]:
+        total = shapes[name][params[0].axis]
+        if at != total:
             raise MXNetError(f"the shards of parameter '{name}' have {at} elements together along axis {params[0].axis}, but its shape is {shapes[name]}")
+        ends = sorted(span for _, where in parts[name] for span in where.ranges)
+        if any(end != begin for (_, end), (begin, _) in zip([(0, 0), *ends], [*ends, (total, total)])):
+            raise MXNetError(f"the shards of parameter '{name}' don't make a whole: they are the ranges {ends} along axis {params[0].axis} of {shapes[name]}")
     return parts, shapes
 
 
@@ -187,22 +187,22 @@ def _describe(net, trainer):
     params, shapes = _parts_of(net)
     parts, names = [], {}
     for name, pieces in params.items():
-        for param, axis, begin, end in pieces:
+        for param, where in pieces:
             data = _data_of(param)
-            parts.append(_Part(name, dtype_name(data.dtype), shapes[name], axis, begin, end, data, data.context))
-            names[param] = (name, axis, begin, end)
+            parts.append(_Part(name, dtype_name(data.dtype), shapes[name], where, data, data.context))
+            names[param] = name, where
     index = {"format": _FORMAT, "trainer": None}
     if trainer is None:
         return parts, index
     numbered = {}
     for i, param in enumerate(trainer._params):
-        name, axis, begin, _ = names.setdefault(param, (param.name, None, 0, 0))
-        numbered[i] = name if axis is None else f"{name}:{begin}"
+        name, where = names.setdefault(param, (param.name, None))
+        numbered[i] = name if where is None else f"{name}:{where.ranges[0][0]}"
     arrays = {}
     header = trainer._describe_states(arrays, numbered)
     states = {"states": {}, "counts": {}}
     for i, param in enumerate(trainer._params):
-        name, axis, begin, end = names[param]
+        name, where = names[param]
         for kind in states:
             if numbered[i] in header[kind]:
                 states[kind].setdefault(name, header[kind][numbered[i]])
@@ -210,11 +210,11 @@ def _describe(net, trainer):
             if key != numbered[i] and not key.startswith(numbered[i] + ":") or key not in _keys(header["states"].get(numbered[i]), numbered[i]):
                 continue
             whole = _STATE + name + key[len(numbered[i]) :]
-            split = axis if axis is not None and array.shape == param.shape else None
-            if axis is not None and split is None and begin:
+            split = where if where is not None and array.shape == param.shape else None
+            if where is not None and split is None and where.ranges[0][0]:
                 continue  # the same for all shards
             shape = shapes[name] if split is not None else array.shape
-            parts.append(_Part(whole, dtype_name(array.dtype), tuple(shape), split, begin, end, array, array.context))
+            parts.append(_Part(whole, dtype_name(array.dtype), tuple(shape), split, array, array.context))
     index["trainer"] = {**header, **states}
     return parts, index
 
@@ -229,9 +229,18 @@ def _keys(structure, name):
 
 
 def _shape_of(part):
-    if part.axis is None:
+    if part.where is None:
         return tuple(part.shape)
-    return (*part.shape[: part.axis], part.end - part.begin, *part.shape[part.axis + 1 :])
+    axis, ranges = part.where
+    return (*part.shape[:axis], sum(end - begin for begin, end in ranges), *part.shape[axis + 1 :])
+
+
+def _spans(ranges):
+    """Where each range begins in the part, and the range."""
+    at = 0
+    for begin, end in ranges:
+        yield at, begin, end
+        at += end - begin
 
 
 def _whole(parts):
@@ -241,11 +250,21 @@ def _whole(parts):
         by_name.setdefault(part.name, []).append(part)
 
     def together(pieces):
-        if len(pieces) == 1:
+        if pieces[0].where is None:
             return pieces[0].read
-        return lambda: np.concatenate([piece.read() for piece in sorted(pieces, key=lambda piece: piece.begin)], axis=pieces[0].axis)
 
-    return [pieces[0]._replace(axis=None, begin=0, end=0, read=together(pieces), device="all devices") for pieces in by_name.values()]
+        def read():
+            whole = None
+            for piece in pieces:
+                value, before = piece.read(), (slice(None),) * piece.where.axis
+                whole = np.empty(piece.shape, value.dtype) if whole is None else whole
+                for at, begin, end in _spans(piece.where.ranges):
+                    whole[(*before, slice(begin, end))] = value[(*before, slice(at, at + end - begin))]
+            return whole
+
+        return read
+
+    return [pieces[0]._replace(where=None, read=together(pieces), device="all devices") for pieces in by_name.values()]
 
 
 def _bar(total, progress, text):
@@ -268,16 +287,17 @@ def _write(directory, parts, index, gather, progress):
     with _bar(sum(sizes.values()), progress, "saving") as bar:
         for number, (device, own) in enumerate(shards.items()):
             name = f"shard-{generation:06d}-{re.sub(r'[^A-Za-z0-9]+', '', str(device))}.safetensors"
-            keys = [part.name if part.axis is None else f"{part.name}:{part.axis}:{part.begin}" for part in own]
+            keys = [part.name if part.where is None else f"{part.name}:{part.where.axis}:{part.where.ranges[0][0]}" for part in own]
             size, header, sums = _safetensors.write(
                 os.path.join(directory, name), [(key, part.dtype, _shape_of(part), part.read) for key, part in zip(keys, own)], bar.update
             )
             described.append({"file": name, "device": str(device), "bytes": size, "header_crc32": header})
             for key, part, total in zip(keys, own, sums):
-                entry = arrays.setdefault(part.name, {"shape": list(part.shape), "dtype": part.dtype, "axis": part.axis, "pieces": []})
-                entry["pieces"].append({"shard": number, "key": key, "begin": part.begin, "end": part.end, "crc32": total})
+                axis, ranges = part.where or (None, [])
+                entry = arrays.setdefault(part.name, {"shape": list(part.shape), "dtype": part.dtype, "axis": axis, "pieces": []})
+                entry["pieces"].append({"shard": number, "key": key, "ranges": [list(span) for span in ranges], "crc32": total})
     for entry in arrays.values():
-        entry["pieces"].sort(key=lambda piece: piece["begin"])
+        entry["pieces"].sort(key=lambda piece: piece["ranges"])
     text = json.dumps({**index, "generation": generation, "shards": described, "arrays": arrays}, indent=1)
     _sync(directory)  # the files' names, before the index that tells of them
     with open(former + ".new", "w") as file:
@@ -341,21 +361,24 @@ def load(directory, net, trainer=None, progress=None):
     index = _read_index(os.path.join(directory, _INDEX))
     wanted, shapes = _parts_of(net)
     _compare(index, wanted, shapes, directory)
-    names = {param: (name, *where) for name, pieces in wanted.items() for param, *where in pieces}
+    names = {param: (name, where) for name, pieces in wanted.items() for param, where in pieces}
     if trainer is not None:
         _check_trainer(index, trainer, names, directory)
     with _bar(sum(shard["bytes"] for shard in index["shards"]), progress, "checking") as bar:
         files = [_check_shard(directory, index, number, bar) for number in range(len(index["shards"]))]
     reader = _Reader(index["arrays"], files)
+    for name, pieces in wanted.items():
+        _complete([param for param, _ in pieces], tuple(index["arrays"][name]["shape"]))
+    wanted, _ = _parts_of(net)  # now that all shapes are known
+    names.update((param, (name, where)) for name, pieces in wanted.items() for param, where in pieces)
     states = _read_states(reader, index, trainer, names) if trainer is not None else None
     with autograd.pause():
         for name, pieces in wanted.items():
-            for param, axis, begin, end in pieces:
+            for param, where in pieces:
                 if param._data is None:
-                    param.shape = tuple(index["arrays"][name]["shape"]) if axis is None else param.shape
                     param._finish_deferred_init()
                 for target in param.list_data():
-                    reader.read(name, axis, begin, end, target)
+                    reader.read(name, where, target)
     if trainer is not None:
         counts = index["trainer"]["counts"]
         trainer._take_over(
@@ -363,6 +386,17 @@ def load(directory, net, trainer=None, progress=None):
         )
     random.set_state(tuple(index["random"]))
     return {key: index[key] for key in ("step", "position", "loss_scale", "extra")}
+
+
+def _complete(params, shape):
+    """Takes over the shape of a parameter, or of the whole of its shards."""
+    for param in params:
+        family = getattr(param, "_family", None)
+        if family is not None:
+            family.complete(shape)
+            return
+        if getattr(param, "global_shape", None) is None:
+            param.shape = shape
 
 
 def _read_index(path):
@@ -393,7 +427,7 @@ def _compare(index, wanted, shapes, directory):
             differences.append(f"'{name}' has shape {known} in the network, {shape} in the checkpoint")
         elif dtype != saved[name]["dtype"]:
             differences.append(f"'{name}' is {dtype} in the network, {saved[name]['dtype']} in the checkpoint")
-        for param, *_ in pieces:
+        for param, _ in pieces:
             param.list_ctx()  # raises where it was never initialized
     if differences:
         more = f"; and {len(differences) - 4} more" if len(differences) > 4 else ""
@@ -408,7 +442,7 @@ def _check_trainer(index, trainer, names, directory):
     if header["optimizer"] != kind:
         raise MXNetError(f"the checkpoint '{directory}' holds states of optimizer {header['optimizer']}, but this trainer has {kind}. Nothing was changed")
     for param in trainer._params:
-        names.setdefault(param, (param.name, None, 0, 0))
+        names.setdefault(param, (param.name, None))
     own = {names[param][0] for param in trainer._params}
     strange = [name for name in header["states"] if name not in own]
     if strange:
@@ -446,37 +480,46 @@ class _Reader:
     def entry(self, name):
         return self._arrays[name]
 
-    def read(self, name, axis, begin, end, target):
-        """Fills `target` with the part [begin, end) along an axis, or with all of the array."""
+    def read(self, name, where, target):
+        """Fills `target` with the part of an array that `where` says; None: with all of it."""
         entry = self._arrays[name]
-        saved, shape = entry["axis"], entry["shape"]
+        axis, (wanted, ranges) = entry["axis"], where or (None, ())
         for piece in entry["pieces"]:
             file, key = self._files[piece["shard"]], piece["key"]
-            if saved is None:
-                value = file.read(key) if axis is None else file.read(key, axis, begin, end)
-                place = None
-            elif axis is None:
-                value, place = file.read(key), (saved, piece["begin"], piece["end"])
-            elif axis == saved:
-                low, high = max(begin, piece["begin"]), min(end, piece["end"])
-                if low >= high:
-                    continue
-                value, place = file.read(key, saved, low - piece["begin"], high - piece["begin"]), (saved, low - begin, high - begin)
-            else:
-                value, place = file.read(key, axis, begin, end), (saved, piece["begin"], piece["end"])
-            value = nd.array(value, ctx=target.context, dtype=target.dtype)
-            if place is None or value.shape == target.shape:
-                target[:] = value.reshape(target.shape) if len(shape) else value
-            else:
-                where, low, high = place
-                target[(slice(None),) * where + (slice(low, high),)] = value
+            for there in _spans(piece["ranges"]) if axis is not None else [None]:
+                for here in _spans(ranges) if wanted is not None else [None]:
+                    source, place = _overlap(axis, there, wanted, here)
+                    if source is None:
+                        continue
+                    value = nd.array(file.read(key, source), ctx=target.context, dtype=target.dtype)
+                    if value.shape == target.shape or not entry["shape"]:
+                        target[:] = value.reshape(target.shape) if entry["shape"] else value
+                    else:
+                        target[tuple(slice(*place[d]) if d in place else slice(None) for d in range(target.ndim))] = value
+
+
+def _overlap(axis, there, wanted, here):
+    """What one range of a piece of a file has of one range that is wanted: where it is in the piece and where in the target, by axis; (None, None): nothing."""
+    if axis is not None and axis == wanted:
+        low, high = max(there[1], here[1]), min(there[2], here[2])
+        if low >= high:
+            return None, None
+        return ({axis: (at + low - begin, at + high - begin)} for at, begin, _ in (there, here))
+    source, place = {}, {}
+    if axis is not None:
+        at, begin, end = there
+        source[axis], place[axis] = (at, at + end - begin), (begin, end)
+    if wanted is not None:
+        at, begin, end = here
+        source[wanted], place[wanted] = (begin, end), (at, at + end - begin)
+    return source, place
 
 
 def _read_states(reader, index, trainer, names):
     """The states of a trainer's parameters: index -> nested state, each on its parameter's first device."""
     loaded = {}
     for i, param in enumerate(trainer._params):
-        name, axis, begin, end = names[param]
+        name, where = names[param]
         structure = index["trainer"]["states"].get(name)
         if structure is None:
             continue
@@ -484,12 +527,9 @@ def _read_states(reader, index, trainer, names):
         for key in _keys(structure, name):
             entry = reader.entry(_STATE + key)
             whole = index["arrays"].get(name, {"shape": param.shape})["shape"]
-            split = axis is not None and list(entry["shape"]) == list(whole)
-            if axis is not None and not split or not shape_is_known(param.shape):
-                shape = entry["shape"]
-            else:
-                shape = param.shape if split else entry["shape"]
+            split = where is not None and list(entry["shape"]) == list(whole)
+            shape = param.shape if split else entry["shape"]
             arrays[key] = nd.empty(tuple(shape), ctx=param.list_ctx()[0], dtype=entry["dtype"])
-            reader.read(_STATE + key, axis if split else None, begin, end, arrays[key])
+            reader.read(_STATE + key, where if split else None, arrays[key])
         loaded[i] = _put_together(structure, name, arrays, "the checkpoint")
     return loaded
