@@ -3,12 +3,15 @@ device at the same time and with batches of a micro-batch's size, make together,
 
     python benchmarks/pipelines.py [--rounds N] [--cases transformer,mlp,lstm] [--json FILE]
 
-Everything runs in one process; contenders take turns, and the best round of each counts.
+Ours run in one process. Beside them, where it is installed, PyTorch trains the same networks: transformer and MLP by
+torch.distributed.pipelining in two processes with a thread each, the LSTM in one process with two threads. Contenders take turns, and the
+best round of each counts. The JSON: {"machine": text, "libraries": {name: version}, "cases": {case: {contender: {"ms": t, ...}}}}.
 """
 
 import argparse
 import json
 import os
+import sys
 import time
 
 os.environ["MPGLUON_CPU_THREADS"] = "1"
@@ -17,6 +20,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np  # noqa: E402
 
 import mpgluon as mx  # noqa: E402
+import sizes  # noqa: E402
+from bench import processor  # noqa: E402
+from contender import Contender  # noqa: E402
 from models_gluon import make_models  # noqa: E402
 from mpgluon import autograd, gluon, nd  # noqa: E402
 from mpgluon.gluon import nn, rnn  # noqa: E402
@@ -44,16 +50,17 @@ class Halves(gluon.HybridBlock):
 
 
 def transformer(contexts):
-    model = make_models(mx)["GPT"](vocabulary=8, units=256, heads=8, layers=6, length=128)
-    return Halves(list(model.layers), contexts), (16, 128, 256)
+    model = make_models(mx)["GPT"](8, sizes.STAGED_UNITS, sizes.STAGED_HEADS, sizes.STAGED_LAYERS, sizes.STAGED_LENGTH)
+    return Halves(list(model.layers), contexts), (sizes.STAGED_BATCH, sizes.STAGED_LENGTH, sizes.STAGED_UNITS)
 
 
 def mlp(contexts):
-    return Halves([nn.Dense(1024, in_units=1024, activation="relu") for _ in range(12)], contexts), (1024, 1024)
+    widths = sizes.STAGED_MLP
+    return Halves([nn.Dense(b, in_units=a, activation="relu") for a, b in zip(widths, widths[1:])], contexts), (sizes.STAGED_MLP_BATCH, widths[0])
 
 
 class LSTMHalves(gluon.HybridBlock):
-    def __init__(self, contexts, units=512):
+    def __init__(self, contexts, units):
         super().__init__()
         self.contexts = contexts
         with self.name_scope():
@@ -74,17 +81,15 @@ def square_loss(out, *_):
     return (out.reshape((out.shape[0], -1)) ** 2).mean(axis=1)
 
 
-def best(run, seconds=1.0):
-    """Seconds of the quickest of several calls."""
-    run()
-    nd.waitall()
-    shortest, end = float("inf"), time.perf_counter() + seconds
+def take_turns(contenders, shortest, seconds):
+    """Runs the contenders call by call for so many seconds each; keeps the shortest of each one's calls."""
+    end = time.perf_counter() + seconds * len(contenders)
     while time.perf_counter() < end:
-        begin = time.perf_counter()
-        run()
-        nd.waitall()
-        shortest = min(shortest, time.perf_counter() - begin)
-    return shortest
+        for name, run in contenders.items():
+            begin = time.perf_counter()
+            run()
+            nd.waitall()
+            shortest[name] = min(shortest[name], time.perf_counter() - begin)
 
 
 def trainer_of(net):
@@ -124,7 +129,8 @@ def batchwise(make, pieces):
     return contenders
 
 
-def timewise(pieces, units=512, batch=20, steps=64):
+def timewise(pieces):
+    units, batch, steps = sizes.DEEP_UNITS, sizes.DEEP_BATCH, sizes.DEEP_TIME
     contenders, alone = {}, []
     for ctx in DEVICES:
         net = LSTMHalves([ctx, ctx], units)
@@ -157,35 +163,77 @@ def timewise(pieces, units=512, batch=20, steps=64):
     return contenders
 
 
-CASES = {
-    "transformer": lambda: (batchwise(transformer, 8), 8),
-    "mlp": lambda: (batchwise(mlp, 8), 8),
-    "lstm": lambda: (timewise(8), 8),
-}
+PIECES = sizes.STAGED_PIECES
+CASES = {"transformer": lambda: batchwise(transformer, PIECES), "mlp": lambda: batchwise(mlp, PIECES), "lstm": lambda: timewise(PIECES)}
+PEERS = {"transformer": ("gpipe", "1f1b"), "mlp": ("gpipe", "1f1b"), "lstm": ("2 threads",)}
+
+
+def peers():
+    """PyTorch: threads of a process -> the process."""
+    found = {}
+    for threads in (1, 2):
+        peer = Contender("PyTorch", threads, sys.executable, "work_pytorch_pipelines.py")
+        if not peer.version:
+            return {}
+        found[threads] = peer
+    return found
+
+
+def measure(case, rounds, seconds, others):
+    """Figures of all contenders of a case."""
+    contenders = CASES[case]()
+    theirs = {f"PyTorch, {kind}": kind for kind in (PEERS[case] if others else ())}
+    shortest = dict.fromkeys([*contenders, *theirs], float("inf"))
+    take_turns(contenders, dict(shortest), 0.5)  # compiles and settles
+    for _ in range(rounds):
+        take_turns(contenders, shortest, seconds)
+        for name, kind in theirs.items():
+            peer = others[2 if kind == "2 threads" else 1]
+            shortest[name] = min(shortest[name], peer.ask(time=f"{case}, {kind}", seconds=seconds))
+    ideal = 2 / shortest["independent"] * PIECES / (PIECES + len(DEVICES) - 1)  # batches a second
+    figures = {"independent": {"ms": shortest.pop("independent") * 1e3}, "ideal": {"ms": 1e3 / ideal}}
+    for name, taken in shortest.items():
+        figures[name] = {"ms": taken * 1e3, "of_ideal": 1 / taken / ideal}
+        if name in contenders:
+            report = contenders[name].pipeline.report()
+            figures[name].update(bubble=report.bubble, planned_bubble=report.planned_bubble)
+    return figures
+
+
+def table(case, figures):
+    """Markdown lines."""
+    yield f"{case}: two independent trainings {figures['independent']['ms']:.1f} ms for two batches; the ideal of a pipeline is {figures['ideal']['ms']:.1f} ms a batch"
+    yield "| | ms | of the ideal | bubble | by plan |"
+    yield "| --- | --- | --- | --- | --- |"
+    for name, row in figures.items():
+        if "of_ideal" in row:
+            bubbles = [f"{row[key]:.1%}" if key in row else "" for key in ("bubble", "planned_bubble")]
+            yield f"| {name} | {row['ms']:.1f} | {row['of_ideal']:.3f} | {bubbles[0]} | {bubbles[1]} |"
+    theirs = [row["ms"] for name, row in figures.items() if name.startswith("PyTorch")]
+    best_of_ours = min((row["ms"], name) for name, row in figures.items() if "bubble" in row)
+    if "1f1b" in figures:
+        yield f"zero_bubble has {figures['1f1b']['ms'] / figures['zero_bubble']['ms']:.3f}x the rate of 1f1b"
+    if theirs:
+        for ms, name in sorted({(figures[n]["ms"], n) for n in ("1f1b", "gpipe") if n in figures} | {best_of_ours}):
+            yield f"{name} has {min(theirs) / ms:.2f}x PyTorch's rate"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", default=",".join(CASES))
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each contender in each round")
     parser.add_argument("--json")
     args = parser.parse_args()
-    results = {}
+    others = peers()
+    libraries = {"mpgluon": mx.__version__, **({"PyTorch": others[1].version} if others else {})}
+    results = {"machine": f"{processor()}, {os.cpu_count()} cores", "libraries": libraries, "cases": {}}
+    print(f"{results['machine']}, load {os.getloadavg()[0]:.2f}; {', '.join(libraries.values())}")
     for case in args.cases.split(","):
-        contenders, pieces = CASES[case]()
-        shortest = {name: float("inf") for name in contenders}
-        for _ in range(args.rounds):
-            for name, run in contenders.items():
-                shortest[name] = min(shortest[name], best(run))
-        ideal = 2 / shortest["independent"] * pieces / (pieces + len(DEVICES) - 1)  # batches a second
-        results[case] = {"independent_ms": shortest["independent"] * 1e3}
-        print(f"{case}: two independent trainings {shortest['independent'] * 1e3:.1f} ms for two batches; ideal of a pipeline {1e3 / ideal:.1f} ms a batch")
-        for name, seconds in shortest.items():
-            if name == "independent":
-                continue
-            report = contenders[name].pipeline.report()
-            results[case][name] = {"ms": seconds * 1e3, "of_ideal": 1 / seconds / ideal, "bubble": report.bubble}
-            print(f"  {name}: {seconds * 1e3:.1f} ms, {1 / seconds / ideal:.3f} of the ideal; bubble {report.bubble:.1%}, planned {report.planned_bubble:.1%}")
+        figures = results["cases"][case] = measure(case, args.rounds, args.seconds, others)
+        print("\n".join(["", *table(case, figures)]), flush=True)
+    for peer in others.values():
+        peer.close()
     if args.json:
         with open(args.json, "w") as f:
             json.dump(results, f, indent=1)

@@ -457,6 +457,14 @@ def test_1f1b_takes_less_memory_than_gpipe():
     assert few[CPU[0]] < 0.8 * all_of_them[CPU[0]]
 
 
+def test_gradients_are_summed_one_by_one():
+    net = Chain([0, 1], big)
+    train = TrainStep(net, loss_of, None, Pipeline(4))
+    train(data((4, 256)), [])
+    weights = sum(p.data().size * 4 for p in net.parts[0].collect_params().values())
+    assert train.pipeline.report().planned_bytes[CPU[0]] < 0.6 * weights  # room for one of three
+
+
 def test_a_schedule_that_does_not_fit_is_refused():
     net = Chain([0, 1, 2], big)
     train = TrainStep(net, loss_of, None, Pipeline(4, "gpipe"))

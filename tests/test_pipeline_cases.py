@@ -211,7 +211,8 @@ def test_recomputing_inside_a_pipeline(schedule):
     loss, grads, planned = run(False)
     again, grads_again, planned_again = run(True)
     assert np.array_equal(loss, again) and same(grads, grads_again)
-    assert sum(planned_again.values()) < 0.9 * sum(planned.values())
+    # The second device goes backward at once: there is nothing to be saved there.
+    assert planned_again[CPU[0]] < 0.9 * planned[CPU[0]] and planned_again[CPU[1]] <= planned[CPU[1]]
 
 
 def test_batch_norm_has_the_statistics_of_micro_batches():

@@ -157,6 +157,9 @@ mpg_status mpg_graph_order(const mpg_graph *graph, mpg_phase phase, const mpg_va
  * other device works. Bits stay. It may keep arrays alive for longer, so the caller compares plans. `hurried` is filled only
  * where *changed. */
 mpg_status mpg_order_hurry(const mpg_graph *graph, const mpg_order *order, mpg_order *hurried, bool *changed);
+/* Nodes numbered from `first` on go right behind the last of what they need: sums of gradients, so that what is added is still in a cache and its
+ * memory serves the next one. */
+mpg_status mpg_order_follow(const mpg_graph *graph, uint32_t first, mpg_order *order);
 void mpg_order_free(mpg_order *order);
 /* The device whose program holds a node: a copy to another device runs on the device it copies from. */
 static inline mpg_device_id mpg_node_runs_on(const mpg_graph *graph, const mpg_node *node) {

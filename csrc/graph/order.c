@@ -55,6 +55,36 @@ mpg_status mpg_graph_order(const mpg_graph *graph, mpg_phase phase, const mpg_va
   return MPG_OK;
 }
 
+mpg_status mpg_order_follow(const mpg_graph *graph, uint32_t first, mpg_order *order) {
+  size_t count = order->count;
+  uint32_t *leader = mpg_malloc((graph->num_nodes + 1) * sizeof *leader); /* per node: the position that it follows */
+  uint32_t *begin = mpg_calloc(count + 2, sizeof *begin);
+  uint32_t *nodes = mpg_malloc((count + 1) * sizeof *nodes);
+  mpg_status status = MPG_OK;
+  if (!leader || !begin || !nodes) MPG_GOTO(mpg_out_of_host_memory(graph->num_nodes * sizeof *leader));
+  for (size_t n = 0; n < graph->num_nodes; n++) leader[n] = UINT32_MAX;
+  for (size_t k = 0; k < count; k++) {
+    uint32_t n = order->nodes[k], last = UINT32_MAX;
+    for (uint32_t i = 0; n >= first && i < graph->nodes[n].num_inputs; i++) {
+      mpg_value input = mpg_node_inputs(graph, &graph->nodes[n])[i];
+      uint32_t at = mpg_has_value(input) ? leader[input.node] : UINT32_MAX;
+      if (at != UINT32_MAX && (last == UINT32_MAX || at > last)) last = at;
+    }
+    leader[n] = last == UINT32_MAX ? (uint32_t)k : last;
+    begin[leader[n] + 1]++;
+  }
+  for (size_t k = 0; k < count; k++) begin[k + 1] += begin[k];
+  for (size_t k = 0; k < count; k++) nodes[begin[leader[order->nodes[k]]]++] = order->nodes[k]; /* who leads comes first */
+  mpg_free(order->nodes);
+  order->nodes = nodes;
+  nodes = NULL;
+fail:
+  mpg_free(leader);
+  mpg_free(begin);
+  mpg_free(nodes);
+  return status;
+}
+
 /* A device's nodes that are put off until its next copy to another device has gone. */
 typedef struct lagging {
   mpg_device_id device;
