@@ -304,6 +304,25 @@ def test_never_more_memory():
         assert all(a <= b for a, b in zip(found[True][1], found[False][1])) and found[True][1] != found[False][1]
 
 
+def test_only_the_groups_that_need_more_memory_stay_apart():
+    """Fused, float32 and float64 are alive at once; op by op, only the float16 between them is."""
+    def costly(x, w):
+        return ((nd.dot(x, w) * 2).astype("float16") + 1).astype("float64") - 1
+
+    def f(x, w, u, v):
+        y = nd.tanh(nd.dot(x, w) * 3) + 1
+        z = nd.dot(nd.dot(costly(y, w), v).astype("float32"), u)
+        return nd.dot(nd.sigmoid(z * 2) - 1, w)
+
+    arrays = draw((300, 40), (40, 40), (4, 40)) + draw((40, 4), dtype="float64")
+    op, apart = compiled(f), _core.CachedOp(f, {"exact": True, "fuse": False})
+    same(train(op, arrays), train(apart, arrays))
+    found = groups(op, entry=1)
+    assert ["_mul_scalar", "tanh", "_plus_scalar"] in found and ["_mul_scalar", "sigmoid", "_minus_scalar"] in found
+    assert not any("Cast" in group and "_plus_scalar" in group for group in found)
+    assert planned(op, "forward", 1) <= planned(apart, "forward", 1)
+
+
 # --- Random graphs -----------------------------------------------------------------------------------------------------------------
 
 SHAPES = [(4, 6), (4, 1), (1, 6), (1, 1)]

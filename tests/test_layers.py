@@ -77,10 +77,10 @@ def test_headers_say_what_they_are():
 WRITABLE = {
     "base": "allocations_until_failure|failure_happened|current_host|error_text|(num_)?library_\\w+",
     "device": "table|table_size|chunks|count|known|shuffle|worker_device|latest_start|mpg_profiling|no_memory_cause|passed_on",
-    "tensor": "free_storages|num_free|leaving|watched_writes|births",
+    "tensor": "free_storages|num_free|leaving|watched_writes|births|foreign_reads",
     "op": "kernel_tables|random_state|intern_table|names|signatures",
     "graph": "",
-    "autograd": "mode|active|tape|walks|kept_walks|changes",  # flags of the thread, arenas kept between calls, a count of changed arrays
+    "autograd": "mode|active|tape|walks|kept_walks|changes|numbers",  # flags of the thread, arenas kept between calls, counts of changed arrays and of leaves
     "io": "counter",
     "comm": "",
     "kernels": "(onednn|openblas)_(attributes|available|functions|loaded)",

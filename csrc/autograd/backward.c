@@ -176,18 +176,25 @@ static void bind_heads(mpg_walk *walk, const head_list *list) {
       mpg_array_copy(&walk->arrays[mpg_value_index(&walk->graph, given(&walk->graph, list->gradient_values[i]))], list->gradients[i]);
 }
 
-static mpg_status backward(mpg_walk *walk, head_list *list, bool retain, bool train) {
+/* again: where no gradient arrives at leaves that were taken as one, all begins anew, taking them one by one. */
+static mpg_status backward(mpg_walk *walk, head_list *list, bool retain, bool train, bool *again) {
   mpg_graph *graph = &walk->graph;
-  size_t num_wanted = 0, num_variables = walk->num_variables;
+  size_t num_wanted = 0, num_variables = walk->num_variables + walk->num_leaves;
   mpg_value *wanted = list->gradient_values + list->count, *results = wanted + num_variables, *stored = results + num_variables,
             *old = stored + num_variables;
-  for (size_t i = 0; i < num_variables; i++) {
+  for (size_t i = 0; i < walk->num_variables; i++) {
     mpg_tape_node *variable = walk->variables[i];
     if (variable->request == MPG_GRAD_NULL) continue;
     walk->variables[num_wanted] = variable;
     wanted[num_wanted++] = (mpg_value){variable->graph_node, 0};
   }
-  MPG_TRY(differentiate(walk, list, wanted, num_wanted, results, train));
+  for (size_t k = 0; k < walk->num_leaves; k++) wanted[num_wanted + k] = (mpg_value){walk->leaves[k].graph_node, 0};
+  MPG_TRY(differentiate(walk, list, wanted, num_wanted + walk->num_leaves, results, train));
+  for (size_t k = 0; k < walk->num_leaves; k++) {
+    stored[num_wanted + k] = results[num_wanted + k];
+    *again |= !mpg_has_value(results[num_wanted + k]);
+  }
+  if (*again) return MPG_OK;
   bool *taken = mpg_arena_alloc(&graph->arena, graph->num_values + 1);
   if (!taken) return mpg_out_of_host_memory(graph->num_values);
   memset(taken, 0, graph->num_values);
@@ -212,8 +219,9 @@ static mpg_status backward(mpg_walk *walk, head_list *list, bool retain, bool tr
       mpg_tensor_retain(&array->tensor);
     }
   }
-  MPG_TRY(mpg_walk_run(walk, stored, num_wanted, retain, false, train));
+  MPG_TRY(mpg_walk_run(walk, stored, num_wanted + walk->num_leaves, retain, false, train));
   for (size_t i = 0; i < num_wanted; i++) walk->variables[i]->fresh = true;
+  for (size_t k = 0; k < walk->num_leaves; k++) mpg_leaves_set_fresh(walk->leaves[k].leaves);
   return MPG_OK;
 }
 
@@ -235,21 +243,27 @@ static mpg_status check_heads(mpg_array *const *heads, int num_heads) {
   return MPG_OK;
 }
 
-mpg_status mpg_autograd_backward(mpg_array *const *heads, mpg_array *const *head_grads, int num_heads, bool retain_graph, bool train) {
+static mpg_status try_backward(head_list *list, bool retain, bool train, bool together, bool *again) {
   mpg_walk *walk;
-  head_list list = {.heads = heads, .gradients = head_grads};
-  MPG_TRY(check_heads(heads, num_heads));
   MPG_TRY(walk_begin(&walk));
   mode former = enter(false, train);
-  mpg_status status = mpg_walk_collect(walk, heads, num_heads, false);
-  if (status == MPG_OK) status = reserve_lists(walk, num_heads, 4, walk->num_variables, &list);
+  mpg_status status = mpg_walk_collect(walk, list->heads, list->count, false, together);
+  if (status == MPG_OK) status = reserve_lists(walk, list->count, 4, walk->num_variables + walk->num_leaves, list);
   if (status == MPG_OK) {
-    status = backward(walk, &list, retain_graph, train);
-    if (!retain_graph && (status == MPG_OK || walk->taken)) consume(walk);
+    status = backward(walk, list, retain, train, again);
+    if (!*again && !retain && (status == MPG_OK || walk->taken)) consume(walk);
   }
   leave(former);
   walk_end(walk);
   return status;
+}
+
+mpg_status mpg_autograd_backward(mpg_array *const *heads, mpg_array *const *head_grads, int num_heads, bool retain_graph, bool train) {
+  head_list list = {.heads = heads, .gradients = head_grads, .count = num_heads};
+  bool again = false, unused = false;
+  MPG_TRY(check_heads(heads, num_heads));
+  mpg_status status = try_backward(&list, retain_graph, train, true, &again);
+  return again ? try_backward(&list, retain_graph, train, false, &unused) : status;
 }
 
 static mpg_status grad(mpg_walk *walk, head_list *list, mpg_array *const *variables, int num_variables, bool retain, bool create_graph,
@@ -283,7 +297,7 @@ mpg_status mpg_autograd_grad(mpg_array *const *heads, mpg_array *const *head_gra
   MPG_TRY(check_heads(heads, num_heads));
   MPG_TRY(walk_begin(&walk));
   mode former = enter(create_graph, train);
-  mpg_status status = mpg_walk_collect(walk, heads, num_heads, create_graph);
+  mpg_status status = mpg_walk_collect(walk, heads, num_heads, create_graph, false);
   if (status == MPG_OK) status = reserve_lists(walk, num_heads, 2, (size_t)num_variables, &list);
   if (status == MPG_OK) {
     bool retain = retain_graph || create_graph;

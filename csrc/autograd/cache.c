@@ -14,7 +14,7 @@ static bool input_fits(const mpg_signature_input *input, const mpg_array *array,
 }
 
 static bool fits(mpg_cache_entry *entry, const mpg_inputs *inputs, bool train, bool recording) {
-  if (entry->num_inputs != mpg_inputs_count(inputs) || entry->train != train || entry->recording != recording) return false;
+  if (entry->num_inputs != mpg_inputs_count(inputs) || entry->num_bound != inputs->num_bound || entry->train != train || entry->recording != recording) return false;
   for (uint32_t i = 0; i < inputs->num_given; i++)
     if (!input_fits(&entry->inputs[i], inputs->given[i], recording)) return false;
   if (inputs->binding && entry->binding == inputs->binding) return true;
@@ -65,7 +65,7 @@ mpg_status mpg_cache_add(mpg_cache *cache, const mpg_inputs *inputs, bool train,
     drop(&cache->entries[place]);
     cache->dropped++;
   }
-  cache->entries[place] = (mpg_cache_entry){signature, num_inputs, train, recording, inputs->binding, ++cache->clock, compiled};
+  cache->entries[place] = (mpg_cache_entry){signature, num_inputs, inputs->num_bound, train, recording, inputs->binding, ++cache->clock, compiled};
   return MPG_OK;
 }
 

@@ -17,7 +17,7 @@ typedef struct mpg_signature_input {
 
 typedef struct mpg_cache_entry {
   mpg_signature_input *inputs; /* owned */
-  uint32_t num_inputs;
+  uint32_t num_inputs, num_bound;
   bool train, recording;
   uint64_t binding; /* a binding whose arrays are known to fit */
   uint64_t last_used;

@@ -50,30 +50,70 @@ static mpg_status append(mpg_walk *walk, mpg_tape_node *node) {
   return MPG_OK;
 }
 
+/* How many inputs a call has behind its own. */
+static uint32_t num_leaves(const mpg_walk *walk, const mpg_tape_node *node) { return node->leaves && !walk->together ? node->leaves->count : 0; }
+
+static mpg_tape_edge edge_at(const mpg_tape_node *node, uint32_t i) {
+  return i < node->num_inputs ? node->edges[i] : (mpg_tape_edge){node->leaves->variables[i - node->num_inputs], 0};
+}
+
+/* Whether what is reached here is reached in another way too. */
+static mpg_status note_leaves(mpg_walk *walk, mpg_tape_node *node) {
+  mpg_leaves *leaves = node->leaves;
+  if (!walk->together) return MPG_OK;
+  if (node->kind == MPG_TAPE_VARIABLE && node->leaves_number) walk->clash = true;
+  if (!leaves) return MPG_OK;
+  if (!leaves->distinct || leaves->visit == walk->visit) walk->clash = true;
+  leaves->visit = walk->visit;
+  MPG_TRY(mpg_grow((void **)&walk->leaves, &walk->leaves_capacity, walk->num_leaves + 1, sizeof *walk->leaves));
+  walk->leaves[walk->num_leaves++] = (struct mpg_walk_leaves){leaves, 0};
+  return MPG_OK;
+}
+
+/* Whether several leaves have a variable in common; the answer for the same ones is kept. */
+static mpg_status compare_leaves(mpg_walk *walk) {
+  bool known = walk->num_distinct == walk->num_leaves;
+  for (size_t i = 0; known && i < walk->num_leaves; i++) known = walk->distinct[i] == walk->leaves[i].leaves->number;
+  if (known) return MPG_OK;
+  for (size_t k = 0; k < walk->num_leaves; k++)
+    for (uint32_t i = 0; i < walk->leaves[k].leaves->count; i++) {
+      mpg_tape_node *variable = walk->leaves[k].leaves->variables[i];
+      if (variable && variable->visit == walk->visit) walk->clash = true;
+      if (variable) variable->visit = walk->visit;
+    }
+  if (walk->clash) return MPG_OK;
+  walk->num_distinct = 0;
+  MPG_TRY(mpg_grow((void **)&walk->distinct, &walk->distinct_capacity, walk->num_leaves, sizeof *walk->distinct));
+  for (size_t i = 0; i < walk->num_leaves; i++) walk->distinct[walk->num_distinct++] = walk->leaves[i].leaves->number;
+  return MPG_OK;
+}
+
 /* Depth first, without recursion; nodes are listed after what they depend on. */
 static mpg_status visit(mpg_walk *walk, mpg_tape_node *start, uint32_t output, bool create_graph) {
   start = resolve(start, &output);
   if (!start || start->visit == walk->visit) return MPG_OK;
   size_t depth = 0;
   MPG_TRY(push(walk, depth++, start));
-  while (depth) {
+  while (depth && !walk->clash) {
     struct mpg_walk_frame *top = &walk->stack[depth - 1];
     mpg_tape_node *node = top->node;
     if (top->next == 0) MPG_TRY(check_differentiable(node));
+    if (top->next == 0) MPG_TRY(note_leaves(walk, node));
     if (top->next == 0 && create_graph && node->call && node->call->expand && !node->expansion) {
       MPG_TRY(expand(walk, node));
       MPG_TRY(append(walk, node)); /* keeps it alive; adds nothing to the graph */
     }
     mpg_tape_node *child = NULL;
-    uint32_t num_children = node->expansion ? node->num_outputs : node->num_inputs;
+    uint32_t num_children = node->expansion ? node->num_outputs : node->num_inputs + num_leaves(walk, node);
     while (!child && top->next < num_children) {
       uint32_t i = top->next++, end;
       if (node->expansion) {
         end = node->expansion[i].output;
         child = resolve(node->expansion[i].node, &end);
       } else {
-        end = node->edges[i].output;
-        child = resolve(node->edges[i].node, &end);
+        mpg_tape_edge edge = edge_at(node, i);
+        end = edge.output;
+        child = resolve(edge.node, &end);
       }
       if (child && child->visit == walk->visit) child = NULL;
     }
@@ -123,26 +163,40 @@ static mpg_status add_variable(mpg_walk *walk, mpg_tape_node *node) {
   return own(walk, value.node, node);
 }
 
+/* All leaves of a call as one value. */
+static mpg_status add_leaves(mpg_walk *walk, const mpg_tape_node *node, mpg_value *value) {
+  size_t k = 0;
+  while (walk->leaves[k].leaves != node->leaves) k++;
+  mpg_desc desc = {.shape = {.ndim = 1}, .dtype = node->leaves->tensors[0].desc.dtype};
+  MPG_TRY(mpg_graph_input(&walk->graph, &desc, mpg_tensor_device(&node->leaves->tensors[0])->id, value));
+  walk->leaves[k].graph_node = value->node;
+  return own(walk, value->node, NULL);
+}
+
 static mpg_status add_op(mpg_walk *walk, mpg_tape_node *node) {
   mpg_graph *graph = &walk->graph;
-  MPG_TRY(mpg_grow((void **)&walk->edges, &walk->edges_capacity, node->num_inputs, sizeof *walk->edges));
-  size_t most = graph->num_values + node->num_inputs + node->num_outputs;
+  bool together = node->leaves && walk->together;
+  uint32_t num_inputs = node->num_inputs + num_leaves(walk, node) + together;
+  MPG_TRY(mpg_grow((void **)&walk->edges, &walk->edges_capacity, num_inputs, sizeof *walk->edges));
+  size_t most = graph->num_values + num_inputs + node->num_outputs;
   MPG_TRY(mpg_grow((void **)&walk->bindings, &walk->bindings_capacity, most, sizeof *walk->bindings));
   for (size_t i = graph->num_values; i < most; i++) walk->bindings[i] = (mpg_binding){NULL, 0};
   bool saves = node->kind == MPG_TAPE_OP;
-  for (uint32_t i = 0; i < node->num_inputs; i++) {
-    uint32_t output = node->edges[i].output;
-    mpg_tape_node *source = resolve(node->edges[i].node, &output);
+  if (together) MPG_TRY(add_leaves(walk, node, &walk->edges[--num_inputs]));
+  for (uint32_t i = 0; i < num_inputs; i++) {
+    mpg_tape_edge edge = edge_at(node, i);
+    mpg_tape_node *source = resolve(edge.node, &edge.output);
     if (source) {
-      walk->edges[i] = (mpg_value){source->graph_node, output};
+      walk->edges[i] = (mpg_value){source->graph_node, edge.output};
     } else {
-      MPG_TRY(mpg_graph_input(graph, &node->descs[i], node->devices[i]->id, &walk->edges[i]));
+      const mpg_tensor *leaf = i < node->num_inputs ? NULL : &node->leaves->tensors[i - node->num_inputs];
+      MPG_TRY(mpg_graph_input(graph, leaf ? &leaf->desc : &node->descs[i], leaf ? mpg_tensor_device(leaf)->id : node->devices[i]->id, &walk->edges[i]));
       MPG_TRY(own(walk, walk->edges[i].node, NULL));
     }
     if (saves && node->saved[i].storage) MPG_TRY(bind(walk, mpg_value_index(graph, walk->edges[i]), node, i));
   }
   uint32_t number;
-  MPG_TRY(mpg_graph_known(graph, node->op, node->op ? NULL : node, node->params, walk->edges, node->num_inputs, node->num_outputs,
+  MPG_TRY(mpg_graph_known(graph, node->op, node->op ? NULL : node, node->params, walk->edges, num_inputs + together, node->num_outputs,
                           node->devices[node->num_inputs]->id, &number));
   mpg_node *graph_node = &graph->nodes[number];
   graph_node->train = node->train;
@@ -157,13 +211,30 @@ static mpg_status add_op(mpg_walk *walk, mpg_tape_node *node) {
   return own(walk, number, node);
 }
 
-mpg_status mpg_walk_collect(mpg_walk *walk, mpg_array *const *heads, int num_heads, bool create_graph) {
+static void forget_nodes(mpg_walk *walk) {
+  while (walk->num_nodes) mpg_tape_release(walk->nodes[--walk->num_nodes]);
+}
+
+static mpg_status visit_heads(mpg_walk *walk, mpg_array *const *heads, int num_heads, bool create_graph, bool together) {
   walk->visit = ++walks;
-  for (int i = 0; i < num_heads; i++) {
+  walk->together = together;
+  walk->clash = false;
+  walk->num_leaves = 0;
+  for (int i = 0; i < num_heads && !walk->clash; i++) {
     if (!heads[i]->node)
       return mpg_fail(MPG_ERROR, "cannot differentiate array %d of the heads: it was not computed from variables (attach_grad) while recording "
                       "(autograd.record), so it is not part of a recorded computation", i);
     MPG_TRY(visit(walk, heads[i]->node, heads[i]->output, create_graph));
+  }
+  if (walk->num_leaves > 1 && !walk->clash) MPG_TRY(compare_leaves(walk));
+  return MPG_OK;
+}
+
+mpg_status mpg_walk_collect(mpg_walk *walk, mpg_array *const *heads, int num_heads, bool create_graph, bool together) {
+  MPG_TRY(visit_heads(walk, heads, num_heads, create_graph, together));
+  if (walk->clash) {
+    forget_nodes(walk);
+    MPG_TRY(visit_heads(walk, heads, num_heads, create_graph, false));
   }
   if (!walk->expanded) sort(walk);
   for (size_t i = 0; i < walk->num_nodes; i++) {

@@ -236,7 +236,9 @@ static mpg_status make_forward(mpg_compiled *c) {
   MPG_GOTO(plan_forward(c, &order));
   mpg_dump_pass("forward plan", &c->graph, &order, &c->plan);
   MPG_GOTO(mpg_lower(&c->graph, &order, &c->plan, "compiled forward", &c->programs));
-  if (c->stages == MPG_STAGES_NONE) mpg_program_set_fix(c->programs, mpg_compiled_first_fixed(c), mpg_compiled_num_fixed(c));
+  if (c->stages == MPG_STAGES_NONE)
+    mpg_program_set_arrange(c->programs, &(mpg_parts){.count = 3, .sizes = {mpg_compiled_first_fixed(c), mpg_compiled_num_fixed(c), c->num_results},
+                                                      .fixed = {false, true, false}});
   if (!c->recording) goto fail;
   c->saved_external = mpg_calloc(mpg_compiled_forward_externals(c) + 1, sizeof *c->saved_external);
   if (!c->saved_external) MPG_GOTO(mpg_out_of_host_memory(mpg_compiled_forward_externals(c)));
@@ -405,6 +407,16 @@ static mpg_status stage_backward(const mpg_compiled *c, const mpg_graph *joint, 
   return status;
 }
 
+/* Parts: inputs that are not bound; bound; constants, results, gradients of outputs and of the first; of the bound; of constants,
+ * with sums for the first; sums for the bound, for constants. */
+static void arrange_backward(const mpg_compiled *c, mpg_program_set *set) {
+  uint32_t own = mpg_compiled_first_fixed(c);
+  mpg_program_set_arrange(set, &(mpg_parts){.count = 7,
+                                            .sizes = {own, c->num_bound, c->num_constants + c->num_results + c->num_outputs + own, c->num_bound,
+                                                      c->num_constants + own, c->num_bound, c->num_constants},
+                                            .fixed = {false, true, false, true}});
+}
+
 /* fill: outputs without a gradient get zeros, so that the gradient is the one for which values were saved. */
 static mpg_status make_backward(mpg_compiled *c, mpg_compiled_backward *b, const bool *arrives, bool fill, bool lower) {
   mpg_graph joint;
@@ -455,7 +467,10 @@ static mpg_status make_backward(mpg_compiled *c, mpg_compiled_backward *b, const
     mpg_dump_pass("gradient", &joint, NULL, NULL);
     mpg_dump_pass("backward plan", &joint, &order, &b->plan);
   }
-  if (lower) MPG_GOTO(mpg_lower(&joint, &order, &b->plan, "compiled backward", &b->programs));
+  if (lower) {
+    MPG_GOTO(mpg_lower(&joint, &order, &b->plan, "compiled backward", &b->programs));
+    if (c->stages == MPG_STAGES_NONE) arrange_backward(c, b->programs);
+  }
 fail:
   mpg_order_free(&order);
   mpg_graph_free(&joint);

@@ -7,8 +7,10 @@
 typedef struct mpg_recorded_call {
   struct mpg_recorded_call *next; /* in the list of spare ones */
   mpg_compiled *compiled;  /* owned */
-  mpg_array *inputs;       /* owned, all of them: gradients of gradients replay the call */
-  mpg_saved *saved;        /* per forward external array: what the backward reads, with its version; owned */
+  mpg_leaves *leaves;      /* owned; NULL: bound inputs are among the others */
+  mpg_leaf_versions *versions; /* of these, when it was called; owned */
+  mpg_array *inputs;       /* owned, all others, as on the tape: gradients of gradients replay the call */
+  mpg_saved *saved;        /* per forward external array but leaves: what the backward reads, with its version; owned */
   mpg_storage **blocks;    /* the frame; owned */
   size_t held;
   mpg_random_key random;
@@ -29,17 +31,34 @@ static void release_blocks(mpg_storage **blocks, uint32_t count) {
   }
 }
 
+/* Which input of the compiled call is number i on the tape. */
+static uint32_t input_of(const mpg_compiled *c, uint32_t i) {
+  uint32_t own = mpg_compiled_first_fixed(c);
+  return i < own ? i : i < own + c->num_constants ? i + c->num_bound : i - c->num_constants;
+}
+
+/* How many inputs of a call are on the tape by themselves. */
+static uint32_t num_single(const mpg_compiled *c, const mpg_leaves *leaves) { return leaves ? c->num_inputs - c->num_bound : c->num_inputs; }
+
+static void release_saved(mpg_saved *saved, uint32_t begin, uint32_t end) {
+  for (uint32_t i = begin; i < end; i++)
+    if (saved[i].storage) mpg_storage_release(saved[i].storage);
+}
+
 static void recorded_release(void *state) {
   recorded_call *call = state;
   mpg_compiled *c = call->compiled;
+  uint32_t own = mpg_compiled_first_fixed(c);
   if (call->held) {
     c->held -= call->held;
     c->frames--;
   }
   release_blocks(call->blocks, c->plan.num_blocks);
-  for (uint32_t i = 0; i < c->num_inputs; i++) mpg_array_clear(&call->inputs[i]);
-  for (uint32_t i = 0; i < mpg_compiled_forward_externals(c); i++)
-    if (call->saved[i].storage) mpg_storage_release(call->saved[i].storage);
+  for (uint32_t i = 0; i < num_single(c, call->leaves); i++) mpg_array_clear(&call->inputs[i]);
+  release_saved(call->saved, 0, own);
+  release_saved(call->saved, call->leaves ? own + c->num_bound : own, mpg_compiled_forward_externals(c));
+  mpg_leaves_release(call->leaves);
+  mpg_leaf_versions_release(call->versions);
   call->next = c->spare;
   c->spare = call;
   mpg_compiled_release(c);
@@ -76,70 +95,153 @@ static uint8_t place_of(const mpg_target *target, bool needed) {
   return target->request == MPG_GRAD_ADD ? MPG_PLACE_ADD : MPG_PLACE_WRITE;
 }
 
-static mpg_status gather(recorded_call *call, const mpg_compiled_backward *b, mpg_array *const *out_grads, mpg_array *const *sums,
-                         const mpg_target *targets, mpg_tensor *externals, mpg_array *in_grads) {
+/* What a backward works with. */
+typedef struct backward_space {
+  mpg_compiled_backward *b;
+  mpg_tensor *externals;
+  mpg_storage **blocks;
+} backward_space;
+
+/* Of the bound inputs' parts those that are there: leaves, taken together or one by one, or else like the others. */
+static mpg_launching launching_of(const recorded_call *call, const backward_space *space, bool together) {
   const mpg_compiled *c = call->compiled;
-  for (uint32_t i = 0; i < mpg_compiled_forward_externals(c); i++) {
+  const mpg_leaves *leaves = call->leaves;
+  uint32_t own = mpg_compiled_first_fixed(c);
+  const mpg_tensor *in_grads = space->externals + mpg_compiled_in_grad(c, 0), *sums = space->externals + mpg_compiled_sum(c, 0);
+  return (mpg_launching){.parts = {space->externals, leaves ? leaves->tensors : space->externals + own, space->externals + own + c->num_bound,
+                                   together ? leaves->gradients : in_grads + own, in_grads + own + c->num_bound, together ? NULL : sums + own,
+                                   sums + own + c->num_bound},
+                         .binding = together ? leaves->number : 0, .unread = together && mpg_leaves_unread(call->leaves), .blocks = space->blocks};
+}
+
+static mpg_status gather_saved(const recorded_call *call, uint32_t begin, uint32_t end, mpg_tensor *externals) {
+  const mpg_compiled *c = call->compiled;
+  for (uint32_t i = begin; i < end; i++) {
     const mpg_saved *saved = &call->saved[i];
+    externals[i].storage = NULL;
     if (!saved->storage) continue;
     if (saved->storage->version != saved->version) return overwritten(c, i);
     mpg_value value = i < c->num_inputs ? c->inputs[i] : c->results[i - c->num_inputs];
     externals[i] = (mpg_tensor){saved->storage, saved->offset, mpg_graph_at(&c->graph, value)->desc};
   }
+  return MPG_OK;
+}
+
+static mpg_status check_leaves(const recorded_call *call) {
+  const mpg_compiled *c = call->compiled;
+  const mpg_leaves *leaves = call->leaves;
+  uint32_t own = mpg_compiled_first_fixed(c);
+  if (call->versions->watched == mpg_storage_watched_writes()) return MPG_OK;
+  for (uint32_t i = 0; i < leaves->count; i++)
+    if (c->saved_external[own + i] && leaves->tensors[i].storage->version != call->versions->versions[i]) return overwritten(c, own + i);
+  return MPG_OK;
+}
+
+static mpg_status gather(const recorded_call *call, const backward_space *space, bool together, mpg_array *const *out_grads, mpg_array *const *sums,
+                         const mpg_target *targets, mpg_array *in_grads) {
+  const mpg_compiled *c = call->compiled;
+  const mpg_compiled_backward *b = space->b;
+  mpg_tensor *externals = space->externals;
+  uint32_t own = mpg_compiled_first_fixed(c), count = together ? c->num_inputs - c->num_bound : c->num_inputs;
+  MPG_TRY(gather_saved(call, 0, own, externals));
+  MPG_TRY(gather_saved(call, call->leaves ? own + c->num_bound : own, mpg_compiled_forward_externals(c), externals));
+  if (call->leaves) MPG_TRY(check_leaves(call));
   for (uint32_t i = 0; i < c->num_outputs; i++) externals[mpg_compiled_out_grad(c, i)] = out_grads[i]->tensor;
-  for (uint32_t i = 0; i < c->num_inputs; i++) {
-    if (b->summed[i]) externals[mpg_compiled_sum(c, i)] = sums[i]->tensor;
+  for (uint32_t k = 0; k < count; k++) {
+    uint32_t i = input_of(c, k);
+    mpg_tensor *sum = &externals[mpg_compiled_sum(c, i)], *in_grad = &externals[mpg_compiled_in_grad(c, i)];
+    sum->storage = in_grad->storage = NULL;
+    if (b->summed[i]) *sum = sums[k]->tensor;
     if (!b->gives[i]) continue;
     if (b->places[i] == MPG_PLACE_NEW) {
       const mpg_graph_value *value = mpg_graph_at(&c->graph, c->inputs[i]);
       mpg_device *device;
       MPG_TRY(mpg_device_get(value->device, &device));
-      MPG_TRY(mpg_tensor_create(device, &value->desc, &in_grads[i].tensor));
-      externals[mpg_compiled_in_grad(c, i)] = in_grads[i].tensor;
+      MPG_TRY(mpg_tensor_create(device, &value->desc, &in_grads[k].tensor));
+      *in_grad = in_grads[k].tensor;
     } else {
-      externals[mpg_compiled_in_grad(c, i)] = targets[i].tensor;
+      *in_grad = targets[k].tensor;
     }
   }
   return MPG_OK;
 }
 
-enum { FEW_FLAGS = 4096 };
+/* Which backward a call needs. Flags per input on the tape. */
+typedef struct mixture {
+  bool *arrives, *summed;
+  uint8_t *places;
+  bool retain, train;
+} mixture;
+
+/* The one that was used before with these leaves, together. */
+static mpg_compiled_backward *find_known(const mpg_compiled *c, const mpg_leaves *leaves, const mixture *m) {
+  for (mpg_compiled_backward *b = c->backwards; b; b = b->next) {
+    if (b->leaves != leaves->number || b->retain != m->retain || b->train != m->train) continue;
+    bool fits = !memcmp(b->arrives, m->arrives, c->num_outputs * sizeof *m->arrives);
+    for (uint32_t k = 0; fits && k < c->num_inputs - c->num_bound; k++)
+      fits = b->places[input_of(c, k)] == m->places[k] && b->summed[input_of(c, k)] == m->summed[k];
+    if (fits) return b;
+  }
+  return NULL;
+}
+
+static mpg_status find_backward(mpg_compiled *c, const mpg_leaves *together, const mixture *m, mpg_compiled_backward **b) {
+  if (together && (*b = find_known(c, together, m)) != NULL) return MPG_OK;
+  uint8_t *places = mpg_calloc(2 * (size_t)c->num_inputs + 1, 1);
+  if (!places) return mpg_out_of_host_memory(2 * (size_t)c->num_inputs);
+  bool *summed = (bool *)(places + c->num_inputs);
+  uint32_t count = together ? c->num_inputs - c->num_bound : c->num_inputs, own = mpg_compiled_first_fixed(c);
+  for (uint32_t k = 0; k < count; k++) {
+    places[input_of(c, k)] = m->places[k];
+    summed[input_of(c, k)] = m->summed[k];
+  }
+  for (uint32_t i = 0; together && i < together->count; i++) {
+    const mpg_tape_node *variable = together->variables[i];
+    if (variable) places[own + i] = variable->request == MPG_GRAD_ADD ? MPG_PLACE_ADD : MPG_PLACE_WRITE;
+  }
+  mpg_status status = mpg_compiled_get_backward(c, m->arrives, summed, places, m->retain, m->train, b);
+  if (status == MPG_OK && together) (*b)->leaves = together->number;
+  mpg_free(places);
+  return status;
+}
 
 static mpg_status recorded_backward(mpg_tape_node *node, mpg_array *const *out_grads, mpg_array *const *sums, const bool *needed,
-                                    mpg_target *targets, mpg_array *in_grads, bool retain, bool train) {
+                                    mpg_target *targets, mpg_array *in_grads, bool retain, bool train, bool together) {
+  enum { FEW_FLAGS = 4096 };
   recorded_call *call = node->state;
   mpg_compiled *c = call->compiled;
-  mpg_compiled_backward *b = NULL;
-  uint32_t num_externals = mpg_compiled_all_externals(c), num_blocks = 0;
-  size_t flags_size = c->num_outputs + 2 * (size_t)c->num_inputs;
+  together = together && call->leaves;
+  uint32_t num_externals = mpg_compiled_all_externals(c), count = together ? c->num_inputs - c->num_bound : c->num_inputs, num_blocks = 0;
+  size_t flags_size = c->num_outputs + 2 * (size_t)count;
   bool few[FEW_FLAGS], *arrives = few;
-  mpg_tensor *externals = NULL;
-  mpg_storage **blocks = NULL;
+  backward_space space = {0};
   mpg_status status = MPG_OK;
   if (flags_size > FEW_FLAGS && !(arrives = mpg_malloc(flags_size))) return mpg_out_of_host_memory(flags_size);
-  bool *summed = arrives + c->num_outputs;
-  uint8_t *places = (uint8_t *)(summed + c->num_inputs);
-  for (uint32_t i = 0; i < c->num_outputs; i++) arrives[i] = out_grads[i]->tensor.storage != NULL;
-  for (uint32_t i = 0; i < c->num_inputs; i++) places[i] = c->wanted[i] ? place_of(&targets[i], needed[i]) : MPG_PLACE_NONE;
-  for (uint32_t i = 0; i < c->num_inputs; i++) summed[i] = places[i] != MPG_PLACE_NONE && sums[i]->tensor.storage;
-  MPG_GOTO(mpg_compiled_get_backward(c, arrives, summed, places, retain, train, &b));
-  num_blocks = b->plan.num_blocks;
-  externals = take_space(&b->space, num_externals * sizeof *externals + num_blocks * sizeof *blocks);
-  if (!externals) MPG_GOTO(MPG_HOST_OUT_OF_MEMORY);
-  blocks = (mpg_storage **)(externals + num_externals);
-  for (uint32_t i = 0; i < num_externals; i++) externals[i].storage = NULL;
-  memset(blocks, 0, num_blocks * sizeof *blocks);
-  if (c->plan.num_blocks) memcpy(blocks, call->blocks, c->plan.num_blocks * sizeof *blocks);
-  MPG_GOTO(gather(call, b, out_grads, sums, targets, externals, in_grads));
-  mpg_random_key random = b->programs->num_random > c->graph.num_random ? mpg_random_next(b->programs->num_random) : call->random;
-  MPG_GOTO(mpg_launch(b->programs, &(mpg_launching){.externals = externals, .blocks = blocks, .random = random, .scope = node->scope,
-                                                    .origin = node->origin}));
-  for (uint32_t i = 0; i < c->num_inputs; i++)
-    targets[i].done = b->places[i] == MPG_PLACE_WRITE || b->places[i] == MPG_PLACE_ADD;
+  mixture m = {arrives, arrives + c->num_outputs, (uint8_t *)(arrives + c->num_outputs + count), retain, train};
+  for (uint32_t i = 0; i < c->num_outputs; i++) m.arrives[i] = out_grads[i]->tensor.storage != NULL;
+  for (uint32_t k = 0; k < count; k++) {
+    m.places[k] = c->wanted[input_of(c, k)] ? place_of(&targets[k], needed[k]) : MPG_PLACE_NONE;
+    m.summed[k] = m.places[k] != MPG_PLACE_NONE && sums[k]->tensor.storage;
+  }
+  MPG_GOTO(find_backward(c, together ? call->leaves : NULL, &m, &space.b));
+  num_blocks = space.b->plan.num_blocks;
+  space.externals = take_space(&space.b->space, num_externals * sizeof *space.externals + num_blocks * sizeof *space.blocks);
+  if (!space.externals) MPG_GOTO(MPG_HOST_OUT_OF_MEMORY);
+  space.blocks = (mpg_storage **)(space.externals + num_externals);
+  memset(space.blocks, 0, num_blocks * sizeof *space.blocks);
+  if (c->plan.num_blocks) memcpy(space.blocks, call->blocks, c->plan.num_blocks * sizeof *space.blocks);
+  MPG_GOTO(gather(call, &space, together, out_grads, sums, targets, in_grads));
+  mpg_launching launching = launching_of(call, &space, together);
+  launching.random = space.b->programs->num_random > c->graph.num_random ? mpg_random_next(space.b->programs->num_random) : call->random;
+  launching.scope = node->scope;
+  launching.origin = node->origin;
+  MPG_GOTO(mpg_launch(space.b->programs, &launching));
+  for (uint32_t k = 0; k < count; k++) targets[k].done = m.places[k] == MPG_PLACE_WRITE || m.places[k] == MPG_PLACE_ADD;
+  if (together) targets[count].done = true;
 fail:
-  if (externals) {
-    release_blocks(blocks + c->plan.num_blocks, num_blocks - c->plan.num_blocks);
-    give_space(&b->space, externals);
+  if (space.externals) {
+    release_blocks(space.blocks + c->plan.num_blocks, num_blocks - c->plan.num_blocks);
+    give_space(&space.b->space, space.externals);
   }
   if (arrives != few) mpg_free(arrives);
   return status;
@@ -147,10 +249,16 @@ fail:
 
 static mpg_status recorded_expand(mpg_tape_node *node, mpg_array *outputs) {
   recorded_call *call = node->state;
-  size_t count = call->compiled->num_inputs;
-  mpg_array **inputs = mpg_malloc((count + 1) * sizeof *inputs);
-  if (!inputs) return mpg_out_of_host_memory(count * sizeof *inputs);
-  for (size_t i = 0; i < count; i++) inputs[i] = &call->inputs[i];
+  const mpg_compiled *c = call->compiled;
+  const mpg_leaves *leaves = call->leaves;
+  size_t size = c->num_inputs * sizeof(mpg_array *) + (leaves ? c->num_bound * sizeof(mpg_array) : 0);
+  mpg_array **inputs = mpg_calloc(1, size + 1), *bound = (mpg_array *)(inputs + c->num_inputs);
+  if (!inputs) return mpg_out_of_host_memory(size);
+  for (uint32_t k = 0; k < num_single(c, leaves); k++) inputs[input_of(c, k)] = &call->inputs[k];
+  for (uint32_t i = 0; leaves && i < c->num_bound; i++) {
+    bound[i] = (mpg_array){.tensor = leaves->tensors[i], .node = leaves->variables[i]}; /* borrowed */
+    inputs[mpg_compiled_first_fixed(c) + i] = &bound[i];
+  }
   mpg_status status = mpg_compiled_replay(call->compiled, inputs, call->random, outputs);
   mpg_free(inputs);
   return status;
@@ -174,25 +282,50 @@ static mpg_tensor *external_at(const call_space *space, uint32_t external) {
   return external - first < fixed ? &space->binding->tensors[external - first] : &space->externals[external - fixed];
 }
 
-static mpg_status record(const call_space *space, const mpg_inputs *inputs, mpg_random_key random, mpg_array *outputs) {
-  mpg_compiled *c = space->c;
+/* Memory for a recorded call, for any number of leaves. */
+static mpg_status new_recorded(mpg_compiled *c, recorded_call **result) {
   uint32_t num_externals = mpg_compiled_forward_externals(c);
   size_t size = sizeof(recorded_call) + c->num_inputs * sizeof(mpg_array) + num_externals * sizeof(mpg_saved) +
                 c->plan.num_blocks * sizeof(mpg_storage *);
-  mpg_tape_node *node;
-  MPG_TRY(mpg_tape_new(MPG_TAPE_CALL, c->num_inputs, c->num_outputs, 0, &node));
   recorded_call *call = c->spare;
   if (call) {
     c->spare = call->next;
   } else if (!(call = mpg_malloc(size))) {
-    mpg_tape_release(node);
     return mpg_out_of_host_memory(size);
   }
-  call->compiled = c;
-  c->references++;
   call->inputs = (mpg_array *)(call + 1);
   call->saved = (mpg_saved *)(call->inputs + c->num_inputs);
   call->blocks = (mpg_storage **)(call->saved + num_externals);
+  *result = call;
+  return MPG_OK;
+}
+
+static void save(const call_space *space, mpg_saved *saved, uint32_t begin, uint32_t end) {
+  for (uint32_t i = begin; i < end; i++) {
+    saved[i].storage = NULL;
+    if (!space->c->saved_external[i]) continue;
+    const mpg_tensor *tensor = external_at(space, i);
+    mpg_storage_retain(tensor->storage);
+    saved[i] = (mpg_saved){tensor->storage, tensor->offset, tensor->storage->version};
+  }
+}
+
+/* Puts the call on the tape. */
+static mpg_status record(const call_space *space, const mpg_inputs *inputs, mpg_random_key random, mpg_array *outputs) {
+  mpg_compiled *c = space->c;
+  mpg_leaves *leaves = inputs->leaves;
+  uint32_t num_inputs = num_single(c, leaves), own = mpg_compiled_first_fixed(c);
+  mpg_tape_node *node;
+  mpg_leaf_versions *versions = NULL;
+  recorded_call *call = NULL;
+  mpg_status status = MPG_OK;
+  MPG_TRY(mpg_tape_new(MPG_TAPE_CALL, num_inputs, c->num_outputs, 0, &node));
+  if (leaves) MPG_GOTO(mpg_leaves_versions(leaves, &versions));
+  MPG_GOTO(new_recorded(c, &call));
+  call->compiled = c;
+  c->references++;
+  call->leaves = mpg_leaves_retain(leaves);
+  call->versions = versions;
   call->random = random;
   call->held = 0;
   for (uint32_t i = 0; i < c->plan.num_blocks; i++) { /* the frame moves here */
@@ -202,29 +335,26 @@ static mpg_status record(const call_space *space, const mpg_inputs *inputs, mpg_
   }
   c->held += call->held;
   c->frames += call->held != 0;
-  for (uint32_t i = 0; i < c->num_inputs; i++) mpg_array_copy(&call->inputs[i], mpg_compiled_input(c, inputs, i));
-  for (uint32_t i = 0; i < num_externals; i++) {
-    call->saved[i].storage = NULL;
-    if (!c->saved_external[i]) continue;
-    const mpg_tensor *tensor = external_at(space, i);
-    mpg_storage_retain(tensor->storage);
-    call->saved[i] = (mpg_saved){tensor->storage, tensor->offset, tensor->storage->version};
-  }
+  save(space, call->saved, 0, own);
+  save(space, call->saved, leaves ? own + c->num_bound : own, mpg_compiled_forward_externals(c));
   node->call = &recorded_calls;
   node->state = call;
+  node->leaves = mpg_leaves_retain(leaves);
   node->train = mpg_autograd_training();
   node->scope = mpg_autograd_scope();
   node->origin = mpg_host_get()->origin();
-  for (uint32_t i = 0; i < c->num_inputs; i++) {
+  for (uint32_t k = 0; k < num_inputs; k++) {
+    uint32_t i = input_of(c, k);
     const mpg_array *input = mpg_compiled_input(c, inputs, i);
+    mpg_array_copy(&call->inputs[k], input);
     if (c->wanted[i] && input->node && !input->node->consumed)
-      node->edges[i] = (mpg_tape_edge){mpg_tape_retain(input->node), input->output};
-    node->descs[i] = input->tensor.desc;
-    node->devices[i] = mpg_tensor_device(&input->tensor);
+      node->edges[k] = (mpg_tape_edge){mpg_tape_retain(input->node), input->output};
+    node->descs[k] = input->tensor.desc;
+    node->devices[k] = mpg_tensor_device(&input->tensor);
   }
   for (uint32_t i = 0; i < c->num_outputs; i++) {
-    node->descs[c->num_inputs + i] = c->outputs[i].desc;
-    node->devices[c->num_inputs + i] = mpg_tensor_device(&outputs[i].tensor);
+    node->descs[num_inputs + i] = c->outputs[i].desc;
+    node->devices[num_inputs + i] = mpg_tensor_device(&outputs[i].tensor);
     const mpg_compiled_output *output = &c->outputs[i];
     const mpg_array *input = output->input != MPG_NO_BASE ? mpg_compiled_input(c, inputs, output->input) : NULL;
     outputs[i].node = mpg_tape_retain(input ? input->node : node);
@@ -232,6 +362,10 @@ static mpg_status record(const call_space *space, const mpg_inputs *inputs, mpg_
   }
   mpg_tape_release(node);
   return MPG_OK;
+fail:
+  mpg_leaf_versions_release(versions);
+  mpg_tape_release(node);
+  return status;
 }
 
 mpg_status mpg_compiled_call(mpg_compiled *c, const mpg_inputs *inputs, mpg_array *outputs) {
@@ -258,7 +392,7 @@ mpg_status mpg_compiled_call(mpg_compiled *c, const mpg_inputs *inputs, mpg_arra
   }
   mpg_random_key random = c->graph.num_random ? mpg_random_next(c->graph.num_random) : (mpg_random_key){0};
   if (c->prologue) MPG_GOTO(mpg_compiled_refresh(c, space.binding, space.externals));
-  MPG_GOTO(mpg_launch(c->programs, &(mpg_launching){.externals = space.externals, .fixed = space.binding->tensors, .binding = inputs->binding,
+  MPG_GOTO(mpg_launch(c->programs, &(mpg_launching){.parts = {space.externals, space.binding->tensors, results}, .binding = inputs->binding,
                                                     .blocks = space.blocks, .random = random, .scope = mpg_autograd_scope(),
                                                     .origin = mpg_host_get()->origin()}));
   for (uint32_t i = 0; i < c->num_outputs; i++) {

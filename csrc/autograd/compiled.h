@@ -11,6 +11,8 @@
  * External arrays of the programs are numbered: inputs (the user's, then constants), results (memory of outputs), gradients of
  * outputs, gradients of inputs, and what was summed up before for these.
  *
+ * On the tape, a call's inputs are those that are not bound, constants, then bound ones, which are mostly one set of leaves (leaves.h).
+ *
  * Of the user's inputs, the last ones may be *bound*: the same arrays from call to call (a block's parameters). A binding has a
  * number; where a call comes with the number that the compiled call knows, nobody looks at these arrays before the work is queued.
  * What is made of bound inputs and constants alone is kept with the binding when no gradient is recorded (weights packed or folded):
@@ -22,7 +24,7 @@
 #ifndef MPG_AUTOGRAD_COMPILED_H
 #define MPG_AUTOGRAD_COMPILED_H
 
-#include "autograd/tape.h"
+#include "autograd/leaves.h"
 #include "autograd/trace.h"
 #include "graph/program.h"
 
@@ -33,6 +35,7 @@ typedef struct mpg_inputs {
   uint32_t num_given, num_bound;
   uint64_t binding;  /* the same number, the same bound arrays with the same tensors and nodes; 0: look at them */
   bool bound_wanted; /* one of the bound ones needs a gradient when recording */
+  mpg_leaves *leaves; /* the bound ones, where they are variables; NULL: to be recorded one by one. Borrowed */
 } mpg_inputs;
 static inline uint32_t mpg_inputs_count(const mpg_inputs *inputs) { return inputs->num_given + inputs->num_bound; }
 static inline mpg_array *mpg_inputs_at(const mpg_inputs *inputs, uint32_t i) {
@@ -65,6 +68,7 @@ typedef struct mpg_compiled_backward {
   bool *summed;    /* per input: a sum arrives that its gradient is added to */
   bool retain, train;
   bool *gives;     /* per input: its gradient array is written; else it is zero */
+  uint64_t leaves; /* number of leaves that it is known to fit */
   mpg_program_set *programs;
   mpg_plan plan;
   void *space;     /* for the next call's bookkeeping; owned */

@@ -187,7 +187,7 @@ static mpg_status prepare_piece(mpg_pieces *run, uint32_t k, const mpg_pieces_re
 }
 
 static mpg_status begin_flight(const mpg_pieces *run, mpg_piece *piece, mpg_phase phase) {
-  mpg_launching call = {.externals = piece->externals, .blocks = piece->blocks, .random = run->random, .scope = run->scope, .origin = run->origin};
+  mpg_launching call = {.parts = {piece->externals}, .blocks = piece->blocks, .random = run->random, .scope = run->scope, .origin = run->origin};
   return mpg_flight_begin(phase == MPG_PHASE_FORWARD ? piece->compiled->programs : piece->backward->programs, &call, piece->rows, true,
                           &piece->flights[phase]);
 }
@@ -504,9 +504,9 @@ static mpg_status check_versions(const mpg_pieces *run) {
 }
 
 static mpg_status run_backward(mpg_tape_node *node, mpg_array *const *out_grads, mpg_array *const *sums, const bool *needed,
-                               mpg_target *targets, mpg_array *in_grads, bool retain, bool train) {
+                               mpg_target *targets, mpg_array *in_grads, bool retain, bool train, bool together) {
   mpg_pieces *run = node->state;
-  (void)sums;
+  (void)sums, (void)together;
   MPG_TRY(check_versions(run));
   MPG_TRY(mpg_pieces_differentiate(run, out_grads, needed, targets, in_grads, retain, train));
   MPG_TRY(run->schedule->backward(run, run->driver));

@@ -38,7 +38,7 @@ static mpg_status plan_prologue(mpg_compiled *c) {
   mpg_plan_request request = {.graph = &c->graph, .order = &order, .num_externals = mpg_compiled_result(c, 0), .external = external};
   MPG_GOTO(mpg_plan_make(&request, &c->prologue_plan));
   MPG_GOTO(mpg_lower(&c->graph, &order, &c->prologue_plan, "compiled prologue", &c->prologue));
-  mpg_program_set_fix(c->prologue, mpg_compiled_first_fixed(c), mpg_compiled_num_fixed(c));
+  mpg_program_set_arrange(c->prologue, &(mpg_parts){.count = 2, .sizes = {mpg_compiled_first_fixed(c), mpg_compiled_num_fixed(c)}, .fixed = {false, true}});
   MPG_GOTO(find_sources(c));
   c->prologue_threads = mpg_calloc(c->prologue->num_programs + 1, sizeof *c->prologue_threads);
   if (!c->prologue_threads) MPG_GOTO(mpg_out_of_host_memory(c->prologue->num_programs));
@@ -152,7 +152,7 @@ mpg_status mpg_compiled_refresh(mpg_compiled *c, mpg_binding *binding, const mpg
   for (uint32_t s = 0; s < c->prologue->num_programs; s++)
     c->prologue_threads[s] = atomic_load_explicit(&c->prologue->programs[s].device->num_threads, memory_order_relaxed);
   binding->made = false;
-  MPG_GOTO(mpg_launch(c->prologue, &(mpg_launching){.externals = given, .fixed = binding->tensors, .binding = binding->number, .blocks = blocks,
+  MPG_GOTO(mpg_launch(c->prologue, &(mpg_launching){.parts = {given, binding->tensors}, .binding = binding->number, .blocks = blocks,
                                                     .scope = mpg_autograd_scope(), .origin = mpg_host_get()->origin()}));
   memcpy(binding->versions, versions, c->num_sources * sizeof *versions); /* only now: before, others would run ahead of it */
   binding->watched = watched;

@@ -150,7 +150,7 @@ static mpg_status run_call(mpg_walk *walk, const mpg_node *node, bool retain, bo
     if (walk->targets[value] && (walk->uses[value] == 1 || walk->targets[value]->request == MPG_GRAD_WRITE)) targets[i] = *walk->targets[value];
   }
   mpg_array *const *sums = out_grads + owner->num_outputs;
-  mpg_status status = owner->call->backward(owner, out_grads, sums, needed, targets, results, retain, train);
+  mpg_status status = owner->call->backward(owner, out_grads, sums, needed, targets, results, retain, train, walk->together);
   for (uint32_t i = 0; i < num_results && status == MPG_OK; i++) {
     uint32_t value = node->values + i;
     if (!needed[i]) continue;

@@ -41,9 +41,10 @@ typedef struct mpg_tape_call {
   const char *name;
   /* Computes the gradients of the inputs that are `needed` into in_grads (empty structs), or straight into targets[i], which
    * it then says. An empty out_grad is zero; so is a result left empty. Host lock held.
-   * sums[i] is what was summed up for input i so far (may be empty): calls that say `adds_sums` begin with it. */
+   * sums[i] is what was summed up for input i so far (may be empty): calls that say `adds_sums` begin with it. The inputs are the
+   * node's, then its leaves: one by one, or, `together`, as one more that is always needed, whose gradients go where they belong. */
   mpg_status (*backward)(mpg_tape_node *node, mpg_array *const *out_grads, mpg_array *const *sums, const bool *needed, mpg_target *targets,
-                         mpg_array *in_grads, bool retain, bool train);
+                         mpg_array *in_grads, bool retain, bool train, bool together);
   bool adds_sums;
   /* The same call as ops on the tape, for gradients of gradients; NULL: backward itself records what it does. */
   mpg_status (*expand)(mpg_tape_node *node, mpg_array *outputs);
@@ -57,6 +58,7 @@ struct mpg_tape_node {
   bool train, consumed;
   bool fresh;       /* of a variable: backward has written since the flag was cleared */
   uint8_t request;  /* of a variable: mpg_grad_req */
+  uint64_t leaves_number; /* of a variable: the latest leaves it is among; 0: none */
   uint32_t scope, origin;
   uint32_t num_inputs, num_outputs;
   uint64_t sequence; /* creation order */
@@ -73,7 +75,9 @@ struct mpg_tape_node {
   void *state;            /* of a call */
   mpg_array *expansion;   /* of a call, during a backward that creates a graph: what stands for its outputs */
   mpg_tensor gradient;    /* of a variable: owned */
+  mpg_leaves *leaves;     /* of a call: inputs behind those above (leaves.h); owned reference; NULL: none */
 };
+void mpg_leaves_release(mpg_leaves *leaves); /* NULL is allowed */
 
 mpg_status mpg_tape_new(mpg_tape_kind kind, uint32_t num_inputs, uint32_t num_outputs, size_t params_size, mpg_tape_node **node); /* new */
 static inline mpg_tape_node *mpg_tape_retain(mpg_tape_node *node) {

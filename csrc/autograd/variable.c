@@ -64,8 +64,8 @@ typedef struct callback_state {
 } callback_state;
 
 static mpg_status callback_backward(mpg_tape_node *node, mpg_array *const *out_grads, mpg_array *const *sums, const bool *needed,
-                                    mpg_target *targets, mpg_array *in_grads, bool retain, bool train) {
-  (void)sums, (void)needed, (void)targets, (void)retain, (void)train;
+                                    mpg_target *targets, mpg_array *in_grads, bool retain, bool train, bool together) {
+  (void)together, (void)sums, (void)needed, (void)targets, (void)retain, (void)train;
   callback_state *self = node->state;
   return self->callback.backward(self->state, out_grads, (int)node->num_outputs, in_grads, (int)node->num_inputs);
 }

@@ -5,7 +5,7 @@
 #ifndef MPG_AUTOGRAD_WALK_H
 #define MPG_AUTOGRAD_WALK_H
 
-#include "autograd/tape.h"
+#include "autograd/leaves.h"
 
 typedef struct mpg_binding { /* where the contents of a forward value are kept */
   mpg_tape_node *node;       /* borrowed; NULL: nowhere */
@@ -39,12 +39,22 @@ typedef struct mpg_walk {
   size_t target_list_capacity;
   mpg_tape_node **variables; /* borrowed from nodes */
   size_t num_variables, variables_capacity;
+  /* Calls with leaves. `together`: each call's leaves are one value, which is possible where no variable is reached twice. */
+  struct mpg_walk_leaves {
+    mpg_leaves *leaves; /* borrowed from nodes */
+    uint32_t graph_node;
+  } *leaves;
+  size_t num_leaves, leaves_capacity;
+  uint64_t *distinct; /* numbers of leaves that are known to have no variable in common */
+  size_t num_distinct, distinct_capacity;
+  bool together, clash;
   bool expanded, taken; /* calls were expanded to ops; saved contents were taken from the tape */
   struct mpg_walk *next;
 } mpg_walk;
 
-/* Collects what the heads were computed from and builds its graph. create_graph: calls are expanded to ops. */
-mpg_status mpg_walk_collect(mpg_walk *walk, mpg_array *const *heads, int num_heads, bool create_graph);
+/* Collects what the heads were computed from and builds its graph. create_graph: calls are expanded to ops. together: leaves are taken as
+ * one where that is possible. */
+mpg_status mpg_walk_collect(mpg_walk *walk, mpg_array *const *heads, int num_heads, bool create_graph, bool together);
 /* The value of the graph an array of the tape stands for. */
 mpg_value mpg_walk_value(const mpg_walk *walk, const mpg_array *array);
 /* Runs the live nodes of the backward phase. `kept`: values not to release, their number. */

@@ -22,7 +22,7 @@ typedef struct fuser {
   const mpg_graph *graph;
   const mpg_order *order;
   const uint32_t *external;
-  const bool *saved;
+  const bool *saved, *apart;
   open_group **groups; /* NULL: dissolved */
   uint32_t num_groups;
   size_t groups_capacity;
@@ -320,7 +320,7 @@ static mpg_status visit(fuser *f, uint32_t position) {
   enum { MAX_SOURCES = 8 };
   uint32_t n = f->order->nodes[position], found[MAX_SOURCES], segment = f->order->segment_of ? f->order->segment_of[position] : 0;
   const mpg_node *node = &f->graph->nodes[n];
-  mpg_fuse_kind kind = mpg_fuse_kind_of(f->graph, node);
+  mpg_fuse_kind kind = f->apart[n] ? MPG_FUSE_NOT : mpg_fuse_kind_of(f->graph, node);
   if (mpg_node_mutates(node)) { /* nothing may move past it */
     for (uint32_t i = f->first_open; i < f->num_groups; i++)
       if (is_open(f, i)) close_group(f, i);
@@ -499,9 +499,9 @@ static mpg_status put_together(fuser *f, mpg_order *fused) {
   return MPG_OK;
 }
 
-mpg_status mpg_graph_fuse(const mpg_graph *graph, const mpg_order *order, const uint32_t *external, const bool *saved, mpg_order *fused,
-                          bool *changed) {
-  fuser f = {.graph = graph, .order = order, .external = external, .saved = saved};
+mpg_status mpg_graph_fuse(const mpg_graph *graph, const mpg_order *order, const uint32_t *external, const bool *saved, const bool *apart,
+                          mpg_order *fused, bool *changed) {
+  fuser f = {.graph = graph, .order = order, .external = external, .saved = saved, .apart = apart};
   mpg_status status = MPG_OK;
   uint32_t groups = 0;
   *changed = false;

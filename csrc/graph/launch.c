@@ -45,33 +45,24 @@ static mpg_status add_points(point_list *list, const mpg_access *access, const m
   return MPG_OK;
 }
 
-static bool is_fixed(const mpg_program_set *set, uint32_t external) {
-  return external >= set->first_fixed && external - set->first_fixed < set->num_fixed;
+static mpg_storage *access_storage(const mpg_launching *call, const mpg_access *access) {
+  return access->part == MPG_MAX_PARTS ? call->blocks[access->index] : call->parts[access->part][access->index].storage;
 }
 
-static const mpg_tensor *external_tensor(const mpg_program_set *set, const mpg_launching *call, uint32_t external) {
-  if (is_fixed(set, external)) return &call->fixed[external - set->first_fixed];
-  return &call->externals[external < set->first_fixed ? external : external - set->num_fixed];
-}
-
-static mpg_storage *base_storage(const mpg_program_set *set, const mpg_launching *call, uint32_t base) {
-  return base < set->num_externals ? external_tensor(set, call, base)->storage : call->blocks[base - set->num_externals];
-}
-
-static mpg_tensor base_tensor(const mpg_program_set *set, const mpg_launching *call, uint32_t base) {
-  if (base < set->num_externals) return *external_tensor(set, call, base);
-  mpg_storage *storage = call->blocks[base - set->num_externals];
+static mpg_tensor access_tensor(const mpg_launching *call, const mpg_access *access) {
+  if (access->part != MPG_MAX_PARTS) return call->parts[access->part][access->index];
+  mpg_storage *storage = call->blocks[access->index];
   return (mpg_tensor){.storage = storage, .desc = {.shape = {.ndim = 1, .dims = {(int64_t)storage->size}}, .dtype = MPG_UINT8}};
 }
 
-/* What a segment must wait for. A fixed array that is only read needs no look, unless work has failed there: what wrote it ran
- * on this device, before. */
+/* What a segment must wait for. A fixed array that is only read, or only written while no other device reads it, needs no look, unless
+ * work has failed there: what used it before ran on this device. */
 static mpg_status collect_points(const mpg_program_segment *segment, const mpg_launching *call, point_list *list) {
   const mpg_device *device = list->set->programs[segment->slot].device;
   bool all = !call->binding || atomic_load_explicit(&device->failed, memory_order_relaxed);
-  uint32_t count = all ? segment->num_accesses : segment->num_checked;
+  uint32_t count = all ? segment->num_accesses : call->unread ? segment->num_checked : segment->num_written;
   for (uint32_t i = 0; i < count; i++) {
-    mpg_tensor tensor = base_tensor(list->set, call, segment->accesses[i].base);
+    mpg_tensor tensor = access_tensor(call, &segment->accesses[i]);
     MPG_TRY(add_points(list, &segment->accesses[i], &tensor, device));
   }
   return MPG_OK;
@@ -93,10 +84,8 @@ static mpg_status take_frame(mpg_program_set *set, mpg_call_frame **result) {
   } else {
     size_t num_bases = (size_t)set->num_externals + set->num_blocks;
     size_t size = sizeof *frame + num_bases * sizeof(void *) + set->num_segments * sizeof(mpg_tick);
-    frame = mpg_malloc(size);
+    frame = mpg_calloc(1, size);
     if (!frame) return mpg_out_of_host_memory(size);
-    frame->binding = 0;
-    frame->times = NULL;
     frame->first_ticks = (mpg_tick *)(frame->bases + num_bases);
   }
   *result = frame;
@@ -113,12 +102,16 @@ static mpg_status new_frame(mpg_program_set *set, const mpg_launching *call, int
   frame->random = call->random;
   frame->rows = (mpg_rows){0};
   void **bases = frame->bases;
-  uint32_t behind = set->first_fixed + set->num_fixed;
-  for (uint32_t i = 0; i < set->first_fixed; i++) bases[i] = address_of(&call->externals[i]);
-  if (!call->binding || frame->binding != call->binding)
-    for (uint32_t i = 0; i < set->num_fixed; i++) bases[set->first_fixed + i] = address_of(&call->fixed[i]);
+  bool known = call->binding && frame->binding == call->binding;
+  uint32_t base = 0;
+  for (uint32_t p = 0; p < set->parts.count; p++) {
+    const mpg_tensor *part = call->parts[p];
+    uint32_t end = base + set->parts.sizes[p];
+    if (part && !(known && set->parts.fixed[p]))
+      for (uint32_t i = base; i < end; i++) bases[i] = address_of(&part[i - base]);
+    base = end;
+  }
   frame->binding = call->binding;
-  for (uint32_t i = behind; i < set->num_externals; i++) bases[i] = address_of(&call->externals[i - set->num_fixed]);
   for (uint32_t i = 0; i < set->num_blocks; i++) bases[set->num_externals + i] = call->blocks[i] ? call->blocks[i]->block.memory : NULL;
   for (uint32_t i = 0; i < set->num_segments; i++) frame->first_ticks[i] = mpg_device_next_tick(set->programs[set->segments[i].slot].device);
   mpg_program_set_retain(set);
@@ -132,7 +125,7 @@ static mpg_status note_segment(const mpg_program_set *set, const mpg_program_seg
   mpg_device *device = set->programs[segment->slot].device;
   for (uint32_t i = 0; i < segment->num_accesses; i++) {
     const mpg_access *access = &segment->accesses[i];
-    mpg_storage *storage = base_storage(set, call, access->base);
+    mpg_storage *storage = access_storage(call, access);
     if (storage->device != device) {
       mpg_status status = mpg_storage_add_read(storage, device, tick); /* a push is kept track of like a read */
       if (first == MPG_OK) first = status;
@@ -201,7 +194,7 @@ mpg_status mpg_launch(mpg_program_set *set, const mpg_launching *call) {
 
 mpg_status mpg_flight_begin(mpg_program_set *set, const mpg_launching *call, mpg_rows rows, bool timed, mpg_flight *flight) {
   mpg_call_frame *frame;
-  MPG_ASSERT(!call->binding && !set->num_fixed);
+  MPG_ASSERT(!call->binding && set->parts.count == 1);
   *flight = (mpg_flight){.call = *call};
   MPG_TRY(new_frame(set, call, 1, &frame));
   flight->frame = frame;
@@ -224,7 +217,7 @@ static mpg_status resolve_bases(mpg_flight *flight, const mpg_program_segment *s
     uint32_t base = segment->accesses[i].base;
     if (flight->frame->bases[base]) continue;
     if (base < set->num_externals) {
-      flight->frame->bases[base] = mpg_tensor_data(&flight->call.externals[base]);
+      flight->frame->bases[base] = mpg_tensor_data(&flight->call.parts[0][base]);
       continue;
     }
     uint32_t block = base - set->num_externals;

@@ -41,17 +41,18 @@ static mpg_status enter_segment(lowering *l, uint32_t slot, const mpg_segment *k
   return MPG_OK;
 }
 
-static mpg_status note_access(lowering *l, uint32_t slot, uint32_t base, bool reads, bool writes) {
+static mpg_status note_access(lowering *l, uint32_t slot, uint32_t base, bool reads, bool writes, bool pushes) {
   mpg_program_segment *segment = &l->set->segments[l->current[slot]];
   if (base == MPG_NO_BASE) return MPG_OK;
   for (uint32_t i = 0; i < segment->num_accesses; i++) {
     if (segment->accesses[i].base != base) continue;
     segment->accesses[i].reads |= reads;
     segment->accesses[i].writes |= writes;
+    segment->accesses[i].pushes |= pushes;
     return MPG_OK;
   }
   MPG_TRY(mpg_grow((void **)&segment->accesses, &segment->accesses_capacity, segment->num_accesses + 1, sizeof *segment->accesses));
-  segment->accesses[segment->num_accesses++] = (mpg_access){base, reads, writes};
+  segment->accesses[segment->num_accesses++] = (mpg_access){.base = base, .reads = reads, .writes = writes, .pushes = pushes};
   return MPG_OK;
 }
 
@@ -66,14 +67,15 @@ static mpg_status add_operand(lowering *l, uint32_t slot, mpg_value value, bool 
   program->operands[program->num_operands] = location;
   program->views[program->num_operands] = (mpg_view){NULL, mpg_graph_at(l->graph, value)->desc};
   program->num_operands++;
-  return contents ? note_access(l, slot, location.base, reads, writes) : MPG_OK;
+  bool pushes = mpg_plan_slot(l->plan, mpg_graph_at(l->graph, value)->device) != slot;
+  return contents ? note_access(l, slot, location.base, reads, writes, pushes) : MPG_OK;
 }
 
 static mpg_status wait_for(lowering *l, uint32_t slot, mpg_value value) {
   const struct arrival *arrival = &l->arrivals[l->plan->roots[mpg_value_index(l->graph, value)]];
   if (arrival->source == UINT32_MAX || arrival->source == slot) return MPG_OK;
   /* What is pushed into a device's memory counts as written by its own program too, which waits for it. */
-  MPG_TRY(note_access(l, slot, l->plan->locations[mpg_value_index(l->graph, value)].base, false, true));
+  MPG_TRY(note_access(l, slot, l->plan->locations[mpg_value_index(l->graph, value)].base, false, true, false));
   uint32_t *waited = &l->waited[slot * l->plan->num_devices + arrival->source];
   if (*waited > arrival->number) return MPG_OK;
   *waited = arrival->number + 1;
@@ -150,7 +152,7 @@ static mpg_status lower_all(lowering *l, const mpg_order *order) {
     if (!mpg_node_crosses(l->graph, node)) continue;
     const struct arrival *arrival = &l->arrivals[l->plan->roots[node->values]];
     if (l->waited[slot * l->plan->num_devices + arrival->source] > arrival->number) { /* a later signal was waited for; whoever uses the array waits for that */
-      MPG_TRY(note_access(l, slot, l->plan->locations[node->values].base, false, true));
+      MPG_TRY(note_access(l, slot, l->plan->locations[node->values].base, false, true, false));
       continue;
     }
     MPG_TRY(enter_segment(l, slot, order->segment_of ? &last : NULL));
@@ -232,7 +234,7 @@ mpg_status mpg_lower(const mpg_graph *graph, const mpg_order *order, const mpg_p
   MPG_GOTO(describe_blocks(l.set, plan));
   MPG_GOTO(lower_all(&l, order));
   l.set->small = is_small(l.set);
-  mpg_program_set_fix(l.set, 0, 0);
+  mpg_program_set_arrange(l.set, &(mpg_parts){.count = 1, .sizes = {l.set->num_externals}});
   *result = l.set;
   l.set = NULL;
 fail:

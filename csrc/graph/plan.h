@@ -62,7 +62,8 @@ typedef struct mpg_plan_request {
 
 mpg_status mpg_plan_make(const mpg_plan_request *request, mpg_plan *plan); /* plan: zeroed */
 /* schedule.c: the order in which request's nodes run, and its plan. With `free_order`: that of least memory, then one in which devices wait
- * less for each other; then fused; each taken if no device's plan grows by over a fiftieth. *order, which is request->order, is replaced. */
+ * less for each other, taken if no device's plan grows by over a fiftieth; then fused, but for groups that would make a device's plan larger.
+ * *order, which is request->order, is replaced. */
 mpg_status mpg_schedule(const mpg_plan_request *request, mpg_order *order, bool free_order, mpg_plan *plan);
 void mpg_plan_free(mpg_plan *plan);
 uint32_t mpg_plan_slot(const mpg_plan *plan, mpg_device_id device); /* UINT32_MAX when there is none */

@@ -45,18 +45,40 @@ void mpg_program_discard(void *payload) {
   mpg_program_set_release(set);
 }
 
-void mpg_program_set_fix(mpg_program_set *set, uint32_t first, uint32_t count) {
-  set->first_fixed = first;
-  set->num_fixed = count;
+static void find_part(const mpg_program_set *set, mpg_access *access) {
+  access->index = access->base;
+  for (access->part = 0; access->part < set->parts.count; access->part++) {
+    if (access->index < set->parts.sizes[access->part]) return;
+    access->index -= set->parts.sizes[access->part];
+  }
+  access->part = MPG_MAX_PARTS;
+}
+
+enum { CHECKED, WRITTEN, READ };
+
+static int kind_of(const mpg_program_set *set, const mpg_access *access) {
+  if (access->part == MPG_MAX_PARTS || !set->parts.fixed[access->part] || access->pushes) return CHECKED;
+  return !access->writes ? READ : !access->reads ? WRITTEN : CHECKED;
+}
+
+/* Moves the accesses of one kind to the front of those from `begin` on; returns where they end. */
+static uint32_t gather_kind(const mpg_program_set *set, mpg_program_segment *segment, uint32_t begin, int kind) {
+  for (uint32_t i = begin; i < segment->num_accesses; i++) {
+    mpg_access access = segment->accesses[i];
+    if (kind_of(set, &access) != kind) continue;
+    segment->accesses[i] = segment->accesses[begin];
+    segment->accesses[begin++] = access;
+  }
+  return begin;
+}
+
+void mpg_program_set_arrange(mpg_program_set *set, const mpg_parts *parts) {
+  set->parts = *parts;
   for (uint32_t s = 0; s < set->num_segments; s++) {
     mpg_program_segment *segment = &set->segments[s];
-    segment->num_checked = 0;
-    for (uint32_t i = 0; i < segment->num_accesses; i++) {
-      mpg_access access = segment->accesses[i];
-      if (access.base >= first && access.base - first < count && !access.writes) continue;
-      segment->accesses[i] = segment->accesses[segment->num_checked];
-      segment->accesses[segment->num_checked++] = access;
-    }
+    for (uint32_t i = 0; i < segment->num_accesses; i++) find_part(set, &segment->accesses[i]);
+    segment->num_checked = gather_kind(set, segment, 0, CHECKED);
+    segment->num_written = gather_kind(set, segment, segment->num_checked, WRITTEN);
   }
 }
 

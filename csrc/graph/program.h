@@ -10,8 +10,9 @@
  * of their own (flight.h). When an instruction fails its segment ends and its ticks count as failed; work that waits for
  * one of these fails too.
  *
- * What a call costs before its first kernel does not grow with the graph. External arrays that are the same from call to call
- * (parameters) are *fixed*: they come as one binding, and a frame that served the same binding before knows where they lie.
+ * What a call costs before its first kernel does not grow with the graph. External arrays come in *parts*, runs of consecutive ones.
+ * A part that is the same from call to call (parameters, their gradients) is *fixed*: such parts come as one binding, and a frame that
+ * served the same binding before knows where they lie.
  * Frames and work space are kept by the set for its next call.
  *
  * Ownership and threads: sets and frames are counted atomically and hold plain memory only, so that a worker may drop the last
@@ -49,8 +50,19 @@ static inline const char *mpg_instruction_name(const mpg_instruction *instructio
 
 typedef struct mpg_access { /* what a segment does to one base */
   uint32_t base;
+  uint32_t index; /* within its part, or of a block */
+  uint8_t part;   /* of the external arrays; MPG_MAX_PARTS: a block */
   bool reads, writes;
+  bool pushes;    /* it is another device's memory */
 } mpg_access;
+
+enum { MPG_MAX_PARTS = 7 };
+
+typedef struct mpg_parts { /* of the external arrays, in their order */
+  uint32_t count;
+  uint32_t sizes[MPG_MAX_PARTS];
+  bool fixed[MPG_MAX_PARTS];
+} mpg_parts;
 
 typedef struct mpg_program_segment {
   uint32_t slot;       /* of its program */
@@ -58,8 +70,8 @@ typedef struct mpg_program_segment {
   uint32_t num_signals;
   uint32_t depth;      /* see mpg_segment */
   bool deferred;
-  mpg_access *accesses; /* first those that every call must look at: all but fixed arrays that are only read */
-  uint32_t num_accesses, num_checked;
+  mpg_access *accesses; /* first those that every call must look at, then fixed arrays that are only written, then those that are only read */
+  uint32_t num_accesses, num_checked, num_written;
   size_t accesses_capacity;
 } mpg_program_segment;
 
@@ -91,7 +103,7 @@ typedef struct mpg_program_set {
   uint32_t first_block;    /* blocks before it come with the frame of the forward phase */
   uint32_t num_random;
   bool small;              /* one program, so short that handing it over would cost more than running it */
-  uint32_t first_fixed, num_fixed; /* externals that come with the binding */
+  mpg_parts parts;
   mpg_call_frame *frames;          /* for further calls; host lock */
   _Atomic(mpg_call_frame *) returned; /* the same, given back by who finished with them */
   mpg_point *points;               /* work space of launching */
@@ -102,16 +114,16 @@ typedef struct mpg_program_set {
 /* lower.c */
 mpg_status mpg_lower(const mpg_graph *graph, const mpg_order *order, const mpg_plan *plan, const char *name, mpg_program_set **set); /* new */
 
-/* Says which externals are fixed. Before the first launch. */
-void mpg_program_set_fix(mpg_program_set *set, uint32_t first, uint32_t count);
+/* Says in which parts the external arrays come; else they are one, not fixed. Before the first launch. */
+void mpg_program_set_arrange(mpg_program_set *set, const mpg_parts *parts);
 void mpg_program_set_retain(mpg_program_set *set);
 void mpg_program_set_release(mpg_program_set *set);
 
 /* launch.c: queues one call. Borrows everything. */
 typedef struct mpg_launching {
-  const mpg_tensor *externals; /* a tensor per external array that is not fixed (storage NULL where no program touches it) */
-  const mpg_tensor *fixed;     /* those that are */
-  uint64_t binding;            /* names `fixed`: the same number, the same arrays; 0: look at them */
+  const mpg_tensor *parts[MPG_MAX_PARTS]; /* a tensor per external array of each part (storage NULL where no program touches it; NULL: none is touched) */
+  uint64_t binding;            /* names the fixed ones: the same number, the same arrays; 0: look at them */
+  bool unread;                 /* no other device still reads a fixed one that is written */
   mpg_storage **blocks;        /* a storage per block; those from first_block on are filled in (new; the caller releases them, at once if it likes) */
   mpg_random_key random;
   uint32_t scope, origin;

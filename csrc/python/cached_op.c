@@ -17,6 +17,7 @@ typedef struct cached_op {
   bool unbound;      /* calls that count on a binding return None until there is another */
   uint64_t changes; /* mpg_array_changes when that was last looked at */
   bool bound_wanted;
+  mpg_leaves *leaves; /* what is bound, once a call was recorded; owned */
 } cached_op;
 
 /* --- Tracing ------------------------------------------------------------------------------------------------------ */
@@ -172,6 +173,8 @@ static void note_binding(cached_op *self) {
   self->changes = mpg_array_changes();
   self->binding = ++self->bindings;
   self->bound_wanted = false;
+  mpg_leaves_release(self->leaves);
+  self->leaves = NULL;
   for (Py_ssize_t i = 0; i < count; i++) {
     mpg_array *array = mpg_py_array_of(PyTuple_GET_ITEM(self->bound, i));
     array->bound = true;
@@ -222,10 +225,20 @@ static PyObject *cached_op_call(PyObject *object, PyObject *args, PyObject *kwar
     result = call_traced(self, args);
   } else {
     if (!self->binding || self->changes != mpg_array_changes()) note_binding(self);
+    mpg_leaves *leaves = NULL;
+    if (self->binding && self->bound_wanted && mpg_autograd_recording()) {
+      mpg_status status = self->leaves != NULL ? MPG_OK : mpg_leaves_make((mpg_array **)PyBytes_AS_STRING(pointers), (uint32_t)PyTuple_GET_SIZE(bound), &self->leaves);
+      if (status != MPG_OK) {
+        mpg_py_raise(status);
+        goto done;
+      }
+      leaves = mpg_leaves_retain(self->leaves);
+    }
     mpg_inputs inputs = {.given = given, .num_given = (uint32_t)count, .bound = bound != NULL ? (mpg_array **)PyBytes_AS_STRING(pointers) : NULL,
                          .num_bound = bound != NULL ? (uint32_t)PyTuple_GET_SIZE(bound) : 0, .binding = self->binding,
-                         .bound_wanted = self->bound_wanted};
+                         .bound_wanted = self->bound_wanted, .leaves = leaves};
     result = call_with(self, &inputs);
+    mpg_leaves_release(leaves);
   }
 done:
   if (given != few) PyMem_Free(given);
@@ -615,6 +628,7 @@ static void cached_op_dealloc(PyObject *object) {
   Py_CLEAR(self->trace);
   if (self->cache != NULL) mpg_cache_clear(self->cache);
   PyMem_Free(self->cache);
+  mpg_leaves_release(self->leaves);
   PyMem_Free(self->budget.limits);
   Py_CLEAR(self->bound);
   Py_CLEAR(self->pointers);

@@ -8,7 +8,7 @@ enum { MAX_FREE = 4096 };
 /* Runtime state, under the host lock: unused structs (linked by `owner`), and wrapped memory that queued work still uses. */
 static mpg_storage *free_storages, *leaving;
 static int num_free;
-static uint64_t watched_writes;
+static uint64_t watched_writes, foreign_reads;
 static uint64_t births; /* runtime state, too */
 
 uint64_t mpg_storage_births(void) { return births; }
@@ -63,7 +63,7 @@ mpg_status mpg_storage_create(mpg_device *device, size_t size, bool host_access,
   }
   storage->references = 1;
   storage->version = 0;
-  storage->watched = storage->exposed = false;
+  storage->watched = storage->tracked = storage->exposed = false;
   storage->device = device;
   storage->size = size;
   storage->born = ++births;
@@ -105,6 +105,7 @@ void mpg_storage_destroy(mpg_storage *storage) {
 
 void mpg_storage_note_watched(void) { watched_writes++; }
 uint64_t mpg_storage_watched_writes(void) { return watched_writes; }
+uint64_t mpg_storage_foreign_reads(void) { return foreign_reads; }
 
 void mpg_storage_expose(mpg_storage *storage) {
   storage->exposed = true;
@@ -131,5 +132,6 @@ void mpg_tensor_write_points(const mpg_tensor *tensor, const mpg_device *device,
 }
 
 mpg_status mpg_storage_add_read(mpg_storage *storage, mpg_device *device, mpg_tick tick) {
+  foreign_reads += storage->tracked && device != storage->device;
   return mpg_uses_add_read(&storage->block.uses, storage->device, device, tick);
 }

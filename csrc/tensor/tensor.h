@@ -16,6 +16,7 @@ typedef struct mpg_storage {
   int32_t references;
   uint32_t version; /* 0: never written, so whatever work the block's uses tell of was not for this storage */
   bool watched; /* somebody keeps what was made of its contents: writes are counted */
+  bool tracked; /* reads by other devices are counted */
   bool exposed; /* others hold its address and may write without a word: memory from outside, or given out (DLPack) */
   mpg_device *device;
   mpg_block block;
@@ -96,6 +97,8 @@ static inline void mpg_storage_add_write(mpg_storage *storage, mpg_tick tick) {
 }
 /* Writes to watched storages so far. While it stays the same, so do their contents; those of exposed ones may change at any time. */
 uint64_t mpg_storage_watched_writes(void);
+/* Reads of tracked storages by other devices that were queued so far. */
+uint64_t mpg_storage_foreign_reads(void);
 void mpg_storage_expose(mpg_storage *storage);
 /* True when work that runs now, in this thread, on the (idle) device of the storage may write it. */
 static inline bool mpg_storage_writable_now(const mpg_storage *storage) {
