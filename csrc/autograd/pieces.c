@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/host.h"
+#include "graph/batching.h"
 
 static const mpg_program_set *set_of(const mpg_piece *piece, mpg_phase phase) {
   return phase == MPG_PHASE_FORWARD ? piece->compiled->programs : piece->backward->programs;
@@ -80,6 +81,39 @@ static mpg_status check_compiled(const mpg_compiled *c, const mpg_pieces_request
     if (!own) return mpg_fail(MPG_ERROR, "result %u of a pipelined block is also an input or another result; copy it", i);
   }
   return MPG_OK;
+}
+
+static mpg_batching_request check_of(const mpg_compiled *c, const mpg_graph **graph) {
+  bool rewritten = c->original.num_nodes > 0;
+  *graph = rewritten ? &c->original : &c->graph;
+  return (mpg_batching_request){.inputs = rewritten ? c->original_inputs : c->inputs, .num_inputs = c->num_given};
+}
+
+mpg_status mpg_pieces_check(const mpg_compiled *c, const mpg_piece_check *check) {
+  static const uint8_t kinds[] = {[MPG_SHARED] = MPG_BATCH_SAME, [MPG_SPLIT] = MPG_BATCH_DIVIDED, [MPG_CARRIED] = MPG_BATCH_STATE};
+  const mpg_graph *graph, *second = NULL;
+  mpg_batching_request request = check_of(c, &graph), other = {0};
+  if (check->other && (check->other->num_given != c->num_given || check->other->num_outputs != c->num_outputs))
+    return mpg_fail(MPG_VALUE_ERROR, "the call for another size has other inputs or results");
+  uint8_t *batches = mpg_malloc(c->num_given + c->num_outputs + 1);
+  if (!batches) return mpg_out_of_host_memory(c->num_given);
+  bool *carried = (bool *)(batches + c->num_given);
+  for (uint32_t i = 0; i < c->num_given; i++) batches[i] = kinds[check->input_kinds[i]];
+  for (uint32_t i = 0; i < c->num_outputs; i++) carried[i] = check->output_kinds[i] == MPG_CARRIED;
+  request.input_kinds = batches;
+  request.carried_outputs = carried;
+  request.rows = check->rows;
+  request.axis = check->axis;
+  request.along_time = check->along_time;
+  if (check->other) {
+    mpg_batching_request inputs = check_of(check->other, &second);
+    other = request;
+    other.inputs = inputs.inputs;
+    other.rows = check->other_rows;
+  }
+  mpg_status status = second ? mpg_graph_compare_batching(graph, &request, second, &other) : mpg_graph_check_batching(graph, &request);
+  mpg_free(batches);
+  return status;
 }
 
 /* The whole array that split output i is rows of: as many as the pieces have together. */

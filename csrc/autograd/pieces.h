@@ -71,6 +71,17 @@ typedef struct mpg_pieces_request {
   mpg_array *const *inputs;       /* whole */
 } mpg_pieces_request;
 
+/* Whether the function does on pieces what it does on the whole (graph/batching.h). */
+typedef struct mpg_piece_check {
+  const uint8_t *input_kinds, *output_kinds; /* as in the request */
+  int64_t rows; /* of the piece it was compiled for */
+  int axis;     /* of what it divides, among arrays that the function makes itself */
+  bool along_time;
+  const mpg_compiled *other; /* the same function for another number of rows; NULL: there is none to compare with */
+  int64_t other_rows;
+} mpg_piece_check;
+mpg_status mpg_pieces_check(const mpg_compiled *compiled, const mpg_piece_check *check);
+
 /* New, with its outputs made; nothing is queued. Checks that the pieces' shapes fit the inputs. */
 mpg_status mpg_pieces_new(const mpg_pieces_request *request, mpg_pieces **pieces);
 void mpg_pieces_release(mpg_pieces *pieces);

@@ -48,8 +48,29 @@ static mpg_status infer_backward(mpg_infer *infer) {
   return MPG_OK;
 }
 
-mpg_status mpg_infer_batch_norm_backward(mpg_infer *infer) { return infer_backward(infer); }
-mpg_status mpg_infer_layer_norm_backward(mpg_infer *infer) { return infer_backward(infer); }
+mpg_status mpg_infer_batch_norm_backward(mpg_infer *infer) {
+  const mpg_batch_norm_backward_params *p = infer->params;
+  const mpg_shape *data = &infer->inputs[1].shape;
+  int axis;
+  MPG_TRY(infer_backward(infer));
+  if (!mpg_shape_known(data)) return MPG_OK;
+  MPG_TRY(mpg_axis_normalize(p->axis, data->ndim, infer->op->name, &axis));
+  return expect_vectors(infer, 2, 4, data->dims[axis]);
+}
+
+mpg_status mpg_infer_layer_norm_backward(mpg_infer *infer) {
+  const mpg_layer_norm_backward_params *p = infer->params;
+  mpg_shape moments = infer->inputs[1].shape;
+  int axis;
+  MPG_TRY(infer_backward(infer));
+  if (!mpg_shape_known(&moments)) return MPG_OK;
+  MPG_TRY(mpg_axis_normalize(p->axis, moments.ndim, infer->op->name, &axis));
+  MPG_TRY(expect_vectors(infer, 2, 2, moments.dims[axis]));
+  moments.dims[axis] = 1;
+  MPG_TRY(mpg_infer_expect_shape(infer, 3, &moments));
+  return mpg_infer_expect_shape(infer, 4, &moments);
+}
+
 mpg_status mpg_infer_group_norm_backward(mpg_infer *infer) { return infer_backward(infer); }
 
 /* Emits a backward op on (out_grad, data, gamma, mean, deviation); gradients that flow into the statistics are not followed, as in
@@ -114,6 +135,7 @@ mpg_status mpg_infer_batch_norm_relu_backward(mpg_infer *infer) {
   if (infer->num_outputs == 4) infer->outputs[3].dtype = data->dtype;
   if (!mpg_shape_known(&data->shape)) return MPG_OK;
   if (data->shape.ndim == 0) return mpg_infer_fail(infer, "data must have at least one axis");
+  MPG_TRY(expect_vectors(infer, 2, 4, data->shape.dims[data->shape.ndim - 1]));
   mpg_shape mask = mask_shape(&data->shape);
   MPG_TRY(mpg_infer_expect_shape(infer, 5, &mask));
   if (infer->num_outputs == 4) mpg_infer_set(infer, 3, &data->shape, data->dtype);

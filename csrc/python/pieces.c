@@ -156,23 +156,6 @@ static PyObject *staged_call_forward(PyObject *object, PyObject *unused) {
   return describe_set(((staged_call *)object)->compiled->programs);
 }
 
-static PyMethodDef staged_call_methods[] = {
-    {"forward", staged_call_forward, METH_NOARGS,
-     "forward()\n--\n\nThe forward programs: {'segments': [...], 'blocks': [(device, bytes with the pool's rounding, whether it is a lane)]}. A segment is a dict of device,\n"
-     "depth, deferred, waits (segments it waits for), ops, blocks (that it touches), bytes_sent and copies (how many of the ops send them)."},
-    {0}};
-static PyGetSetDef staged_call_properties[] = {
-    {"outputs", staged_call_outputs, NULL, "(shape, dtype, whether it has memory of its own) of each result.", NULL}, {0}};
-static PyType_Slot staged_call_slots[] = {
-    {Py_tp_new, staged_call_new}, {Py_tp_dealloc, staged_call_dealloc}, {Py_tp_methods, staged_call_methods},
-    {Py_tp_getset, staged_call_properties},
-    {Py_tp_doc, "StagedCall(trace, inputs, wanted, carried, recording=True, exact=False, defer=False)\n--\n\n"
-     "trace(*inputs), compiled into segments by stage: what one device does between two changes of device. It runs in a PieceRun."},
-    {0, NULL}};
-static PyType_Spec staged_call_spec = {"mpgluon._core.StagedCall", sizeof(staged_call), 0, Py_TPFLAGS_DEFAULT, staged_call_slots};
-
-/* --- PieceRun ----------------------------------------------------------------------------------------------------- */
-
 static int numbers_from(PyObject *object, Py_ssize_t count, uint32_t limit, uint32_t *numbers, const char *what) {
   PyObject *items = PySequence_Fast(object, what);
   if (items == NULL) return -1;
@@ -185,6 +168,54 @@ static int numbers_from(PyObject *object, Py_ssize_t count, uint32_t limit, uint
   Py_DECREF(items);
   return PyErr_Occurred() ? -1 : 0;
 }
+
+static PyObject *staged_call_check(PyObject *object, PyObject *args, PyObject *kwargs) {
+  static char *names[] = {"input_kinds", "output_kinds", "rows", "axis", "along_time", "other", "other_rows", NULL};
+  const mpg_compiled *c = ((staged_call *)object)->compiled;
+  PyObject *inputs, *outputs, *other = NULL;
+  long long rows, other_rows = 1;
+  int axis, along_time;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOLip|O!L:check", names, &inputs, &outputs, &rows, &axis, &along_time, Py_TYPE(object), &other, &other_rows))
+    return NULL;
+  if (rows < 1 || other_rows < 1 || axis < 0) return PyErr_Format(PyExc_ValueError, "StagedCall.check: rows must be 1 or more, axis 0 or more");
+  size_t count = (size_t)c->num_given + c->num_outputs;
+  uint32_t *numbers = PyMem_Calloc(count + 1, sizeof *numbers);
+  uint8_t *kinds = PyMem_Calloc(count + 1, 1);
+  PyObject *result = NULL;
+  if (numbers == NULL || kinds == NULL) {
+    PyErr_NoMemory();
+  } else if (numbers_from(inputs, c->num_given, 3, numbers, "StagedCall.check: input_kinds") == 0 &&
+             numbers_from(outputs, c->num_outputs, 3, numbers + c->num_given, "StagedCall.check: output_kinds") == 0) {
+    for (size_t i = 0; i < count; i++) kinds[i] = (uint8_t)numbers[i];
+    mpg_piece_check check = {.input_kinds = kinds, .output_kinds = kinds + c->num_given, .rows = rows, .axis = axis, .along_time = along_time,
+                             .other = other != NULL ? ((staged_call *)other)->compiled : NULL, .other_rows = other_rows};
+    mpg_status status = mpg_pieces_check(c, &check);
+    result = status == MPG_OK ? Py_NewRef(Py_None) : mpg_py_raise(status);
+  }
+  PyMem_Free(numbers);
+  PyMem_Free(kinds);
+  return result;
+}
+
+static PyMethodDef staged_call_methods[] = {
+    {"forward", staged_call_forward, METH_NOARGS,
+     "forward()\n--\n\nThe forward programs: {'segments': [...], 'blocks': [(device, bytes with the pool's rounding, whether it is a lane)]}. A segment is a dict of device,\n"
+     "depth, deferred, waits (segments it waits for), ops, blocks (that it touches), bytes_sent and copies (how many of the ops send them)."},
+    {"check", (PyCFunction)(void (*)(void))staged_call_check, METH_VARARGS | METH_KEYWORDS,
+     "check(input_kinds, output_kinds, rows, axis, along_time, other=None, other_rows=1)\n--\n\nMXNetError, naming op and block, unless the function does on a piece of so many rows what\n"
+     "it does on the whole. Kinds: as in PieceRun; axis: of rows in arrays that the function makes itself; other: the same function for other_rows rows."},
+    {0}};
+static PyGetSetDef staged_call_properties[] = {
+    {"outputs", staged_call_outputs, NULL, "(shape, dtype, whether it has memory of its own) of each result.", NULL}, {0}};
+static PyType_Slot staged_call_slots[] = {
+    {Py_tp_new, staged_call_new}, {Py_tp_dealloc, staged_call_dealloc}, {Py_tp_methods, staged_call_methods},
+    {Py_tp_getset, staged_call_properties},
+    {Py_tp_doc, "StagedCall(trace, inputs, wanted, carried, recording=True, exact=False, defer=False)\n--\n\n"
+     "trace(*inputs), compiled into segments by stage: what one device does between two changes of device. It runs in a PieceRun."},
+    {0, NULL}};
+static PyType_Spec staged_call_spec = {"mpgluon._core.StagedCall", sizeof(staged_call), 0, Py_TPFLAGS_DEFAULT, staged_call_slots};
+
+/* --- PieceRun ----------------------------------------------------------------------------------------------------- */
 
 static int rows_from(PyObject *object, mpg_rows *rows) {
   long long begin, count, total;

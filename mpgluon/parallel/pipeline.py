@@ -46,9 +46,11 @@ class Pipeline:
     carry : dict of int to int, optional
         Along time: which argument is carried from piece to piece, and which result it comes from. By default ``{1: 1}``: the block is
         called as ``net(x, states)`` and returns ``(out, states)``.
-
     statistics : {'micro_batch'}
         Over which rows BatchNorm takes its statistics.
+    check : bool, default True
+        An operator whose result on a micro-batch is not its rows of the result on the whole batch (softmax over the batch, a mean of
+        all rows, x[:4], x / len(x)) is an error before anything runs. False: it works on every micro-batch by itself.
 
     Notes
     -----
@@ -57,7 +59,7 @@ class Pipeline:
     moving statistics are updated once for each.
     """
 
-    def __init__(self, micro_batches, schedule="1f1b", along="batch", axis=0, split=None, carry=None, statistics="micro_batch"):
+    def __init__(self, micro_batches, schedule="1f1b", along="batch", axis=0, split=None, carry=None, statistics="micro_batch", check=True):
         if not isinstance(micro_batches, int) or micro_batches < 1:
             raise ValueError(f"Pipeline: micro_batches must be a positive whole number, not {micro_batches!r}")
         if along not in ("batch", "time"):
@@ -79,6 +81,7 @@ class Pipeline:
         self.axis = axis
         self.split = None if split is None else list(split)
         self.carry = ({1: 1} if carry is None else dict(carry)) if along == "time" else {}
+        self.check = bool(check)
         self._last = None
 
     def __repr__(self):
@@ -128,6 +131,8 @@ class _Entry:
         self.signature, self.kinds, self.pipeline = signature, kinds, pipeline
         self.calls = {}  # rows of a piece, and whether a backward is recorded -> StagedCall
         self.output_kinds, self.carried_from = None, None
+        self.compared = False  # for two sizes of a micro-batch
+        self.misshapen = None  # number and shape of a result that lacks the axis
         self.copied = ()  # results that must be copied to have memory of their own
         self.tables = {}  # programs, phases and schedule -> (stages, table, items)
         self.runs, self.chosen = 0, None  # schedule='auto': what was chosen after the first runs
@@ -139,6 +144,7 @@ class _Entry:
         arrays = [*[_leading(a, axis) if kind == SPLIT else a for a, kind in zip(arrays, self.kinds)], *arrays[count:]]
         outputs = self.signature.trace(*arrays)
         carried = self._carried_outputs()
+        self.misshapen = None
         kinds, results = [], []
         for i, out in enumerate(outputs):
             if i in carried:
@@ -149,10 +155,8 @@ class _Entry:
             elif axis == 0 and out.ndim and rows and out.shape[0] % rows == 0 and out.shape[0]:
                 kinds.append(SPLIT)
             else:
-                raise MXNetError(
-                    f"{self.signature.path}: result {i} of a micro-batch of {rows} rows has shape {out.shape}, without the axis along which the "
-                    "batch is divided: an operator goes across the batch. Do that after the pipeline, on its whole result"
-                )
+                kinds.append(SPLIT)
+                self.misshapen = self.misshapen or (i, out.shape)
             results.append(out.copy() if i in self.copied else out)
         self.output_kinds = kinds
         return results
@@ -183,8 +187,8 @@ class _Entry:
                 carried.add(o)
         return carried
 
-    def call(self, rows, arrays, wanted, exact, deferred):
-        """`wanted`: which inputs want a gradient; None: nothing is recorded."""
+    def call(self, rows, arrays, whole, wanted, exact, deferred):
+        """`whole`: the inputs of all micro-batches; `wanted`: which inputs want a gradient; None: nothing is recorded."""
         recording = wanted is not None
         key = (rows, recording and tuple(wanted), tuple(a.shape for a, k in zip(arrays, self.kinds) if k == CARRIED))
         call = self.calls.get(key)
@@ -199,8 +203,34 @@ class _Entry:
             if shared:
                 self.copied = shared
                 call = make()
+            if self.pipeline.check and self.pipeline.micro_batches > 1:
+                self._check(call, rows, arrays, whole)
+            if self.misshapen is not None:
+                raise MXNetError(
+                    f"{self.signature.path}: result {self.misshapen[0]} of a micro-batch of {rows} rows has shape {self.misshapen[1]}, without the axis "
+                    "along which the batch is divided: an operator goes across the batch. Do that after the pipeline, on its whole result"
+                )
             self.calls[key] = call
         return call
+
+
+    def _check(self, call, rows, arrays, whole):
+        """Raises MXNetError where the block does not do on a micro-batch what it does on the whole batch."""
+        kinds, misshapen = [*self.kinds, *[SHARED] * len(self.signature.used)], self.misshapen
+        check = (kinds, self.output_kinds, rows, self.pipeline.axis, bool(self.pipeline.carry))
+        if self.compared:
+            return call.check(*check)
+        # Traced on the whole batch, too: numbers and sizes that do not come from shapes show up there.
+        none = [False] * len(arrays)
+        total = next(a.shape[0] for a, kind in zip(whole, kinds) if kind == SPLIT)
+        try:
+            other = _core.StagedCall(lambda *traced: self.trace(total, *traced), [*whole, *arrays[len(whole) :]], none, none, recording=False, exact=True)
+        except (MXNetError, ValueError):
+            call.check(*check)  # made for micro-batches
+        else:
+            call.check(*check, other, total)
+        self.misshapen = misshapen
+        self.compared = True
 
 
 def _count(structure):
@@ -264,7 +294,7 @@ class PipelinedCall:
         state = {i: fronts[i] for i, kind in enumerate(kinds) if kind == CARRIED}
         for begin, end in rows:
             arrays = [f[begin:end] if kind == SPLIT else state.get(i, f) for i, (f, kind) in enumerate(zip(fronts, kinds))]
-            calls.append(entry.call(end - begin, [*arrays, *params], wanted, self._exact, pipeline.deferred and recording))
+            calls.append(entry.call(end - begin, [*arrays, *params], fronts, wanted, self._exact, pipeline.deferred and recording))
             for i in state:  # the shape the state has after this piece
                 shape, dtype, _ = calls[-1].outputs[entry.carried_from[i]]
                 if shape != state[i].shape:
