@@ -105,6 +105,7 @@ mpg_status mpg_pieces_check(const mpg_compiled *c, const mpg_piece_check *check)
   request.rows = check->rows;
   request.axis = check->axis;
   request.along_time = check->along_time;
+  request.whole_statistics = check->whole_statistics;
   if (check->other) {
     mpg_batching_request inputs = check_of(check->other, &second);
     other = request;

@@ -76,7 +76,7 @@ typedef struct mpg_piece_check {
   const uint8_t *input_kinds, *output_kinds; /* as in the request */
   int64_t rows; /* of the piece it was compiled for */
   int axis;     /* of what it divides, among arrays that the function makes itself */
-  bool along_time;
+  bool along_time, whole_statistics;
   const mpg_compiled *other; /* the same function for another number of rows; NULL: there is none to compare with */
   int64_t other_rows;
 } mpg_piece_check;

@@ -70,8 +70,18 @@ static mpg_status along_time(walk *w, uint32_t number, mpg_batch *out, bool *don
   return MPG_OK;
 }
 
+/* A BatchNorm whose averages are updated outside has momentum 1. */
+static mpg_status check_statistics(const mpg_node *node) {
+  const mpg_batch_norm_params *p = node->params;
+  const char *path = mpg_scope_text(node->scope);
+  if (node->op->id != MPG_OP_BatchNorm || !node->train || p->use_global_stats || p->momentum == 1) return MPG_OK;
+  return mpg_fail(MPG_ERROR, "BatchNorm%s%s updates its moving averages for every micro-batch: statistics='batch' needs gluon.nn.BatchNorm, not the operator itself",
+                  *path ? " in block " : "", path);
+}
+
 static mpg_status visit(walk *w, uint32_t number) {
   const mpg_node *node = &w->graph->nodes[number];
+  if (w->request->whole_statistics) MPG_TRY(check_statistics(node));
   mpg_batch *out = w->values + node->values;
   bool done = false;
   if (w->request->along_time) MPG_TRY(along_time(w, number, out, &done));

@@ -170,12 +170,13 @@ static int numbers_from(PyObject *object, Py_ssize_t count, uint32_t limit, uint
 }
 
 static PyObject *staged_call_check(PyObject *object, PyObject *args, PyObject *kwargs) {
-  static char *names[] = {"input_kinds", "output_kinds", "rows", "axis", "along_time", "other", "other_rows", NULL};
+  static char *names[] = {"input_kinds", "output_kinds", "rows", "axis", "along_time", "other", "other_rows", "whole_statistics", NULL};
   const mpg_compiled *c = ((staged_call *)object)->compiled;
   PyObject *inputs, *outputs, *other = NULL;
   long long rows, other_rows = 1;
-  int axis, along_time;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOLip|O!L:check", names, &inputs, &outputs, &rows, &axis, &along_time, Py_TYPE(object), &other, &other_rows))
+  int axis, along_time, whole_statistics = 0;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOLip|O!Lp:check", names, &inputs, &outputs, &rows, &axis, &along_time, Py_TYPE(object), &other, &other_rows,
+                                   &whole_statistics))
     return NULL;
   if (rows < 1 || other_rows < 1 || axis < 0) return PyErr_Format(PyExc_ValueError, "StagedCall.check: rows must be 1 or more, axis 0 or more");
   size_t count = (size_t)c->num_given + c->num_outputs;
@@ -188,7 +189,8 @@ static PyObject *staged_call_check(PyObject *object, PyObject *args, PyObject *k
              numbers_from(outputs, c->num_outputs, 3, numbers + c->num_given, "StagedCall.check: output_kinds") == 0) {
     for (size_t i = 0; i < count; i++) kinds[i] = (uint8_t)numbers[i];
     mpg_piece_check check = {.input_kinds = kinds, .output_kinds = kinds + c->num_given, .rows = rows, .axis = axis, .along_time = along_time,
-                             .other = other != NULL ? ((staged_call *)other)->compiled : NULL, .other_rows = other_rows};
+                             .other = other != NULL ? ((staged_call *)other)->compiled : NULL, .other_rows = other_rows,
+                             .whole_statistics = whole_statistics};
     mpg_status status = mpg_pieces_check(c, &check);
     result = status == MPG_OK ? Py_NewRef(Py_None) : mpg_py_raise(status);
   }
@@ -202,8 +204,9 @@ static PyMethodDef staged_call_methods[] = {
      "forward()\n--\n\nThe forward programs: {'segments': [...], 'blocks': [(device, bytes with the pool's rounding, whether it is a lane)]}. A segment is a dict of device,\n"
      "depth, deferred, waits (segments it waits for), ops, blocks (that it touches), bytes_sent and copies (how many of the ops send them)."},
     {"check", (PyCFunction)(void (*)(void))staged_call_check, METH_VARARGS | METH_KEYWORDS,
-     "check(input_kinds, output_kinds, rows, axis, along_time, other=None, other_rows=1)\n--\n\nMXNetError, naming op and block, unless the function does on a piece of so many rows what\n"
-     "it does on the whole. Kinds: as in PieceRun; axis: of rows in arrays that the function makes itself; other: the same function for other_rows rows."},
+     "check(input_kinds, output_kinds, rows, axis, along_time, other=None, other_rows=1, whole_statistics=False)\n--\n\nMXNetError, naming op and block, unless the function does on a piece of so many rows what\n"
+     "it does on the whole. Kinds: as in PieceRun; axis: of rows in arrays that the function makes itself; other: the same function for other_rows rows;\n"
+     "whole_statistics: no BatchNorm may update its moving averages."},
     {0}};
 static PyGetSetDef staged_call_properties[] = {
     {"outputs", staged_call_outputs, NULL, "(shape, dtype, whether it has memory of its own) of each result.", NULL}, {0}};

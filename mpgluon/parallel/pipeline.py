@@ -1,6 +1,7 @@
 """Pipelines: a block that spans devices, run on micro-batches that are under way at the same time."""
 
 import array
+import contextlib
 import gc
 
 import numpy as np
@@ -9,7 +10,7 @@ from .. import _core, _groups, autograd
 from .. import ndarray as nd
 from ..base import MXNetError
 from ..context import memory_stats
-from ..gluon import _compiled, _recompute
+from ..gluon import _compiled, _recompute, _statistics
 from . import schedules
 from .collectives import divide
 from .report import Report
@@ -18,6 +19,7 @@ from .stages import Stages
 __all__ = ["Pipeline"]
 
 SHARED, SPLIT, CARRIED = 0, 1, 2
+_NONE = contextlib.nullcontext()
 
 
 class Pipeline:
@@ -46,8 +48,10 @@ class Pipeline:
     carry : dict of int to int, optional
         Along time: which argument is carried from piece to piece, and which result it comes from. By default ``{1: 1}``: the block is
         called as ``net(x, states)`` and returns ``(out, states)``.
-    statistics : {'micro_batch'}
-        Over which rows BatchNorm takes its statistics.
+    statistics : {'micro_batch', 'batch'}, default 'micro_batch'
+        What BatchNorm's running averages are made of: updated by every micro-batch in turn, or once, by the mean and variance of the whole
+        batch, put together from those of the micro-batches. Either way a micro-batch is normalised by its own statistics in
+        training, so that it need not wait for the others; results and gradients are the same bits. 'batch' is for `gluon.nn.BatchNorm`.
     check : bool, default True
         An operator whose result on a micro-batch is not its rows of the result on the whole batch (softmax over the batch, a mean of
         all rows, x[:4], x / len(x)) is an error before anything runs. False: it works on every micro-batch by itself.
@@ -55,8 +59,7 @@ class Pipeline:
     Notes
     -----
     Results and gradients are bit for bit those of running the micro-batches one after the other and accumulating. Random numbers
-    (dropout) are those the rows would get in the whole batch. Statistics over the batch (BatchNorm) are those of a micro-batch; its
-    moving statistics are updated once for each.
+    (dropout) are those the rows would get in the whole batch. Statistics over the batch (BatchNorm) are those of a micro-batch.
     """
 
     def __init__(self, micro_batches, schedule="1f1b", along="batch", axis=0, split=None, carry=None, statistics="micro_batch", check=True):
@@ -68,18 +71,14 @@ class Pipeline:
             raise ValueError(f"Pipeline: there is no schedule {schedule!r}; there are {', '.join(schedules.NAMES)}, auto, and tables of one's own")
         if carry is not None and along != "time":
             raise ValueError("Pipeline: carry= is for pipelines along time")
-        if statistics == "batch":
-            raise NotImplementedError(
-                "Pipeline: statistics='batch' is not there yet: BatchNorm's moving statistics are updated once for each micro-batch. "
-                "Use fewer micro-batches, or LayerNorm or GroupNorm, whose results do not depend on the other rows"
-            )
-        if statistics != "micro_batch":
-            raise ValueError(f"Pipeline: statistics must be 'micro_batch', not {statistics!r}")
+        if statistics not in ("micro_batch", "batch"):
+            raise ValueError(f"Pipeline: statistics must be 'micro_batch' or 'batch', not {statistics!r}")
         self.micro_batches = micro_batches
         self.schedule = schedule
         self.along = along
         self.axis = axis
         self.split = None if split is None else list(split)
+        self.statistics = statistics
         self.carry = ({1: 1} if carry is None else dict(carry)) if along == "time" else {}
         self.check = bool(check)
         self._last = None
@@ -129,11 +128,13 @@ class _Entry:
 
     def __init__(self, signature, kinds, pipeline):
         self.signature, self.kinds, self.pipeline = signature, kinds, pipeline
-        self.calls = {}  # rows of a piece, and whether a backward is recorded -> StagedCall
+        self.calls = {}  # rows of a piece, and whether a backward is recorded -> (StagedCall, statistics)
         self.output_kinds, self.carried_from = None, None
         self.compared = False  # for two sizes of a micro-batch
         self.misshapen = None  # number and shape of a result that lacks the axis
         self.copied = ()  # results that must be copied to have memory of their own
+        self.statistics = []  # what BatchNorm layers handed over in the last trace (_statistics.Statistics.layers)
+        self.updates = {}  # sizes of pieces -> _statistics.Update
         self.tables = {}  # programs, phases and schedule -> (stages, table, items)
         self.runs, self.chosen = 0, None  # schedule='auto': what was chosen after the first runs
 
@@ -142,7 +143,9 @@ class _Entry:
         axis = self.pipeline.axis
         count = len(self.kinds)
         arrays = [*[_leading(a, axis) if kind == SPLIT else a for a, kind in zip(arrays, self.kinds)], *arrays[count:]]
-        outputs = self.signature.trace(*arrays)
+        with _statistics.Statistics() if self.pipeline.statistics == "batch" and self.pipeline.micro_batches > 1 else _NONE as statistics:
+            outputs = self.signature.trace(*arrays)
+        self.statistics = statistics.layers if statistics else []
         carried = self._carried_outputs()
         self.misshapen = None
         kinds, results = [], []
@@ -158,6 +161,9 @@ class _Entry:
                 kinds.append(SPLIT)
                 self.misshapen = self.misshapen or (i, out.shape)
             results.append(out.copy() if i in self.copied else out)
+        if statistics:
+            kinds += [SPLIT] * len(statistics.arrays)  # a row for each piece
+            results += statistics.arrays
         self.output_kinds = kinds
         return results
 
@@ -188,11 +194,11 @@ class _Entry:
         return carried
 
     def call(self, rows, arrays, whole, wanted, exact, deferred):
-        """`whole`: the inputs of all micro-batches; `wanted`: which inputs want a gradient; None: nothing is recorded."""
+        """A staged call, and what its BatchNorm layers hand over. `whole`: the inputs of all micro-batches; `wanted`: which inputs want a
+        gradient; None: nothing is recorded."""
         recording = wanted is not None
         key = (rows, recording and tuple(wanted), tuple(a.shape for a, k in zip(arrays, self.kinds) if k == CARRIED))
-        call = self.calls.get(key)
-        if call is None:
+        if key not in self.calls:
             carried = [kind == CARRIED for kind in self.kinds] + [False] * len(self.signature.used)
 
             def make():
@@ -210,26 +216,36 @@ class _Entry:
                     f"{self.signature.path}: result {self.misshapen[0]} of a micro-batch of {rows} rows has shape {self.misshapen[1]}, without the axis "
                     "along which the batch is divided: an operator goes across the batch. Do that after the pipeline, on its whole result"
                 )
-            self.calls[key] = call
-        return call
+            self.calls[key] = call, self.statistics
+        return self.calls[key]
 
+    def update(self, rows, statistics):
+        """Updates the running averages once all pieces are queued; None where there are none to be updated."""
+        if not statistics[0]:
+            return None
+        key = tuple(rows)
+        if key not in self.updates:
+            self.updates[key] = _statistics.Update(statistics)
+        return self.updates[key]
 
     def _check(self, call, rows, arrays, whole):
         """Raises MXNetError where the block does not do on a micro-batch what it does on the whole batch."""
-        kinds, misshapen = [*self.kinds, *[SHARED] * len(self.signature.used)], self.misshapen
-        check = (kinds, self.output_kinds, rows, self.pipeline.axis, bool(self.pipeline.carry))
+        kinds, traced = [*self.kinds, *[SHARED] * len(self.signature.used)], (self.misshapen, self.statistics)
+        results = self.output_kinds[: len(self.output_kinds) - 2 * len(self.statistics)] + [CARRIED] * (2 * len(self.statistics))
+        check = (kinds, results, rows, self.pipeline.axis, bool(self.pipeline.carry))
+        whole_statistics = self.pipeline.statistics == "batch"
         if self.compared:
-            return call.check(*check)
+            return call.check(*check, whole_statistics=whole_statistics)
         # Traced on the whole batch, too: numbers and sizes that do not come from shapes show up there.
         none = [False] * len(arrays)
         total = next(a.shape[0] for a, kind in zip(whole, kinds) if kind == SPLIT)
         try:
             other = _core.StagedCall(lambda *traced: self.trace(total, *traced), [*whole, *arrays[len(whole) :]], none, none, recording=False, exact=True)
         except (MXNetError, ValueError):
-            call.check(*check)  # made for micro-batches
+            call.check(*check, whole_statistics=whole_statistics)  # made for micro-batches
         else:
-            call.check(*check, other, total)
-        self.misshapen = misshapen
+            call.check(*check, other, total, whole_statistics)
+        self.misshapen, self.statistics = traced
         self.compared = True
 
 
@@ -250,7 +266,7 @@ class PipelinedCall:
         self._entries = {}
 
     def __call__(self, args):
-        run, entry = self.begin(args, autograd.is_recording())
+        run, entry, update = self.begin(args, autograd.is_recording())
         driver = _Driver(entry, self._pipeline)
         driver.forward(run)
         if autograd.is_recording():
@@ -258,6 +274,8 @@ class PipelinedCall:
         else:
             outputs = run.outputs()
             run.finish()
+        if update is not None:
+            update(outputs[-update.count :])
         return self.regroup(entry, outputs)
 
     def regroup(self, entry, outputs):
@@ -267,7 +285,8 @@ class PipelinedCall:
         return outputs[0] if structure is _compiled._ARRAY else _compiled.regroup(structure, iter(outputs))
 
     def begin(self, args, recording):
-        """A run of all pieces of a batch, of which nothing is queued yet."""
+        """A run of all pieces of a batch, of which nothing is queued yet; its entry; and what is to be called with its results when all
+        is queued, or None (`_Entry.update`)."""
         pipeline, axis, flat = self._pipeline, self._pipeline.axis, []
         structure = _compiled.flatten(args, flat, "The inputs")
         places = _carried_places(args, pipeline.carry)
@@ -290,11 +309,13 @@ class PipelinedCall:
         if recording:
             wanted = [a._wants_gradient or (kind == CARRIED and np.dtype(a.dtype).kind == "f") for a, kind in zip(fronts, kinds)]
             wanted += [param._wants_gradient for param in params]
-        calls = []
+        calls, statistics = [], []
         state = {i: fronts[i] for i, kind in enumerate(kinds) if kind == CARRIED}
         for begin, end in rows:
             arrays = [f[begin:end] if kind == SPLIT else state.get(i, f) for i, (f, kind) in enumerate(zip(fronts, kinds))]
-            calls.append(entry.call(end - begin, [*arrays, *params], fronts, wanted, self._exact, pipeline.deferred and recording))
+            call, found = entry.call(end - begin, [*arrays, *params], fronts, wanted, self._exact, pipeline.deferred and recording)
+            calls.append(call)
+            statistics.append(found)
             for i in state:  # the shape the state has after this piece
                 shape, dtype, _ = calls[-1].outputs[entry.carried_from[i]]
                 if shape != state[i].shape:
@@ -304,7 +325,7 @@ class PipelinedCall:
         run = _core.PieceRun(
             tuple(calls), tuple((axis, begin, end - begin, total) for begin, end in rows), every, entry.output_kinds, carried_from, [*fronts, *params]
         )
-        return run, entry
+        return run, entry, entry.update([end - begin for begin, end in rows], statistics)
 
     def _input_kinds(self, flat, places):
         pipeline, axis = self._pipeline, self._pipeline.axis

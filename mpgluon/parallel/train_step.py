@@ -105,11 +105,13 @@ class TrainStep:
     def _run(self, call, args):
         """Queues forward and backward; the losses, and what else there is along time."""
         with autograd.train_mode():
-            run, entry = call.begin(args, True)
+            run, entry, update = call.begin(args, True)
             outputs = run.outputs()
             num_losses = len(entry.signature.outputs[1]) - 1
             run.train([nd.ones_like(out) if i < num_losses else None for i, out in enumerate(outputs)])
             _Driver(entry, self._pipeline).train(run)
+            if update is not None:
+                update(outputs[-update.count :])
         run.finish()
         results = call.regroup(entry, outputs)
         return results[0], results[1] if len(results) > 1 else None

@@ -1,0 +1,97 @@
+"""BatchNorm's running averages in a pipeline: one update for the whole batch instead of one for each micro-batch.
+
+While a pipelined block is traced with ``statistics='batch'``, BatchNorm layers leave their running averages alone and hand over the mean and
+variance of the micro-batch, which become results of the block. When all micro-batches are queued, those of the whole batch are put together
+from them: the mean of the means, and the mean of the variances plus the variance of the means, weighted by numbers of elements.
+"""
+
+import threading
+
+from .. import _core, autograd
+from .. import ndarray as nd
+
+_local = threading.local()
+
+
+def active():
+    """The `Statistics` of the trace that is going on in this thread, or None."""
+    return getattr(_local, "active", None)
+
+
+class Statistics:
+    """What the BatchNorm layers of one trace handed over.
+
+    Attributes
+    ----------
+    layers : list of tuple
+        (running mean, running variance, device, momentum, epsilon, elements) for each call of a layer.
+    arrays : list of NDArray
+        Traced: for each call, mean and 1 / sqrt(variance + epsilon), of shape (1, channels).
+    """
+
+    def __init__(self):
+        self.layers, self.arrays = [], []
+
+    def __enter__(self):
+        self._outer = active()
+        _local.active = self
+        return self
+
+    def __exit__(self, *error):
+        _local.active = self._outer
+
+    def normalise(self, layer, x, gamma, beta, running_mean, running_var, options):
+        out, mean, inverse = nd.BatchNorm(x, gamma, beta, running_mean, running_var, **{**options, "momentum": 1.0, "output_mean_var": True})
+        elements = x.size // mean.size
+        self.layers.append((layer.running_mean, layer.running_var, running_mean.context, options["momentum"], options["eps"], elements))
+        self.arrays += [mean.reshape((1, -1)).copy(), inverse.reshape((1, -1)).copy()]
+        return out
+
+
+class Update:
+    """The update of the running averages, from what all pieces handed over.
+
+    Parameters
+    ----------
+    pieces : list of list of tuple
+        ``Statistics.layers`` of each piece.
+    """
+
+    def __init__(self, pieces):
+        self.count = 2 * len(pieces[0])  # arrays handed over
+        self._rounds = []  # of calls that update different averages; a layer that is called twice is updated twice
+        for number, (mean, _, ctx, *_) in enumerate(pieces[0]):
+            place = sum(pieces[0][k][0] is mean and pieces[0][k][2] == ctx for k in range(number))
+            if place == len(self._rounds):
+                self._rounds.append([])
+            self._rounds[place].append(number)
+        self._targets = [(mean, variance, ctx) for mean, variance, ctx, *_ in pieces[0]]
+        self._ops = [_core.CachedOp(self._function([[piece[k][3:] for piece in pieces] for k in numbers]), {"exact": True}) for numbers in self._rounds]
+
+    @staticmethod
+    def _function(layers):
+        """layers: for each call, (momentum, epsilon, elements) of each piece."""
+
+        def combine(*arrays):
+            results = []
+            for number, pieces in enumerate(layers):
+                means, inverses, mean, variance = arrays[4 * number : 4 * number + 4]
+                momentum, eps, _ = pieces[0]
+                total = sum(elements for *_, elements in pieces)
+                weights = nd.array([[elements / total] for *_, elements in pieces], ctx=means.context, dtype=means.dtype)
+                whole = (means * weights).sum(axis=0, keepdims=True)
+                variances = nd.maximum(1 / (inverses * inverses) - eps, 0) + (means - whole) ** 2
+                results.append(mean * momentum + whole.reshape((-1,)) * (1 - momentum))
+                results.append(variance * momentum + (variances * weights).sum(axis=0) * (1 - momentum))
+            return results
+
+        return combine
+
+    def __call__(self, outputs):
+        """Queues it; ``outputs``: for each call of a layer, means and inverse deviations of all pieces."""
+        with autograd.pause():
+            for numbers, op in zip(self._rounds, self._ops):
+                targets = [param._data[ctx] for k in numbers for *params, ctx in (self._targets[k],) for param in params]
+                inputs = [a for i, k in enumerate(numbers) for a in (*outputs[2 * k : 2 * k + 2], *targets[2 * i : 2 * i + 2])]
+                for result, target in zip(op(*inputs), targets):
+                    result.copyto(target)
