@@ -104,19 +104,6 @@ static bool only_reader(const mpg_rewrite *r, mpg_value value, uint32_t *reader)
   return false;
 }
 
-static bool is_relu(const mpg_node *node) {
-  if (!node->op) return false;
-  return node->op->id == MPG_OP_relu ||
-         (node->op->id == MPG_OP_Activation && ((const mpg_activation_params *)node->params)->act_type == 0 /* relu */);
-}
-
-static bool is_addition(const mpg_rewrite *r, const mpg_node *node) {
-  if (!node->op || (node->op->id != MPG_OP_elemwise_add && node->op->id != MPG_OP_broadcast_add)) return false;
-  const mpg_value *inputs = mpg_node_inputs(r->graph, node);
-  const mpg_desc *a = &mpg_graph_at(r->graph, inputs[0])->desc, *b = &mpg_graph_at(r->graph, inputs[1])->desc;
-  return mpg_shape_equal(&a->shape, &b->shape);
-}
-
 /* The nodes that one BatchNorm becomes one op with; addition: 0 when there is none. */
 typedef struct relu_behind {
   uint32_t norm, addition, relu;
@@ -140,7 +127,7 @@ static bool find_relu(const mpg_rewrite *r, uint32_t norm, relu_behind *found) {
   if (r->users[node->values + 1] || r->users[node->values + 2] || !keeps_to_itself(r, norm)) return false;
   if (!only_reader(r, (mpg_value){norm, 0}, &next)) return false;
   *found = (relu_behind){.norm = norm, .relu = next};
-  if (is_addition(r, &r->graph->nodes[next])) {
+  if (mpg_rewrite_is_addition(r, &r->graph->nodes[next])) {
     found->addition = next;
     found->residual = mpg_node_inputs(r->graph, &r->graph->nodes[next])[0].node == norm;
     if (!only_reader(r, (mpg_value){next, 0}, &found->relu)) return false;
@@ -152,7 +139,7 @@ static bool find_relu(const mpg_rewrite *r, uint32_t norm, relu_behind *found) {
         if (input.node == residual.node && input.output == residual.output) return false;
       }
   }
-  return is_relu(&r->graph->nodes[found->relu]);
+  return mpg_rewrite_is_relu(&r->graph->nodes[found->relu]);
 }
 
 /* The same seen from the relu, or from the addition. Of two BatchNorms that are added, the later one takes the addition. */
@@ -165,7 +152,7 @@ static bool find_norm(const mpg_rewrite *r, uint32_t n, relu_behind *found) {
     const mpg_node *maker = &r->graph->nodes[input.node];
     relu_behind candidate;
     bool is_norm = maker->op && maker->op->id == MPG_OP_BatchNorm && find_relu(r, input.node, &candidate);
-    if (!is_norm && is_relu(node) && is_addition(r, maker)) is_norm = find_norm(r, input.node, &candidate);
+    if (!is_norm && mpg_rewrite_is_relu(node) && mpg_rewrite_is_addition(r, maker)) is_norm = find_norm(r, input.node, &candidate);
     if (!is_norm || candidate.norm < best) continue;
     best = candidate.norm;
     *found = candidate;

@@ -16,11 +16,6 @@ static bool known_before(const mpg_rewrite *r, mpg_operand value, int *budget) {
   return node->num_inputs > 0;
 }
 
-static bool is_relu(const mpg_node *node) {
-  return node->op->id == MPG_OP_relu ||
-         (node->op->id == MPG_OP_Activation && ((const mpg_activation_params *)node->params)->act_type == 0 /* relu */);
-}
-
 typedef struct found {
   mpg_operand convolution, added;
   bool channels_last, add, relu;
@@ -41,7 +36,7 @@ static bool match_sum(const mpg_rewrite *r, mpg_operand from, found *f) {
   if (!mpg_rewrite_match(r, from, MPG_OP_elemwise_add, MPG_PRIVATE, &sum) && !mpg_rewrite_match(r, from, MPG_OP_broadcast_add, MPG_PRIVATE, &sum))
     return false;
   mpg_operand sides[2] = {mpg_rewrite_input(r, sum, 0), mpg_rewrite_input(r, sum, 1)};
-  if (!mpg_shape_equal(&mpg_rewrite_desc(r, sides[0])->shape, &mpg_rewrite_desc(r, sides[1])->shape)) return false;
+  if (!mpg_rewrite_is_addition(r, mpg_rewrite_node(r, sum))) return false;
   /* The later convolution of two: the other one is ready then. */
   int first = sides[1].value.node > sides[0].value.node;
   for (int i = 0; i < 2; i++) {
@@ -53,17 +48,38 @@ static bool match_sum(const mpg_rewrite *r, mpg_operand from, found *f) {
   return false;
 }
 
+/* The inputs of the op that a convolution becomes: data, packed weight (left out), bias, what is added. */
+static int take_inputs(mpg_rewrite *r, const found *f, mpg_value *inputs) {
+  int count = 2;
+  inputs[0] = mpg_rewrite_take(r, mpg_rewrite_input(r, f->convolution, 0));
+  if (mpg_rewrite_node(r, f->convolution)->num_inputs == 3) inputs[count++] = mpg_rewrite_take(r, mpg_rewrite_input(r, f->convolution, 2));
+  if (f->add) inputs[count++] = mpg_rewrite_take(r, f->added);
+  return count;
+}
+
+static void replace_by_winograd(mpg_rewrite *r, const found *f) {
+  const mpg_node *node = mpg_rewrite_node(r, f->convolution);
+  mpg_winograd_params params;
+  mpg_winograd_params_from(&params, node->params);
+  params.no_bias = node->num_inputs == 2;
+  params.add = f->add;
+  params.relu = f->relu;
+  mpg_value inputs[4], result, weight = mpg_rewrite_take(r, mpg_rewrite_input(r, f->convolution, 1));
+  int count = take_inputs(r, f, inputs);
+  mpg_pack_winograd_params pack = {0};
+  mpg_rewrite_emit(r, MPG_OP__pack_winograd, &pack, &weight, 1, &inputs[1]);
+  mpg_rewrite_emit(r, MPG_OP__winograd_convolution, &params, inputs, count, &result);
+  mpg_rewrite_replace(r, 0, result);
+}
+
 static void replace(mpg_rewrite *r, const found *f) {
   const mpg_node *node = mpg_rewrite_node(r, f->convolution);
-  const mpg_convolution_params *p = node->params;
+  if (f->channels_last && mpg_rewrite_winograd_pays(r, f->convolution, true)) {
+    replace_by_winograd(r, f);
+    return;
+  }
   mpg_packed_convolution_params params;
-  memset(&params, 0, sizeof params);
-  params.kernel = p->kernel;
-  params.stride = p->stride;
-  params.dilate = p->dilate;
-  params.pad = p->pad;
-  params.num_filter = p->num_filter;
-  params.num_group = p->num_group;
+  mpg_packed_params_from(&params, node->params);
   params.no_bias = node->num_inputs == 2;
   params.channels_last = f->channels_last;
   params.add = f->add;
@@ -71,11 +87,8 @@ static void replace(mpg_rewrite *r, const found *f) {
   const mpg_shape *data = &mpg_rewrite_desc(r, mpg_rewrite_input(r, f->convolution, 0))->shape;
   params.shape.count = data->ndim;
   for (int i = 0; i < data->ndim; i++) params.shape.values[i] = data->dims[i];
-  mpg_value inputs[4] = {mpg_rewrite_take(r, mpg_rewrite_input(r, f->convolution, 0))}, result;
-  mpg_value weight = mpg_rewrite_take(r, mpg_rewrite_input(r, f->convolution, 1));
-  int count = 2;
-  if (!params.no_bias) inputs[count++] = mpg_rewrite_take(r, mpg_rewrite_input(r, f->convolution, 2));
-  if (params.add) inputs[count++] = mpg_rewrite_take(r, f->added);
+  mpg_value inputs[4], result, weight = mpg_rewrite_take(r, mpg_rewrite_input(r, f->convolution, 1));
+  int count = take_inputs(r, f, inputs);
   mpg_rewrite_emit(r, MPG_OP__pack_convolution, &params, &weight, 1, &inputs[1]);
   mpg_rewrite_emit(r, MPG_OP__packed_convolution, &params, inputs, count, &result);
   mpg_rewrite_replace(r, 0, result);
@@ -84,7 +97,7 @@ static void replace(mpg_rewrite *r, const found *f) {
 static bool pack_with_relu(mpg_rewrite *r, uint32_t n) {
   const mpg_node *node = &r->graph->nodes[n];
   found f = {.relu = true};
-  if (!is_relu(node)) return false;
+  if (!mpg_rewrite_is_relu(node)) return false;
   mpg_operand before = mpg_rewrite_input(r, mpg_rewrite_shown(r), 0);
   if (match_sum(r, before, &f))
     f.add = true;

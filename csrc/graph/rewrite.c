@@ -11,6 +11,7 @@ static const mpg_rewrite_rule *const rules[] = {
     &mpg_rule_channels_last, /* behind those that match convolutions as they are traced */
     &mpg_rule_packed_relu,
     &mpg_rule_packed,
+    &mpg_rule_winograd, /* what is not packed */
 };
 
 static const mpg_operand none = {{UINT32_MAX, 0}, false};
@@ -112,6 +113,18 @@ bool mpg_rewrite_scaled(const mpg_rewrite *r, mpg_operand from, mpg_match match,
 bool mpg_rewrite_is_parameter(const mpg_rewrite *r, mpg_operand operand) {
   operand = mpg_rewrite_behind(r, operand);
   return mpg_has_value(operand.value) && r->parameter[operand.value.node];
+}
+
+bool mpg_rewrite_is_relu(const mpg_node *node) {
+  if (!node->op) return false;
+  return node->op->id == MPG_OP_relu ||
+         (node->op->id == MPG_OP_Activation && ((const mpg_activation_params *)node->params)->act_type == 0 /* relu */);
+}
+
+bool mpg_rewrite_is_addition(const mpg_rewrite *r, const mpg_node *node) {
+  if (!node->op || (node->op->id != MPG_OP_elemwise_add && node->op->id != MPG_OP_broadcast_add)) return false;
+  const mpg_value *inputs = mpg_node_inputs(r->graph, node);
+  return mpg_shape_equal(&mpg_graph_at(r->graph, inputs[0])->desc.shape, &mpg_graph_at(r->graph, inputs[1])->desc.shape);
 }
 
 bool mpg_rewrite_same(const mpg_rewrite *r, mpg_operand a, mpg_operand b) {

@@ -91,6 +91,12 @@ static inline bool mpg_rewrite_wants(const mpg_rewrite *r, mpg_operand operand) 
 /* Both are the same value, copies aside. */
 bool mpg_rewrite_same(const mpg_rewrite *r, mpg_operand a, mpg_operand b);
 
+/* An op that is relu; an addition of two arrays of one shape. */
+bool mpg_rewrite_is_relu(const mpg_node *node);
+bool mpg_rewrite_is_addition(const mpg_rewrite *r, const mpg_node *node);
+/* The operand is a convolution with the channels last that Winograd's algorithm is faster for (winograd.c). */
+bool mpg_rewrite_winograd_pays(const mpg_rewrite *r, mpg_operand convolution, bool packed);
+
 /* --- For rules: building ---------------------------------------------------------------------------------------------- */
 /* The operand as a value of the target, on the last op's device. */
 mpg_value mpg_rewrite_take(mpg_rewrite *r, mpg_operand operand);
@@ -110,5 +116,6 @@ extern const mpg_rewrite_rule mpg_rule_attention;          /* attention.c */
 extern const mpg_rewrite_rule mpg_rule_attention_result;   /* attention.c */
 extern const mpg_rewrite_rule mpg_rule_channels_last;      /* layout.c */
 extern const mpg_rewrite_rule mpg_rule_packed_relu, mpg_rule_packed; /* pack.c: after what chooses layouts */
+extern const mpg_rewrite_rule mpg_rule_winograd;           /* winograd.c */
 
 #endif

@@ -155,8 +155,7 @@ static mpg_value emit_convolution(mpg_gradient *g, mpg_convolution_backward_para
   return mpg_emit2(g, layout == MPG_CHANNELS_LAST_DATA ? MPG_OP__convolution_channels_last : MPG_OP_Convolution, &forward, data, weight);
 }
 
-/* The gradient of a bias: the sum over all axes but the channels. */
-static mpg_value emit_channel_sum(mpg_gradient *g, mpg_value grad, mpg_layout layout) {
+mpg_value mpg_emit_channel_sum(mpg_gradient *g, mpg_value grad, mpg_layout layout) {
   mpg_shape shape = mpg_value_desc(g, grad)->shape;
   int axis = layout == MPG_CHANNELS_FIRST ? 1 : shape.ndim - 1;
   mpg_shape channels = {.ndim = 1, .dims = {shape.dims[axis]}};
@@ -171,7 +170,7 @@ void mpg_gradient_convolution(mpg_gradient *g) {
   mpg_convolution_backward_params params = backward_params(mpg_convolution_layout(g->op, p), &p->stride, &p->dilate, &p->pad, p->num_group);
   if (g->needed[0]) g->in_grads[0] = emit_backward(g, MPG_OP__backward_convolution_data, params, g->out_grads[0], g->inputs[1], &data);
   if (g->needed[1]) g->in_grads[1] = emit_backward(g, MPG_OP__backward_convolution_weight, params, g->out_grads[0], g->inputs[0], &weight);
-  if (g->num_inputs == 3 && g->needed[2]) g->in_grads[2] = emit_channel_sum(g, g->out_grads[0], (mpg_layout)params.layout);
+  if (g->num_inputs == 3 && g->needed[2]) g->in_grads[2] = mpg_emit_channel_sum(g, g->out_grads[0], (mpg_layout)params.layout);
 }
 
 static mpg_status infer_backward(mpg_infer *infer) {
@@ -295,7 +294,7 @@ void mpg_gradient_deconvolution(mpg_gradient *g) {
   mpg_convolution_backward_params params = backward_params(layout, &p->stride, &p->dilate, &pads, p->num_group);
   if (g->needed[0]) g->in_grads[0] = emit_convolution(g, params, g->out_grads[0], g->inputs[1]);
   if (g->needed[1]) g->in_grads[1] = emit_backward(g, MPG_OP__backward_convolution_weight, params, g->inputs[0], g->out_grads[0], &weight);
-  if (g->num_inputs == 3 && g->needed[2]) g->in_grads[2] = emit_channel_sum(g, g->out_grads[0], (mpg_layout)params.layout);
+  if (g->num_inputs == 3 && g->needed[2]) g->in_grads[2] = mpg_emit_channel_sum(g, g->out_grads[0], (mpg_layout)params.layout);
 }
 
 /* --- im2col, col2im ---------------------------------------------------------------------------------------------------- */

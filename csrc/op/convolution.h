@@ -58,9 +58,25 @@ mpg_layout mpg_convolution_layout(const mpg_op *op, const void *params);
 /* A packed weight (packed_convolution.c): an array of so many floats, of which the first MPG_PACKED_HEADER say what the rest is. It has room
  * for the weight as it is, and for layouts in blocks of 16 and 64 channels. */
 enum { MPG_PACKED_HEADER = 16 };
+/* What a convolution's parameters have in common with those of its packed form; the rest is as by default. */
+void mpg_packed_params_from(mpg_packed_convolution_params *to, const mpg_convolution_params *from);
+void mpg_packed_params_to(const mpg_packed_convolution_params *from, mpg_convolution_params *to);
 int64_t mpg_packed_elements(const mpg_packed_convolution_params *p, int64_t channels);
 mpg_shape mpg_packed_weight_shape(const mpg_packed_convolution_params *p, int64_t channels);
 void mpg_packed_convolution_set(mpg_convolution *c, const mpg_packed_convolution_params *p, const mpg_shape *data);
+/* Winograd's F(2x2, 3x3) (winograd.c): a convolution of 3x3 with data (batch, height, width, channels), in tiles of 2x2 results. Channels and
+ * filters are multiples of MPG_WINOGRAD_GROUP. The packed weight has 16 floats for each channel and filter, in an order of the backend's. */
+enum { MPG_WINOGRAD_GROUP = 16 };
+typedef struct mpg_winograd {
+  int64_t batch, channels, filters, in_h, in_w, out_h, out_w, pad_h, pad_w;
+  int64_t tiles_h, tiles_w, tiles; /* of a sample; all */
+} mpg_winograd;
+void mpg_winograd_set(mpg_winograd *w, const mpg_shape *data, int64_t filters, const mpg_tuple *pad);
+void mpg_winograd_params_from(mpg_winograd_params *to, const mpg_convolution_params *from); /* those they have in common */
+/* Whether a convolution is one that this way is faster for, forward and for its gradients. packed: the weight is packed once, not for each call. */
+bool mpg_winograd_pays(const mpg_convolution *c, bool packed);
+/* The gradient of a bias: the sum of `grad` over all axes but the channels. */
+mpg_value mpg_emit_channel_sum(mpg_gradient *g, mpg_value grad, mpg_layout layout);
 /* The pad that a deconvolution really has: what it says, or what target_shape asks for. data, out: channels-first. */
 void mpg_deconvolution_pads(const mpg_deconvolution_params *p, const mpg_shape *data, const mpg_shape *out, mpg_tuple *pads);
 /* The window of a pooling from the data's to the output's shape. */

@@ -1,4 +1,6 @@
 /* Convolutions whose weight was packed before, for the graph: _pack_convolution, _packed_convolution. */
+#include <string.h>
+
 #include "op/convolution.h"
 #include "op/infer.h"
 
@@ -8,6 +10,21 @@ int mpg_arity_packed_convolution(const mpg_op *op, const void *params, int given
   const mpg_packed_convolution_params *p = params;
   return 2 + !p->no_bias + p->add;
 }
+
+#define MPG_SAME_IN_BOTH(X) X(kernel) X(stride) X(dilate) X(pad) X(num_filter) X(num_group) X(no_bias)
+#define MPG_COPY(name) to->name = from->name;
+void mpg_packed_params_from(mpg_packed_convolution_params *to, const mpg_convolution_params *from) {
+  memset(to, 0, sizeof *to);
+  MPG_SAME_IN_BOTH(MPG_COPY)
+}
+
+void mpg_packed_params_to(const mpg_packed_convolution_params *from, mpg_convolution_params *to) {
+  memset(to, 0, sizeof *to);
+  MPG_SAME_IN_BOTH(MPG_COPY)
+  to->layout = to->cudnn_tune = -1;
+}
+#undef MPG_COPY
+#undef MPG_SAME_IN_BOTH
 
 static int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 

@@ -229,15 +229,7 @@ static mpg_status run_plain(const mpg_kernel_call *call, const void *weight) {
   const mpg_packed_convolution_params *p = call->params;
   const mpg_op *op = mpg_op_get(p->channels_last ? MPG_OP__convolution_channels_last : MPG_OP_Convolution);
   mpg_convolution_params params;
-  memset(&params, 0, sizeof params);
-  params.kernel = p->kernel;
-  params.stride = p->stride;
-  params.dilate = p->dilate;
-  params.pad = p->pad;
-  params.num_filter = p->num_filter;
-  params.num_group = p->num_group;
-  params.no_bias = p->no_bias;
-  params.layout = params.cudnn_tune = -1;
+  mpg_packed_params_to(p, &params);
   mpg_convolution c;
   mpg_packed_convolution_set(&c, p, &call->inputs[0].desc.shape);
   mpg_view inputs[3] = {call->inputs[0], {(void *)weight, {mpg_packed_weight_shape(p, c.channels), MPG_FLOAT32}}};

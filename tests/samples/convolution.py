@@ -230,6 +230,37 @@ def packed(data, weight, name, no_bias=False, channels_last=False, add=False, re
                   dtypes=("float32",), name=name)
 
 
+def winograd(data, filters, name, pad=(), no_bias=False, trains=False, add=False, relu=False):
+    """A sample of _winograd_convolution, whose weight the backend packs in an order of its own. Data with the channels last."""
+    from mpgluon import _core, nd
+
+    values = np.random.RandomState(1).uniform(-1, 1, (filters, data[3], 3, 3)).astype(np.float32)
+    values[-1, -1, -1, -1] = 3
+    packed_values = _core.get_op("_pack_winograd")(nd.array(values)).asnumpy()
+
+    def reference(x, _, *rest, **params):
+        rest = list(rest)
+        if trains:
+            rest.pop(0)
+        bias = [] if no_bias else [rest.pop(0)]
+        y = convolution(first(x), values.astype(np.float64), *bias, kernel=(3, 3), pad=pad, num_filter=filters, no_bias=no_bias)
+        y = np.moveaxis(y, 1, -1)
+        y = y + rest[0] if add else y
+        return np.maximum(y, 0) if relu else y
+
+    out = tuple(n + 2 * p - 2 for n, p in zip(data[1:3], pad or (0, 0)))
+    inputs = [data, packed_values] + [values] * trains + [(filters,)] * (not no_bias) + [(data[0], *out, filters)] * add
+    flags = {"no_bias": no_bias, "trains": trains, "add": add, "relu": relu}
+    return Sample(inputs, {"pad": pad, "num_filter": filters, **flags}, reference, grad=False, dtypes=("float32",), name=name)
+
+
+def winograd_backward_weight(grad, data, pad=()):
+    shape = (grad.shape[-1], data.shape[-1], 3, 3)
+    if grad.size == 0:
+        return np.zeros(shape)
+    return backward_weight(first(grad), first(data), pad=pad, shape=shape)
+
+
 # Positions in windows of 3x3 that lie inside everywhere, or none.
 WHICH = np.random.RandomState(4).choice([4, 5, 7, 8, 255], (2, 3, 2, 5)).astype(np.uint8)
 
@@ -279,6 +310,21 @@ SAMPLES = {
         packed((2, 4, 5, 5), (4, 1, 3, 3), "depthwise", num_group=4, no_bias=True, pad=(1, 1)),
         packed((1, 2, 3, 4, 3), (2, 2, 2, 2, 2), "three_axes", channels_last=True, add=True),
         packed((2, 3, 6, 5), (4, 3, 3, 2), "all", channels_last=True, add=True, relu=True),
+    ],
+    "_pack_winograd": [
+        Sample([(32, 16, 3, 3)], {}, grad=False, dtypes=("float32",), name="forward"),
+        Sample([(16, 80, 3, 3)], {"backward": True}, grad=False, dtypes=("float32",), name="backward"),
+    ],
+    "_winograd_convolution": [
+        winograd((2, 4, 5, 16), 16, "plain"),
+        winograd((1, 5, 4, 16), 32, "all", pad=(1, 1), add=True, relu=True),
+        winograd((2, 3, 3, 16), 16, "trains", pad=(2, 0), trains=True, no_bias=True),
+        winograd((0, 4, 4, 16), 16, "empty"),
+    ],
+    "_winograd_backward_weight": [
+        Sample([(2, 2, 3, 16), (2, 4, 5, 16)], {}, winograd_backward_weight, grad=False, dtypes=("float32",), name="plain"),
+        Sample([(1, 5, 4, 80), (1, 5, 4, 16)], {"pad": (1, 1)}, winograd_backward_weight, grad=False, dtypes=("float32",), name="padded"),
+        Sample([(0, 5, 4, 16), (0, 5, 4, 16)], {"pad": (1, 1)}, winograd_backward_weight, grad=False, dtypes=("float32",), name="empty"),
     ],
     "Deconvolution": [
         deconv((2, 4, 3, 3), (3, 3, 3, 2), "last", layout="NHWC", stride=(2, 1), bias=True, grad2=True),
