@@ -135,6 +135,88 @@ def test_every_reduction(op, axis):
     check(f, draw((2, 3, 4)))
 
 
+FOLDED = [((1024, 300), 0), ((2000, 64), 0), ((90000, 3), 0), ((40, 30, 200), (0, 1)), ((150000,), None), ((300, 500), None), ((64, 2, 1024), None),
+          ((64, 7, 9, 40), (0, 1, 2)), ((1100, 4096), 0)]
+
+
+@pytest.mark.parametrize("op", ["sum", "mean", "prod", "nansum", "nanprod", "max", "min", "norm"])
+@pytest.mark.parametrize("shape, axis", FOLDED)
+def test_reductions_along_outer_axes_end_a_group(op, shape, axis):
+    """The result of a group that tiles the axes, with the bits of the reduction by itself."""
+    def f(x, y):
+        z = nd.broadcast_mul(x * 0.5 + 1, y)
+        return nd.dot(z.reshape((-1, shape[-1])), y.reshape((-1, 1))), getattr(nd, op)(z, axis=axis) * 2
+
+    op = check(f, draw(shape, (1,) * (len(shape) - 1) + shape[-1:]))
+    assert [len(g) for g in groups(op, entry=1)] == [4], groups(op, entry=1)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "int32", "int8", "uint8"])
+@pytest.mark.parametrize("shape, axis", FOLDED[:1] + FOLDED[4:6])
+def test_folds_of_dtypes(shape, axis, dtype):
+    def f(x):
+        y = nd.abs(x) + 1
+        return y, nd.sum(y, axis=axis), nd.max(y, axis=axis), nd.nanprod(y, axis=axis, keepdims=True)
+
+    op = check(f, draw(shape, dtype=dtype))
+    assert [len(g) for g in groups(op, entry=1)] == [5]
+
+
+def test_folds_of_several_kinds_in_one_group():
+    def f(x, y, row):
+        z = nd.tanh(nd.broadcast_add(x, row))
+        w = z * y
+        return w.sum(axis=0), w.mean(), z.max(axis=(0, 1)), nd.sum(w, axis=2), (z - w).reshape((-3, 0)).sum(axis=0).reshape((16, 8)), w.norm()
+
+    op = check(f, draw((1024, 4, 128), (1024, 4, 128), (1, 1, 128)))
+    assert [len(g) for g in groups(op, entry=1)] == [10]
+    found = check(lambda x: nd.relu(nd.relu(x).sum(axis=0)), draw((512, 256)))  # what a fold made is there when the group is done
+    assert groups(found, entry=1) == [["relu", "sum"]]
+
+
+def test_the_dump_of_a_bias_gradient():
+    """The sum follows what it adds up at once, although two products that read it, too, were there first."""
+    def f(x, w, bias):
+        return nd.LeakyReLU(nd.FullyConnected(x, w, bias, num_hidden=256), act_type="gelu")
+
+    op = compiled(f)
+    arrays = draw((1024, 64), (256, 64), (256,))
+    same(train(op, arrays), train(f, arrays))
+    assert "\n".join(op.groups().splitlines()[:]) == """backward on cpu(0) (1024 | 256)
+  out0 = _backward_LeakyReLU(in0, in1) : float32 (1024, 256)
+  out1 = sum(out0) : float32 (1, 256)
+"""
+    assert check(f, draw((90, 64), (256, 64), (256,)))  # few chunks
+
+
+def test_folds_do_not_move_past_a_write():
+    class Net(mx.gluon.HybridBlock):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            self.norm = mx.gluon.nn.BatchNorm(axis=-1)
+
+        def hybrid_forward(self, F, x):
+            y = F.relu(x)
+            z = self.norm(y)
+            return y.sum(axis=0) + z.sum(axis=0)
+
+    def run(hybrid):
+        mx.random.seed(1)
+        net = Net(prefix="net_")
+        net.initialize()
+        if hybrid:
+            net.hybridize(exact=True)
+        x, results = draw((1024, 100))[0], []
+        for _ in range(3):
+            with autograd.record():
+                y = net(x)
+            y.backward()
+            results += [y.asnumpy(), net.norm.running_mean.data().asnumpy(), net.norm.gamma.grad().asnumpy()]
+        return results
+
+    same(run(True), run(False))
+
+
 def test_views_between():
     def f(x, bias):
         y = nd.relu(x.reshape((-1, 8)))
@@ -344,7 +426,7 @@ program = st.tuples(
     st.lists(st.tuples(step, st.integers(0, 1)), min_size=2, max_size=16),
     st.lists(st.integers(0, 99), min_size=1, max_size=3),
     st.sampled_from(["float32", "float32", "float64", "float16", "int32"]),
-    st.sampled_from([1, 1, 20, 900]),
+    st.sampled_from([1, 1, 20, 900, 8000]),
     st.booleans(),
 )
 

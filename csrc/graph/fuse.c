@@ -13,7 +13,7 @@ typedef struct open_group {
   mpg_domain domain;
   uint32_t last;        /* position of its last kernel */
   uint32_t num_kernels; /* members that are no views */
-  uint32_t num_members, num_uses;
+  uint32_t num_members, num_uses, num_folds;
   uint32_t members[MPG_FUSED_MAX_MEMBERS]; /* positions, ascending */
   mpg_fused_use uses[MPG_FUSED_MAX_VALUES];
 } open_group;
@@ -130,10 +130,10 @@ static bool add_use(open_group *g, uint32_t value, uint32_t moving, bool made) {
   mpg_fused_use *use = find_use(g, value);
   if (use) {
     use->made |= made;
-    return use->moving == moving;
+    return use->moving == moving && !use->folded;
   }
   if (g->num_uses == MPG_FUSED_MAX_VALUES) return false;
-  g->uses[g->num_uses++] = (mpg_fused_use){value, moving, made};
+  g->uses[g->num_uses++] = (mpg_fused_use){value, moving, made, false};
   return true;
 }
 
@@ -145,6 +145,12 @@ static int find_split(const mpg_domain *domain, const mpg_fused_use *uses, size_
   int split = domain->ndim - 1;
   for (size_t i = 0; i < count; i++) {
     if (!uses[i].made) continue;
+    if (uses[i].folded) {
+      int last = domain->ndim - 1; /* that is reduced */
+      while (uses[i].moving >> last & 1) last--;
+      if (split > last) split = last;
+      continue;
+    }
     for (int d = 0; d <= split; d++)
       if (!(uses[i].moving >> d & 1)) split = d - 1;
   }
@@ -155,7 +161,25 @@ static int find_split(const mpg_domain *domain, const mpg_fused_use *uses, size_
 static bool can_be_cut(const open_group *g) {
   int64_t all = mpg_domain_size(&g->domain, mpg_domain_all(&g->domain)), tile = 1;
   for (int d = find_split(&g->domain, g->uses, g->num_uses) + 1; d < g->domain.ndim; d++) tile *= g->domain.dims[d];
-  return tile <= MPG_FUSED_MAX_TILE && (all <= MPG_FUSED_MAX_TILE || all / tile >= 8);
+  if (tile > MPG_FUSED_MAX_TILE || (all > MPG_FUSED_MAX_TILE && all / tile < 8)) return false;
+  if (all <= MPG_FUSED_MAX_FEW) return true;
+  for (uint32_t i = 0; i < g->num_uses; i++) { /* threads share whole chunks */
+    if (!g->uses[i].folded) continue;
+    int64_t inner = mpg_domain_size(&g->domain, g->uses[i].moving), chunk = mpg_fold_chunk(all / inner, inner);
+    if ((all / inner + chunk - 1) / chunk < 8 || chunk * inner % tile) return false;
+  }
+  return true;
+}
+
+/* The last member reduces the whole domain along its outer dims. */
+static bool fold(open_group *g, uint32_t in, uint32_t out) {
+  enum { MAX_INNER = 4096 };
+  uint32_t all = mpg_domain_all(&g->domain), reduced = all & ~find_use(g, out)->moving;
+  if (find_use(g, in)->moving != all || (reduced & (reduced + 1)) || g->num_folds == MPG_FUSED_MAX_FOLDS) return false;
+  if (mpg_domain_size(&g->domain, all & ~reduced) > MAX_INNER) return false;
+  find_use(g, out)->folded = true;
+  g->num_folds++;
+  return can_be_cut(g);
 }
 
 static bool add_member(open_group *g, uint32_t position, bool kernel) {
@@ -187,14 +211,16 @@ static bool join(fuser *f, open_group *g, uint32_t position, const mpg_node *nod
       found = use && use->moving == mpg_domain_all(&g->domain);
       if (found) known = a->bits[i];
     }
-    if (!found || !mpg_domain_widen(&g->domain, &a->domain, known, &old, &joined)) return false;
+    if (!found || g->num_folds || !mpg_domain_widen(&g->domain, &a->domain, known, &old, &joined)) return false;
   }
   map_uses(g, &old);
   for (uint32_t i = 0; i < a->num_inputs; i++)
     if (!add_use(g, mpg_value_index(f->graph, inputs[i]), mpg_domain_apply(&joined, a->bits[i]), false)) return false;
   for (uint32_t i = 0; i < a->num_outputs; i++)
     if (!add_use(g, node->values + i, mpg_domain_apply(&joined, a->bits[a->num_inputs + i]), true)) return false;
-  return add_member(g, position, true) && can_be_cut(g);
+  if (!add_member(g, position, true)) return false;
+  if (can_be_cut(g)) return true;
+  return mpg_fuse_kind_of(f->graph, node) == MPG_FUSE_REDUCE && fold(g, mpg_value_index(f->graph, inputs[0]), node->values);
 }
 
 /* All of `other` into g, which reads `value` of it. */
@@ -202,10 +228,15 @@ static bool merge(open_group *g, const open_group *other, uint32_t value) {
   const mpg_fused_use *here = find_use(g, value), *there = find_use((open_group *)other, value);
   mpg_domain_map old, joined;
   if (!here || !there || there->moving != mpg_domain_all(&other->domain)) return false;
+  if (other->num_folds && here->moving != mpg_domain_all(&g->domain)) return false;
+  if (g->num_folds + other->num_folds > MPG_FUSED_MAX_FOLDS) return false;
   if (!mpg_domain_join(&g->domain, here->moving, &other->domain, &old, &joined)) return false;
   map_uses(g, &old);
-  for (uint32_t i = 0; i < other->num_uses; i++)
+  for (uint32_t i = 0; i < other->num_uses; i++) {
     if (!add_use(g, other->uses[i].value, mpg_domain_apply(&joined, other->uses[i].moving), other->uses[i].made)) return false;
+    find_use(g, other->uses[i].value)->folded = other->uses[i].folded;
+  }
+  g->num_folds += other->num_folds;
   if (g->num_members + other->num_members > MPG_FUSED_MAX_MEMBERS) return false;
   uint32_t kernels = g->num_kernels + other->num_kernels;
   for (uint32_t i = 0; i < other->num_members; i++) add_member(g, other->members[i], false);
@@ -330,8 +361,13 @@ static mpg_status visit(fuser *f, uint32_t position) {
   if (kind == MPG_FUSE_VIEW && count) {
     open_group *g = f->groups[found[0]];
     mpg_fused_use *use = find_use(g, mpg_value_index(f->graph, mpg_node_inputs(f->graph, node)[0]));
-    if (use && add_use(g, node->values, use->moving, true) && add_member(g, position, false)) f->group_of[n] = found[0];
-    else close_group(f, found[0]);
+    bool folded = use && use->folded;
+    if (use && add_use(g, node->values, use->moving, true) && add_member(g, position, false)) {
+      f->group_of[n] = found[0];
+      find_use(g, node->values)->folded = folded;
+    } else {
+      close_group(f, found[0]);
+    }
     return MPG_OK;
   }
   action a;
@@ -391,6 +427,67 @@ static void look_ahead(fuser *f) {
       if (mpg_has_value(input)) f->last_use[f->root[mpg_value_index(graph, input)]] = (uint32_t)k;
     }
   }
+}
+
+/* --- Folds earlier --------------------------------------------------------------------------------------------------- */
+
+/* A reduction along the outer dims of what a member of a group may make. */
+static bool may_fold(const fuser *f, uint32_t n) {
+  const mpg_graph *graph = f->graph;
+  const mpg_node *node = &graph->nodes[n];
+  action a;
+  if (f->apart[n] || mpg_fuse_kind_of(graph, node) != MPG_FUSE_REDUCE || !describe(graph, node, MPG_FUSE_REDUCE, &a)) return false;
+  uint32_t reduced = a.bits[0] & ~a.bits[1], maker = mpg_node_inputs(graph, node)[0].node;
+  while (mpg_node_is_view(&graph->nodes[maker])) maker = mpg_node_inputs(graph, &graph->nodes[maker])[0].node;
+  return !(reduced & (reduced + 1)) && !f->apart[maker] && mpg_fuse_kind_of(graph, &graph->nodes[maker]) == MPG_FUSE_MAP &&
+         mpg_device_id_equal(graph->nodes[maker].device, node->device);
+}
+
+/* The order with such reductions right behind what they read, in the same segment, but not past a write. `pulled` is filled only where
+ * it differs; its segments are borrowed. */
+static mpg_status pull_folds(const fuser *f, mpg_order *pulled) {
+  const mpg_order *order = f->order;
+  mpg_status status = MPG_OK;
+  bool any = false;
+  uint32_t *at = mpg_malloc((f->graph->num_nodes + 1) * sizeof *at);     /* positions */
+  uint32_t *next = mpg_malloc((f->graph->num_nodes + 1) * sizeof *next); /* per node: a list of those that come behind it */
+  uint32_t *first = mpg_malloc((f->graph->num_nodes + 1) * sizeof *first), write = 0;
+  if (!at || !next || !first) MPG_GOTO(mpg_out_of_host_memory(f->graph->num_nodes * sizeof *at));
+  memset(at, 0xff, (f->graph->num_nodes + 1) * sizeof *at);
+  memset(first, 0xff, (f->graph->num_nodes + 1) * sizeof *first);
+  for (uint32_t k = 0; k < order->count; k++) {
+    uint32_t n = order->nodes[k];
+    at[n] = k;
+    if (mpg_node_mutates(&f->graph->nodes[n])) write = k;
+    if (!may_fold(f, n)) continue;
+    uint32_t source = mpg_node_inputs(f->graph, &f->graph->nodes[n])[0].node, *last = &first[source];
+    if (at[source] == UINT32_MAX || at[source] < write || at[source] + 1 == k) continue;
+    if (order->segment_of && order->segment_of[at[source]] != order->segment_of[k]) continue;
+    while (*last != UINT32_MAX) last = &next[*last];
+    *last = n;
+    next[n] = UINT32_MAX;
+    at[n] = UINT32_MAX; /* moves */
+    any = true;
+  }
+  if (!any) goto fail;
+  pulled->segments = order->segments;
+  pulled->num_segments = order->num_segments;
+  pulled->nodes = mpg_malloc((order->count + 1) * sizeof *pulled->nodes);
+  pulled->segment_of = order->segment_of ? mpg_malloc((order->count + 1) * sizeof *pulled->segment_of) : NULL;
+  if (!pulled->nodes || (order->segment_of && !pulled->segment_of)) MPG_GOTO(mpg_out_of_host_memory(order->count * sizeof *pulled->nodes));
+  for (uint32_t k = 0; k < order->count; k++) {
+    if (at[order->nodes[k]] == UINT32_MAX) continue;
+    for (uint32_t n = order->nodes[k]; n != UINT32_MAX; n = n == order->nodes[k] ? first[n] : next[n]) {
+      if (order->segment_of) pulled->segment_of[pulled->count] = order->segment_of[k];
+      pulled->nodes[pulled->count++] = n;
+    }
+  }
+  MPG_ASSERT(pulled->count == order->count);
+fail:
+  mpg_free(at);
+  mpg_free(next);
+  mpg_free(first);
+  return status;
 }
 
 /* --- The result --------------------------------------------------------------------------------------------------- */
@@ -504,7 +601,10 @@ mpg_status mpg_graph_fuse(const mpg_graph *graph, const mpg_order *order, const 
   fuser f = {.graph = graph, .order = order, .external = external, .saved = saved, .apart = apart};
   mpg_status status = MPG_OK;
   uint32_t groups = 0;
+  mpg_order pulled = {0};
   *changed = false;
+  MPG_GOTO(pull_folds(&f, &pulled));
+  if (pulled.count) f.order = order = &pulled;
   f.group_of = mpg_malloc((graph->num_nodes + 1) * sizeof *f.group_of);
   f.root = mpg_malloc((graph->num_values + 1) * sizeof *f.root);
   f.last_use = mpg_calloc(graph->num_values + 1, sizeof *f.last_use);
@@ -529,6 +629,8 @@ fail:
   mpg_free(f.root);
   mpg_free(f.last_use);
   mpg_free(f.kept);
+  mpg_free(pulled.nodes);
+  mpg_free(pulled.segment_of);
   if (status != MPG_OK) mpg_order_free(fused);
   return status;
 }

@@ -3,7 +3,8 @@
  * Nothing is rewritten: a fusion is an annotation of an order. A group is a run of neighbouring positions: elementwise ops,
  * broadcasts, reductions and views on one device, all of them moved to the place of the last. Values are described on the group's domain
  * (op/fused.h); what only the group reads gets no memory. Bits stay: members are computed by their own kernels' expressions,
- * on tiles that never cut what a reduction adds up.
+ * on tiles that never cut what a reduction adds up. Where it adds up along the outer dims, it ends a group (a fold); then it follows what it reads
+ * at once, so that nobody else who reads that ends the group before.
  *
  * Ownership: belongs to its order. Threads: host lock.
  */
@@ -14,12 +15,13 @@
 #include "op/fused.h"
 
 /* Members do not cut what lies behind the dim they split; so much of it may be in one tile. */
-enum { MPG_FUSED_MAX_TILE = 16384 };
+enum { MPG_FUSED_MAX_TILE = 16384, MPG_FUSED_MAX_FEW = 65536 }; /* FEW: elements that may as well be done by one thread */
 
 typedef struct mpg_fused_use { /* a value as the members see it */
   uint32_t value;  /* index in graph->values */
   uint32_t moving; /* bit i: along dim i of the domain */
   bool made;       /* by a member */
+  bool folded;     /* by a fold, or a view of what it made */
 } mpg_fused_use;
 
 typedef struct mpg_fusion_group {

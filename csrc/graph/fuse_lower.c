@@ -21,7 +21,7 @@ typedef struct maker {
   uint32_t operands[MAX_OPERANDS];
   uint8_t slot_bytes[MPG_FUSED_MAX_VALUES];
   mpg_fused_draw draws[MPG_FUSED_MAX_MEMBERS];
-  uint32_t num_draws, num_values, num_members, num_operands, num_slots;
+  uint32_t num_draws, num_values, num_members, num_operands, num_slots, num_folds;
   bool reduces;
 } maker;
 
@@ -100,7 +100,9 @@ static mpg_status add_member(maker *m, uint32_t n) {
   if (mpg_fuse_kind_of(m->graph, node) == MPG_FUSE_REDUCE) {
     const mpg_fused_value *in = &m->values[m->operands[member->operands]], *out = &m->values[m->operands[member->operands + 1]];
     MPG_TRY(reduce_params(m, node, in->moving, out->moving, &member->params));
-    m->reduces = true;
+    member->folds = m->uses[find_use(m, node->values)].folded;
+    m->num_folds += member->folds;
+    m->reduces |= !member->folds;
   } else if (node->op->params->size && node->params) {
     member->params = mpg_arena_copy(m->arena, node->params, node->op->params->size);
     if (!member->params) return mpg_out_of_host_memory(node->op->params->size);
@@ -226,7 +228,7 @@ static mpg_status make(maker *m, mpg_fused_call *call) {
   mpg_fused *fused = mpg_arena_alloc(m->arena, sizeof *fused);
   if (!fused) return mpg_out_of_host_memory(sizeof *fused);
   *fused = (mpg_fused){.ndim = group->ndim, .split = group->split, .num_members = m->num_members, .num_values = m->num_values,
-                       .num_operands = m->num_operands, .num_slots = m->num_slots, .num_draws = m->num_draws, .reduces = m->reduces};
+                       .num_operands = m->num_operands, .num_slots = m->num_slots, .num_draws = m->num_draws, .num_folds = m->num_folds, .reduces = m->reduces};
   memcpy(fused->dims, group->dims, sizeof fused->dims);
   fused->members = mpg_arena_copy(m->arena, m->members, m->num_members * sizeof *m->members);
   fused->values = mpg_arena_copy(m->arena, m->values, m->num_values * sizeof *m->values);

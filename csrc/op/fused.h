@@ -4,6 +4,10 @@
  * others (where its size is 1). Tiles cut the domain along dims 0..split only, each tile being whole along those behind it;
  * what members make moves along all of 0..split, so every tile makes its own part of everything once. A value's part of a
  * tile that fixes dims before d, takes a range of d, and is whole behind it is contiguous.
+ * Only folds are otherwise: members that reduce a value of the whole domain over dims 0..k, split <= k, keeping those behind. Their results are there
+ * when all tiles are done, and no member reads them. A reduction's bits come from how it adds up; an op's kernel does so in chunks
+ * of so many rows of the source, first within each and then their results in the same way, so tiles may be fed into it in order
+ * and chunks go to different threads.
  * A backend may run the members' kernels on each tile (kernels/cpu/fused.c), or generate one kernel: members are in order,
  * an element's bits are those of the members' own kernels.
  *
@@ -16,7 +20,16 @@
 #include "op/kernel.h"
 
 #define MPG_FUSED_LOCAL UINT32_MAX
-enum { MPG_FUSED_MAX_MEMBERS = 64, MPG_FUSED_MAX_VALUES = 128 };
+enum { MPG_FUSED_MAX_MEMBERS = 64, MPG_FUSED_MAX_VALUES = 128, MPG_FUSED_MAX_FOLDS = 8 };
+
+enum { MPG_FOLD_CHUNK = 16384 }; /* elements, about */
+
+/* Rows (elements, where inner is 1) of a chunk of a reduction of (count, inner) to (inner). */
+static inline int64_t mpg_fold_chunk(int64_t count, int64_t inner) {
+  int64_t length = inner >= MPG_FOLD_CHUNK / 64 ? 64 : MPG_FOLD_CHUNK / inner;
+  if (count <= length + length / 2) length = count;
+  return length > 0 ? length : 1;
+}
 
 typedef struct mpg_fused_value {
   mpg_dtype dtype;
@@ -39,12 +52,13 @@ typedef struct mpg_fused_member {
   uint32_t operands, num_inputs, num_outputs; /* first of its operands; inputs, then outputs */
   uint32_t draw;      /* number of its draw; UINT32_MAX: not random */
   bool train;
+  bool folds;
 } mpg_fused_member;
 
 typedef struct mpg_fused {
   int ndim, split; /* split -1: one tile */
   int64_t dims[MPG_MAX_NDIM];
-  uint32_t num_members, num_values, num_operands, num_slots, num_draws;
+  uint32_t num_members, num_values, num_operands, num_slots, num_draws, num_folds;
   const mpg_fused_member *members;
   const mpg_fused_value *values;
   const uint32_t *operands;   /* values, by members' operands; MPG_FUSED_LOCAL: no contents */

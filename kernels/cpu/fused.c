@@ -1,13 +1,14 @@
 /* Fused groups (op/fused.h): the members' kernels, one after the other, on tiles that stay in a core's cache.
  *
  * A tile is a box of the domain that lies in one piece in every value; kernels see the values' parts of it as small arrays. What only
- * the group reads is in the thread's scratch, in slots that are written again and again. Threads share the tiles.
+ * the group reads is in the thread's scratch, in slots that are written again and again. Threads share the tiles, in runs that end where
+ * the chunks of folds do.
  */
 #include <string.h>
 
 #include "base/memory.h"
 #include "device/device.h"
-#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/reduce.h"
 #include "op/fused.h"
 
 enum { TILE = 4096, WORK = 65536 }; /* elements of a tile; elements times members that are worth a thread */
@@ -18,10 +19,14 @@ typedef struct run {
   int split;                      /* tiles fix dims before it, and take `step` of it */
   int64_t inner, step, blocks;    /* elements behind it; tiles along it */
   int64_t tiles, pieces;          /* in all; shares of threads */
+  int64_t rows, grain;            /* blocks of `inner` elements in all; so many are a chunk of every fold, 0: there is none */
   char *scratch;
   size_t stride;                  /* a thread's part of it */
   size_t addresses, views, slots, reduction; /* what lies where in that part */
   size_t slot_at[MPG_FUSED_MAX_VALUES];
+  mpg_fold folds[MPG_FUSED_MAX_FOLDS];
+  size_t state_at[MPG_FUSED_MAX_FOLDS]; /* in a thread's part */
+  char *partials[MPG_FUSED_MAX_FOLDS];
   mpg_status status;
 } run;
 
@@ -30,11 +35,20 @@ static void *outside(const run *r, uint32_t operand) {
   return operand < inputs ? r->call->inputs[operand].data : r->call->outputs[operand - inputs].data;
 }
 
-static mpg_status run_members(const run *r, mpg_view *views, const int64_t *offsets, char *scratch) {
+/* row, rows: of the domain, in blocks of `inner` elements. */
+static mpg_status run_members(const run *r, mpg_view *views, const int64_t *offsets, int64_t row, int64_t rows, char *scratch) {
   const mpg_fused *fused = r->fused;
+  uint32_t folds = 0;
   mpg_kernel_call call = {.device = r->call->device, .num_threads = 1, .scratch = scratch + r->reduction, .scratch_size = r->stride - r->reduction};
   for (uint32_t k = 0; k < fused->num_members; k++) {
     const mpg_fused_member *member = &fused->members[k];
+    if (member->folds && offsets) {
+      const mpg_fold *fold = &r->folds[folds];
+      mpg_cpu_fold_feed(fold, scratch + r->state_at[folds], r->partials[folds], views[member->operands].data, row * r->inner / fold->inner,
+                        rows * r->inner / fold->inner);
+      folds++;
+      continue;
+    }
     call.op = member->op;
     call.params = member->params;
     call.num_inputs = (int)member->num_inputs;
@@ -60,7 +74,7 @@ static mpg_status run_whole(run *r) {
     addresses[v] = value->operand == MPG_FUSED_LOCAL ? r->scratch + r->slot_at[value->slot] : outside(r, value->operand);
   }
   for (uint32_t i = 0; i < fused->num_operands; i++) fused->views[i].data = fused->operands[i] == MPG_FUSED_LOCAL ? NULL : addresses[fused->operands[i]];
-  return run_members(r, fused->views, NULL, r->scratch);
+  return run_members(r, fused->views, NULL, 0, 0, r->scratch);
 }
 
 /* The views as tiles of `count` along the split dim have them. */
@@ -80,10 +94,12 @@ static void run_tiles(run *r, int64_t begin, int64_t end, char *scratch) {
   const mpg_fused *fused = r->fused;
   int64_t *offsets = (int64_t *)(void *)(scratch + r->addresses);
   mpg_view *views = (mpg_view *)(void *)(scratch + r->views);
-  int64_t shown = -1;
-  for (int64_t tile = begin; tile < end; tile++) {
-    int64_t rest = tile / r->blocks, at = tile % r->blocks * r->step;
-    int64_t count = fused->dims[r->split] - at < r->step ? fused->dims[r->split] - at : r->step;
+  int64_t shown = -1, count;
+  for (uint32_t i = 0; i < fused->num_folds; i++) mpg_cpu_fold_begin(scratch + r->state_at[i]);
+  for (int64_t row = begin; row < end; row += count) {
+    int64_t rest = row / fused->dims[r->split], at = row % fused->dims[r->split];
+    count = fused->dims[r->split] - at < r->step ? fused->dims[r->split] - at : r->step;
+    if (count > end - row) count = end - row;
     if (count != shown) cut_views(r, shown = count, views);
     for (uint32_t v = 0; v < fused->num_values; v++) offsets[v] = at * fused->values[v].strides[r->split];
     for (int d = r->split - 1; d >= 0; d--) {
@@ -101,7 +117,7 @@ static void run_tiles(run *r, int64_t begin, int64_t end, char *scratch) {
       views[i].data = value->operand == MPG_FUSED_LOCAL ? scratch + r->slot_at[value->slot]
                                                         : (char *)outside(r, value->operand) + offsets[v] * (int64_t)mpg_dtype_size(value->dtype);
     }
-    mpg_status status = run_members(r, views, offsets, scratch);
+    mpg_status status = run_members(r, views, offsets, row, count, scratch);
     if (status != MPG_OK) {
       __atomic_store_n(&r->status, status, __ATOMIC_RELAXED);
       return;
@@ -109,10 +125,53 @@ static void run_tiles(run *r, int64_t begin, int64_t end, char *scratch) {
   }
 }
 
+/* The row at which a piece begins: that of a tile, or of a chunk. */
+static int64_t begin_of(const run *r, int64_t piece) {
+  if (r->grain) return piece == r->pieces ? r->rows : r->rows / r->grain * piece / r->pieces * r->grain;
+  int64_t tile = r->tiles * piece / r->pieces;
+  return tile / r->blocks * r->fused->dims[r->split] + tile % r->blocks * r->step;
+}
+
 static void run_pieces(void *context, int64_t begin, int64_t end) {
   run *r = context;
-  for (int64_t piece = begin; piece < end; piece++)
-    run_tiles(r, r->tiles * piece / r->pieces, r->tiles * (piece + 1) / r->pieces, r->scratch + (size_t)piece * r->stride);
+  for (int64_t piece = begin; piece < end; piece++) run_tiles(r, begin_of(r, piece), begin_of(r, piece + 1), r->scratch + (size_t)piece * r->stride);
+}
+
+static void find_folds(run *r) {
+  const mpg_fused *fused = r->fused;
+  uint32_t count = 0;
+  for (uint32_t k = 0; k < fused->num_members && count < fused->num_folds; k++) {
+    const mpg_fused_member *member = &fused->members[k];
+    if (!member->folds) continue;
+    const mpg_fused_value *in = &fused->values[fused->operands[member->operands]], *out = &fused->values[fused->operands[member->operands + 1]];
+    int64_t rows = 1, inner = 1;
+    for (int d = 0; d < fused->ndim; d++) *(out->moving >> d & 1 ? &inner : &rows) *= fused->dims[d];
+    r->folds[count++] = mpg_cpu_fold_of(member->op, member->params, in->dtype, rows, inner);
+  }
+}
+
+/* Whether the folds' chunks are made of blocks of so many elements. */
+static bool chunks_of(const run *r, int64_t elements) {
+  for (uint32_t i = 0; i < r->fused->num_folds; i++)
+    if (r->folds[i].chunks > 1 && r->folds[i].chunk * r->folds[i].inner % elements) return false;
+  return true;
+}
+
+/* Blocks that are whole chunks of every fold. */
+static int64_t find_grain(const run *r) {
+  int64_t grain = r->fused->num_folds != 0;
+  for (uint32_t i = 0; i < r->fused->num_folds; i++) {
+    const mpg_fold *fold = &r->folds[i];
+    int64_t chunk = fold->chunk * fold->inner / r->inner, a = grain, b = chunk;
+    if (fold->chunks == 1 || fold->chunk * fold->inner % r->inner) return r->rows;
+    while (b) {
+      int64_t rest = a % b;
+      a = b;
+      b = rest;
+    }
+    grain = grain / a * chunk;
+  }
+  return grain < r->rows ? grain : r->rows;
 }
 
 /* Tiles: as many of the inner dims as fit, and an even share of the next. */
@@ -121,22 +180,26 @@ static void cut(run *r) {
   int64_t all = 1, outer = 1;
   for (int d = 0; d < fused->ndim; d++) all *= fused->dims[d];
   r->split = -1;
-  r->inner = r->step = r->blocks = r->tiles = 1;
+  r->inner = r->step = r->blocks = r->tiles = r->rows = 1;
   if (all > TILE && fused->split >= 0) {
+    find_folds(r);
     r->split = fused->ndim - 1;
-    while (r->split > 0 && (r->split > fused->split || r->inner * fused->dims[r->split] <= TILE)) r->inner *= fused->dims[r->split--];
+    while (r->split > 0 && (r->split > fused->split || (r->inner * fused->dims[r->split] <= TILE && chunks_of(r, r->inner * fused->dims[r->split]))))
+      r->inner *= fused->dims[r->split--];
     int64_t dim = fused->dims[r->split], most = TILE / r->inner < 1 ? 1 : TILE / r->inner;
     r->blocks = (dim + most - 1) / most;
     r->step = (dim + r->blocks - 1) / r->blocks;
     r->blocks = (dim + r->step - 1) / r->step;
     for (int d = 0; d < r->split; d++) outer *= fused->dims[d];
     r->tiles = outer * r->blocks;
+    r->rows = outer * dim;
+    r->grain = find_grain(r);
   } else {
     r->inner = all;
   }
-  int64_t threads = all * fused->num_members / WORK;
+  int64_t threads = all * fused->num_members / WORK, most = r->grain ? r->rows / r->grain : r->tiles;
   r->pieces = threads < 1 ? 1 : threads < r->call->num_threads ? threads : r->call->num_threads;
-  if (r->pieces > r->tiles) r->pieces = r->tiles;
+  if (r->pieces > most) r->pieces = most;
 }
 
 static void lay_out(run *r) {
@@ -150,6 +213,10 @@ static void lay_out(run *r) {
     r->slot_at[s] = at;
     at += mpg_align_up(elements * fused->slot_bytes[s], 64);
   }
+  for (uint32_t i = 0; i < fused->num_folds && r->split >= 0; i++) {
+    r->state_at[i] = at;
+    at += r->folds[i].state_bytes;
+  }
   r->reduction = at;
   if (fused->reduces) at += 2 * mpg_align_up(elements * sizeof(double), 64);
   r->stride = mpg_align_up(at, 4096); /* threads write to pages of their own */
@@ -159,9 +226,21 @@ mpg_status MPG_CPU_NAME(fused)(const mpg_kernel_call *call) {
   run r = {.call = call, .fused = call->params};
   cut(&r);
   lay_out(&r);
-  r.scratch = mpg_device_scratch_slot(call->device, MPG_SCRATCH_KERNEL, r.stride * (size_t)r.pieces);
+  size_t threads = r.stride * (size_t)r.pieces, partials = 0;
+  uint32_t folds = r.split >= 0 ? r.fused->num_folds : 0;
+  for (uint32_t i = 0; i < folds; i++) partials += r.folds[i].partial_bytes;
+  r.scratch = mpg_device_scratch_slot(call->device, MPG_SCRATCH_KERNEL, threads + partials);
   if (!r.scratch) return MPG_DEVICE_OUT_OF_MEMORY;
   if (r.split < 0) return run_whole(&r);
+  for (uint32_t i = 0; i < folds; i++) r.partials[i] = i ? r.partials[i - 1] + r.folds[i - 1].partial_bytes : r.scratch + threads;
   mpg_cpu_parallel_for(call, r.pieces, 1, run_pieces, &r);
-  return r.status == MPG_OK ? MPG_OK : mpg_fail(r.status, "%s: a member of the fused group failed", r.fused->name);
+  if (r.status != MPG_OK) return mpg_fail(r.status, "%s: a member of the fused group failed", r.fused->name);
+  for (uint32_t k = 0, i = 0; i < folds; k++) {
+    const mpg_fused_member *member = &r.fused->members[k];
+    if (!member->folds) continue;
+    const mpg_fused_value *out = &r.fused->values[r.fused->operands[member->operands + 1]];
+    MPG_TRY(mpg_cpu_fold_end(call, &r.folds[i], r.partials[i], out->dtype, outside(&r, out->operand)));
+    i++;
+  }
+  return MPG_OK;
 }

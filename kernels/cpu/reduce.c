@@ -7,13 +7,17 @@
  * grow with the logarithm of the count, and bits depend on neither threads nor instruction set.
  * Halves and floats accumulate in float, doubles in double, integers in int64_t. Between passes the accumulator's type is kept.
  */
-#include <math.h>
+#include "kernels/cpu/reduce.h"
 
-#include "kernels/cpu/convert.h"
+#include <math.h>
+#include <string.h>
+
 #include "base/memory.h"
 #include "device/device.h"
+#include "kernels/cpu/convert.h"
+#include "op/fused.h"
 
-enum { LANES = 32, BASE = 512, BASE_ROWS = 16, COLUMNS = 128, LEVELS = 48, COLUMN_LEVELS = 16, CHUNK = 16384 };
+enum { LANES = 32, BASE = 512, BASE_ROWS = 16, COLUMNS = 128, LEVELS = 48, COLUMN_LEVELS = 16 };
 
 typedef enum combine { ADD, MULTIPLY, LARGEST, SMALLEST, COMBINE_COUNT } combine;
 typedef enum prepare { PLAIN, MAGNITUDE, SQUARE, NAN_TO_0, NAN_TO_1, PREPARE_COUNT } prepare;
@@ -79,6 +83,29 @@ ACCUMULATOR(f64, double, double, fabs, -(double)INFINITY, (double)INFINITY)
 static inline int64_t magnitude_i64(int64_t x) { return x < 0 ? (int64_t)(0u - (uint64_t)x) : x; }
 ACCUMULATOR(i64, int64_t, uint64_t, magnitude_i64, INT64_MIN, INT64_MAX)
 
+/* acc = ((acc + row) + row) + ..., acc in registers; `first`: without what is in acc. */
+#define ADD_ROWS(suffix, T, U)                                                                                          \
+  typedef U vector_##suffix __attribute__((vector_size(64), aligned(sizeof(T)), may_alias));                            \
+  static void add_rows_##suffix(const T *rows, int64_t stride, int64_t n, T *acc, int64_t width, bool first) {          \
+    enum { VECTOR = 64 / sizeof(T) };                                                                                   \
+    int64_t i = 0;                                                                                                      \
+    for (; i + 4 * VECTOR <= width; i += 4 * VECTOR) {                                                                  \
+      vector_##suffix v[4];                                                                                             \
+      for (int k = 0; k < 4; k++) v[k] = *(const vector_##suffix *)((first ? rows : acc) + i + k * VECTOR);             \
+      for (int64_t r = first; r < n; r++)                                                                               \
+        for (int k = 0; k < 4; k++) v[k] += *(const vector_##suffix *)(rows + r * stride + i + k * VECTOR);             \
+      for (int k = 0; k < 4; k++) *(vector_##suffix *)(acc + i + k * VECTOR) = v[k];                                    \
+    }                                                                                                                   \
+    for (; i < width; i++) {                                                                                            \
+      U v = (U)(first ? rows : acc)[i];                                                                                 \
+      for (int64_t r = first; r < n; r++) v += (U)rows[r * stride + i];                                                 \
+      acc[i] = (T)v;                                                                                                    \
+    }                                                                                                                   \
+  }
+ADD_ROWS(f32, float, float)
+ADD_ROWS(f64, double, double)
+ADD_ROWS(i64, int64_t, uint64_t)
+
 typedef struct pass {
   mpg_compute compute; /* F32, F64 or I64 */
   combine how;
@@ -125,7 +152,10 @@ typedef struct pass {
     mpg_block_buffer loaded, prepared;                                                                   \
     for (int64_t done = 0; done < count; done += BASE_ROWS) {                                            \
       int64_t n = count - done < BASE_ROWS ? count - done : BASE_ROWS;                                   \
-      for (int64_t r = 0; r < n; r++) {                                                                  \
+      bool plain = p->how == ADD && p->prepare == PLAIN && mpg_compute_direct(p->compute, p->dtype);     \
+      if (plain)                                                                                         \
+        add_rows_##suffix((const T *)p->source + (outer * p->count + row + done) * p->inner + column, p->inner, n, acc, width, true); \
+      for (int64_t r = 0; r < n && !plain; r++) {                                                        \
         int64_t index = (outer * p->count + row + done + r) * p->inner + column;                         \
         const T *values = mpg_cpu_load(p->compute, p->dtype, p->source, index, width, &loaded);          \
         if (p->prepare != PLAIN) {                                                                       \
@@ -184,13 +214,6 @@ static void run_items(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* How many rows (elements, when inner is 1) one chunk has, from the shape alone. */
-static int64_t chunk_length(int64_t count, int64_t inner) {
-  int64_t length = inner >= CHUNK / 64 ? 64 : CHUNK / inner;
-  if (count <= length + length / 2) length = count;
-  return length > 0 ? length : 1;
-}
-
 static void run_pass(const mpg_kernel_call *call, pass *p) {
   int64_t tiles = p->inner == 1 ? 1 : (p->inner + COLUMNS - 1) / COLUMNS;
   int64_t width = p->inner < COLUMNS ? p->inner : COLUMNS, cost = (p->chunk < p->count ? p->chunk : p->count) * width;
@@ -226,12 +249,51 @@ static void run_finish(void *context, int64_t begin, int64_t end) {
   mpg_cpu_store(p->compute, p->dtype, p->out, begin, end - begin, (const char *)p->values + begin * (int64_t)mpg_dtype_size(mpg_compute_dtype(p->compute)));
 }
 
-/* Reduces `in` over the axes marked in `reduced`; `mean`: divides by how many elements each result stands for. */
-static mpg_status reduce(const mpg_kernel_call *call, const mpg_view *in, const mpg_view *out, const bool *reduced, combine how,
-                         prepare prepare, bool mean, bool root) {
+/* Passes over the source's `count` until one result is left, which the last of them leaves in its target. */
+static void run_passes(const mpg_kernel_call *call, pass *p, char *const *buffers, int *flip) {
+  for (;;) {
+    p->chunk = mpg_fold_chunk(p->count, p->inner);
+    p->chunks = p->count ? (p->count + p->chunk - 1) / p->chunk : 1;
+    p->target = buffers[*flip];
+    run_pass(call, p);
+    p->source = p->target;
+    p->dtype = mpg_compute_dtype(p->compute);
+    p->prepare = PLAIN;
+    *flip ^= 1;
+    p->count = p->chunks;
+    if (p->chunks == 1) return;
+  }
+}
+
+typedef struct function {
+  combine how;
+  prepare prepare;
+  bool mean, root; /* mean: divides by how many elements each result stands for */
+} function;
+
+static function function_of(const mpg_op *op, const void *params) {
+  switch (op->id) {
+    case MPG_OP_norm: {
+      int64_t ord = ((const mpg_reduce_norm_params *)params)->ord;
+      return (function){ADD, ord == 1 ? MAGNITUDE : SQUARE, false, ord == 2};
+    }
+    case MPG_OP_sum: return (function){ADD, PLAIN, false, false};
+    case MPG_OP_mean: return (function){ADD, PLAIN, true, false};
+    case MPG_OP_prod: return (function){MULTIPLY, PLAIN, false, false};
+    case MPG_OP_nansum: return (function){ADD, NAN_TO_0, false, false};
+    case MPG_OP_nanprod: return (function){MULTIPLY, NAN_TO_1, false, false};
+    case MPG_OP_max: return (function){LARGEST, PLAIN, false, false};
+    default: return (function){SMALLEST, PLAIN, false, false};
+  }
+}
+
+static mpg_compute accumulator_of(mpg_dtype dtype) { return mpg_dtype_is_float(dtype) ? mpg_compute_of(dtype) : MPG_COMPUTE_I64; }
+
+/* Reduces `in` over the axes marked in `reduced`. */
+static mpg_status reduce(const mpg_kernel_call *call, const mpg_view *in, const mpg_view *out, const bool *reduced, function f) {
   const mpg_shape *shape = &in->desc.shape;
   mpg_dtype dtype = in->desc.dtype;
-  mpg_compute compute = mpg_dtype_is_float(dtype) ? mpg_compute_of(dtype) : MPG_COMPUTE_I64;
+  mpg_compute compute = accumulator_of(dtype);
   int64_t item_size = (int64_t)mpg_dtype_size(mpg_compute_dtype(compute)), results = mpg_shape_size(&out->desc.shape), total = 1;
   /* Runs of axes of one kind, outermost first. */
   int64_t sizes[MPG_MAX_NDIM + 1];
@@ -261,14 +323,14 @@ static mpg_status reduce(const mpg_kernel_call *call, const mpg_view *in, const 
     int64_t outer = 1, inner = 1;
     for (int i = 0; i < last - 1; i++) outer *= sizes[i];
     for (int i = last; i < runs; i++) inner *= kinds[i] ? 1 : sizes[i];
-    int64_t length = chunk_length(sizes[last - 1], inner), chunks = sizes[last - 1] ? (sizes[last - 1] + length - 1) / length : 1;
+    int64_t length = mpg_fold_chunk(sizes[last - 1], inner), chunks = sizes[last - 1] ? (sizes[last - 1] + length - 1) / length : 1;
     if (outer * chunks * inner > largest) largest = outer * chunks * inner;
   }
   size_t scratch_size = 2 * (size_t)mpg_align_up((size_t)(largest * item_size), 64);
   char *scratch = scratch_size <= call->scratch_size ? call->scratch : mpg_device_scratch(call->device, scratch_size);
   if (!scratch) return MPG_DEVICE_OUT_OF_MEMORY;
   char *buffers[2] = {scratch, scratch + mpg_align_up((size_t)(largest * item_size), 64)};
-  pass p = {.compute = compute, .how = how, .prepare = prepare, .dtype = dtype, .source = in->data};
+  pass p = {.compute = compute, .how = f.how, .prepare = f.prepare, .dtype = dtype, .source = in->data};
   int flip = 0;
   for (int last = runs; last > 0; last--) {
     if (!kinds[last - 1]) continue;
@@ -276,28 +338,17 @@ static mpg_status reduce(const mpg_kernel_call *call, const mpg_view *in, const 
     for (int i = 0; i < last - 1; i++) p.outer *= sizes[i];
     for (int i = last; i < runs; i++) p.inner *= kinds[i] ? 1 : sizes[i];
     p.count = sizes[last - 1];
-    for (;;) {
-      p.chunk = chunk_length(p.count, p.inner);
-      p.chunks = p.count ? (p.count + p.chunk - 1) / p.chunk : 1;
-      p.target = buffers[flip];
-      run_pass(call, &p);
-      p.source = p.target;
-      p.dtype = mpg_compute_dtype(compute);
-      p.prepare = PLAIN;
-      flip ^= 1;
-      p.count = p.chunks;
-      if (p.chunks == 1) break;
-    }
+    run_passes(call, &p, buffers, &flip);
   }
-  finish_plan f = {compute, out->desc.dtype, (void *)p.source, out->data, mean ? total : 0, root};
-  if (mean && total == 0 && compute != MPG_COMPUTE_I64) { /* 0 / 0 */
-    f.count = 0;
+  finish_plan finish = {compute, out->desc.dtype, (void *)p.source, out->data, f.mean ? total : 0, f.root};
+  if (f.mean && total == 0 && compute != MPG_COMPUTE_I64) { /* 0 / 0 */
+    finish.count = 0;
     for (int64_t i = 0; i < results; i++) {
-      if (compute == MPG_COMPUTE_F32) ((float *)f.values)[i] = NAN;
-      else ((double *)f.values)[i] = (double)NAN;
+      if (compute == MPG_COMPUTE_F32) ((float *)finish.values)[i] = NAN;
+      else ((double *)finish.values)[i] = (double)NAN;
     }
   }
-  mpg_cpu_parallel_for(call, results, 16384, run_finish, &f);
+  mpg_cpu_parallel_for(call, results, 16384, run_finish, &finish);
   return MPG_OK;
 }
 
@@ -312,22 +363,135 @@ static void mark(const mpg_tuple *axis, bool exclude, int ndim, bool *reduced) {
 MPG_CPU_KERNEL(reduce) {
   const mpg_view *in = &call->inputs[0], *out = &call->outputs[0];
   bool reduced[MPG_MAX_NDIM];
-  if (call->op->id == MPG_OP_norm) {
-    const mpg_reduce_norm_params *params = call->params;
-    mark(&params->axis, false, in->desc.shape.ndim, reduced);
-    return reduce(call, in, out, reduced, ADD, params->ord == 1 ? MAGNITUDE : SQUARE, false, params->ord == 2);
+  if (call->op->id == MPG_OP_norm) mark(&((const mpg_reduce_norm_params *)call->params)->axis, false, in->desc.shape.ndim, reduced);
+  else mark(&((const mpg_reduce_params *)call->params)->axis, ((const mpg_reduce_params *)call->params)->exclude, in->desc.shape.ndim, reduced);
+  return reduce(call, in, out, reduced, function_of(call->op, call->params));
+}
+
+/* --- Folds: the first pass given its rows bit by bit (reduce.h) ------------------------------------------------------ */
+
+mpg_fold mpg_cpu_fold_of(const mpg_op *op, const void *params, mpg_dtype dtype, int64_t count, int64_t inner) {
+  mpg_fold fold = {.op = op, .params = params, .dtype = dtype, .count = count, .inner = inner, .chunk = mpg_fold_chunk(count, inner)};
+  fold.chunks = (count + fold.chunk - 1) / fold.chunk;
+  size_t item = mpg_dtype_size(mpg_compute_dtype(accumulator_of(dtype)));
+  int64_t pieces = (fold.chunk + (inner == 1 ? BASE : BASE_ROWS) - 1) / (inner == 1 ? BASE : BASE_ROWS);
+  while (pieces >> fold.levels) fold.levels++;
+  size_t row = mpg_align_up((size_t)(inner == 1 ? BASE : inner) * item, 64);
+  fold.state_bytes = 64 + row + mpg_align_up((size_t)(fold.levels * inner) * item, 64);
+  fold.partial_bytes = mpg_align_up((size_t)(fold.chunks * inner) * item, 64);
+  return fold;
+}
+
+/* In front of a thread's state; then the rows of the piece that is being added up (elements, when inner is 1), and the levels. */
+typedef struct fold_state {
+  int64_t held;    /* rows in the piece */
+  uint64_t pieces; /* of the chunk, before it */
+} fold_state;
+
+#define FOLDS(suffix, T)                                                                                                         \
+  static void add_piece_##suffix(const mpg_fold *fold, combine how, fold_state *state, T *piece, T *levels) {                    \
+    int64_t n = fold->inner;                                                                                                     \
+    int level = 0;                                                                                                               \
+    for (; state->pieces >> level & 1; level++) {                                                                                \
+      fold_##suffix(how, levels + level * n, piece, n);                                                                          \
+      memcpy(piece, levels + level * n, (size_t)n * sizeof(T));                                                                  \
+    }                                                                                                                            \
+    memcpy(levels + level * n, piece, (size_t)n * sizeof(T));                                                                    \
+    state->pieces++;                                                                                                             \
+    state->held = 0;                                                                                                             \
+  }                                                                                                                              \
+  static void end_chunk_##suffix(const mpg_fold *fold, combine how, fold_state *state, T *piece, T *levels, T *result) {         \
+    int64_t n = fold->inner;                                                                                                     \
+    if (state->held) {                                                                                                           \
+      if (n == 1) piece[0] = piece_##suffix(how, piece, state->held);                                                            \
+      add_piece_##suffix(fold, how, state, piece, levels);                                                                       \
+    }                                                                                                                            \
+    bool first = true;                                                                                                           \
+    for (int level = 0; state->pieces >> level; level++) {                                                                       \
+      if (!(state->pieces >> level & 1)) continue;                                                                               \
+      if (!first) fold_##suffix(how, levels + level * n, result, n);                                                             \
+      memcpy(result, levels + level * n, (size_t)n * sizeof(T));                                                                 \
+      first = false;                                                                                                             \
+    }                                                                                                                            \
+    state->pieces = 0;                                                                                                           \
+  }                                                                                                                              \
+  static void feed_##suffix(const mpg_fold *fold, char *memory, T *partials, const void *values, int64_t row, int64_t rows) {    \
+    function f = function_of(fold->op, fold->params);                                                                            \
+    mpg_compute compute = accumulator_of(fold->dtype);                                                                           \
+    fold_state *state = (fold_state *)(void *)memory;                                                                            \
+    int64_t inner = fold->inner, held = inner == 1 ? BASE : BASE_ROWS;                                                           \
+    T *piece = (T *)(void *)(memory + 64);                                                                                       \
+    T *levels = (T *)(void *)(memory + 64 + mpg_align_up((size_t)(inner == 1 ? BASE : inner) * sizeof(T), 64));                  \
+    mpg_block_buffer loaded, prepared;                                                                                           \
+    for (int64_t done = 0; done < rows;) {                                                                                       \
+      int64_t at = row + done, chunk = at / fold->chunk, end = (chunk + 1) * fold->chunk < fold->count ? (chunk + 1) * fold->chunk : fold->count; \
+      int64_t n = held - state->held; /* rows that go into the piece */                                                          \
+      if (n > end - at) n = end - at;                                                                                            \
+      if (n > rows - done) n = rows - done;                                                                                      \
+      if (inner == 1) {                                                                                                          \
+        const T *from = mpg_cpu_load(compute, fold->dtype, values, done, n, &loaded);                                            \
+        if (f.prepare == PLAIN && n == held) { /* as it lies */                                                                  \
+          piece[0] = piece_##suffix(f.how, from, n);                                                                             \
+          add_piece_##suffix(fold, f.how, state, piece, levels);                                                                 \
+          n = 0;                                                                                                                 \
+          done += held;                                                                                                          \
+          at += held;                                                                                                            \
+        } else {                                                                                                                 \
+          prepare_##suffix(f.prepare, from, piece + state->held, n);                                                             \
+        }                                                                                                                        \
+      } else if (f.how == ADD && f.prepare == PLAIN && mpg_compute_direct(compute, fold->dtype)) {                               \
+        add_rows_##suffix((const T *)values + done * inner, inner, n, piece, inner, state->held == 0);                           \
+      } else {                                                                                                                   \
+        for (int64_t column = 0; column < inner; column += COLUMNS) {                                                            \
+          int64_t width = inner - column < COLUMNS ? inner - column : COLUMNS;                                                   \
+          for (int64_t r = 0; r < n; r++) {                                                                                      \
+            const T *from = mpg_cpu_load(compute, fold->dtype, values, (done + r) * inner + column, width, &loaded);             \
+            if (f.prepare != PLAIN) {                                                                                            \
+              prepare_##suffix(f.prepare, from, prepared.suffix, width);                                                         \
+              from = prepared.suffix;                                                                                            \
+            }                                                                                                                    \
+            if (state->held + r == 0) memcpy(piece + column, from, (size_t)width * sizeof(T));                                   \
+            else fold_##suffix(f.how, piece + column, from, width);                                                              \
+          }                                                                                                                      \
+        }                                                                                                                        \
+      }                                                                                                                          \
+      state->held += n;                                                                                                          \
+      done += n;                                                                                                                 \
+      if (state->held == held) {                                                                                                 \
+        if (inner == 1) piece[0] = piece_##suffix(f.how, piece, held);                                                           \
+        add_piece_##suffix(fold, f.how, state, piece, levels);                                                                   \
+      }                                                                                                                          \
+      if (at + n == end) end_chunk_##suffix(fold, f.how, state, piece, levels, partials + chunk * inner);                        \
+    }                                                                                                                            \
   }
-  const mpg_reduce_params *params = call->params;
-  mark(&params->axis, params->exclude, in->desc.shape.ndim, reduced);
-  switch (call->op->id) {
-    case MPG_OP_sum: return reduce(call, in, out, reduced, ADD, PLAIN, false, false);
-    case MPG_OP_mean: return reduce(call, in, out, reduced, ADD, PLAIN, true, false);
-    case MPG_OP_prod: return reduce(call, in, out, reduced, MULTIPLY, PLAIN, false, false);
-    case MPG_OP_nansum: return reduce(call, in, out, reduced, ADD, NAN_TO_0, false, false);
-    case MPG_OP_nanprod: return reduce(call, in, out, reduced, MULTIPLY, NAN_TO_1, false, false);
-    case MPG_OP_max: return reduce(call, in, out, reduced, LARGEST, PLAIN, false, false);
-    default: return reduce(call, in, out, reduced, SMALLEST, PLAIN, false, false);
+FOLDS(f32, float)
+FOLDS(f64, double)
+FOLDS(i64, int64_t)
+
+void mpg_cpu_fold_begin(void *state) { *(fold_state *)state = (fold_state){0}; }
+
+void mpg_cpu_fold_feed(const mpg_fold *fold, void *state, void *partials, const void *values, int64_t row, int64_t rows) {
+  switch (accumulator_of(fold->dtype)) {
+    case MPG_COMPUTE_F32: feed_f32(fold, state, partials, values, row, rows); break;
+    case MPG_COMPUTE_F64: feed_f64(fold, state, partials, values, row, rows); break;
+    default: feed_i64(fold, state, partials, values, row, rows); break;
   }
+}
+
+mpg_status mpg_cpu_fold_end(const mpg_kernel_call *call, const mpg_fold *fold, void *partials, mpg_dtype dtype, void *out) {
+  function f = function_of(fold->op, fold->params);
+  mpg_compute compute = accumulator_of(fold->dtype);
+  pass p = {.compute = compute, .how = f.how, .prepare = PLAIN, .dtype = mpg_compute_dtype(compute), .source = partials,
+            .outer = 1, .count = fold->chunks, .inner = fold->inner};
+  if (fold->chunks > 1) {
+    size_t half = fold->partial_bytes;
+    char *scratch = mpg_device_scratch(call->device, 2 * half);
+    if (!scratch) return MPG_DEVICE_OUT_OF_MEMORY;
+    run_passes(call, &p, (char *const[]){scratch, scratch + half}, &(int){0});
+  }
+  finish_plan finish = {compute, dtype, (void *)p.source, out, f.mean ? fold->count : 0, f.root};
+  mpg_cpu_parallel_for(call, fold->inner, 16384, run_finish, &finish);
+  return MPG_OK;
 }
 
 /* Broadcasting: collapsed to runs of axes along which the source moves or stands still. */
@@ -415,7 +579,7 @@ MPG_CPU_KERNEL(multi_sum_sq) {
   for (int k = 0; k < MPG_MAX_NDIM; k++) reduced[k] = true;
   for (int i = 0; i < call->num_inputs; i++) {
     mpg_view out = {(float *)call->outputs[0].data + i, {{.ndim = 1, .dims = {1}}, MPG_FLOAT32}};
-    MPG_TRY(reduce(call, &call->inputs[i], &out, reduced, ADD, SQUARE, false, false));
+    MPG_TRY(reduce(call, &call->inputs[i], &out, reduced, (function){ADD, SQUARE, false, false}));
   }
   return MPG_OK;
 }
