@@ -7,7 +7,7 @@ BIN = $(VENV)/bin
 SOURCES = $(shell find csrc kernels/cpu mpgluon -name '*.[ch]' -o -name '*.def' -o -name '*.py' 2>/dev/null) setup.py pyproject.toml
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo test slow-test bench asan tsan check-sanitized wheel-check clean
+.PHONY: demo test slow-test bench asan tsan check-sanitized wheel-check hostcuda hostcuda-test cuda-build clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/model_parallel_lm.py $(ARGS)
@@ -59,6 +59,20 @@ asan: .venv-asan/.made
 tsan: .venv-tsan/.made
 	PYTHONSAFEPATH=1 LD_PRELOAD=$(TSAN_LIBRARY) TSAN_OPTIONS=halt_on_error=1:die_after_fork=0:suppressions=$(CURDIR)/tests/tsan.supp \
 	  MPGLUON_CPU_THREADS=1 OMP_NUM_THREADS=1 $(FIXED_LAYOUT) .venv-tsan/bin/python .venv-tsan/bin/$(PYTEST_SANITIZED) $(SANITIZED_TESTS)
+
+# The GPU backend on the host (docs/cuda.md): all of it, kernels too, against a stand-in for the CUDA runtime.
+HOSTCUDA_PYTHON ?= $(BIN)/python
+HOSTCUDA_TESTS ?= tests/test_gpu.py tests/test_ops.py
+hostcuda:
+	python3 tests/hostcuda/build.py
+
+hostcuda-test: hostcuda $(if $(filter $(BIN)/python,$(HOSTCUDA_PYTHON)),$(VENV)/.test)
+	cd tests && MPGLUON_CUDA_LIBRARY=$(CURDIR)/build/hostcuda/mpgluon_hostcuda.so MPGLUON_TEST_DEVICES='gpu(0),gpu(1)' \
+	  $(abspath $(HOSTCUDA_PYTHON)) -m pytest -q -p no:cacheprovider $(HOSTCUDA_TESTS:tests/%=%) -m "not slow" $(ARGS)
+
+# Compiles the GPU library with nvcc. Runs nothing.
+cuda-build:
+	python3 kernels/build.py
 
 # What CI can afford: everything quick under ASan, and what threads share under TSan.
 check-sanitized:

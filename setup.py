@@ -1,25 +1,32 @@
-"""Builds mpgluon._core: the C core, and the CPU kernels once for every instruction set they are dispatched to.
+"""Builds mpgluon._core: the C core, and the CPU kernels once for every instruction set they are dispatched to. Where nvcc is found, also
+mpgluon/_cuda.so: the GPU kernels, a library that the core opens when a GPU is first asked for.
 
 Settings (environment variables):
   MPGLUON_ISA       instruction sets of the CPU kernels, comma-separated, of: base, v3, v4 (x86-64), or base elsewhere; default: all
   MPGLUON_SANITIZE  "address,undefined" or "thread": a sanitizer build
   MPGLUON_DEBUG     1: no optimisation, graph verification between passes
   MPGLUON_ONEDNN    folder with include/ (and lib/) of another oneDNN >= 3.2; "0": build without oneDNN
+  MPGLUON_CUDA      1: build the GPU library, or fail; 0: don't; default: where nvcc is found (NVCC, CUDA_HOME, PATH, /usr/local/cuda)
+  MPGLUON_CUDA_ARCH compute capabilities of the GPU kernels, comma-separated; default: 90. Newer GPUs compile from the last one's PTX.
   CC, CFLAGS, MAX_JOBS  as usual
 """
 
 import glob
+import importlib.util
 import os
 import platform
 import subprocess
 import sys
 import sysconfig
-from concurrent.futures import ThreadPoolExecutor
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = os.path.dirname(os.path.abspath(__file__))
+spec = importlib.util.spec_from_file_location("mpgluon_build", os.path.join(ROOT, "kernels", "build.py"))
+tools = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(tools)
+
 ISA_FLAGS = {
     "base": [],
     "v3": ["-march=x86-64-v3"],
@@ -100,25 +107,10 @@ class BuildCore(build_ext):
                 relative = os.path.relpath(source, ROOT)
                 jobs.append((relative, os.path.join(temp, isa, relative[:-2] + ".o"), kernel_flags))
 
-        def compile_one(job):
-            source, target, options = job
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            command = compiler + options + ["-MMD", "-MF", target + ".d", "-c", source, "-o", target]
-            if up_to_date(target, command):
-                return True
-            if not run(command):
-                return False
-            with open(target + ".cmd", "w") as f:
-                f.write(" ".join(command))
-            return True
-
-        with ThreadPoolExecutor(int(os.environ.get("MAX_JOBS", os.cpu_count() or 1))) as pool:
-            failed = [source for source, ok in zip([job[0] for job in jobs], pool.map(compile_one, jobs)) if not ok]
-        if failed:
-            raise SystemExit(f"mpgluon: the compiler failed on {', '.join(failed)}")
+        tools.compile_all([(source, target, compiler + options) for source, target, options in jobs])
         output = self.get_ext_fullpath(ext.name)
         os.makedirs(os.path.dirname(output), exist_ok=True)
-        if not run(compiler + [target for _, target, _ in jobs] + link + ["-o", output]):
+        if not tools.run(compiler + [target for _, target, _ in jobs] + link + ["-o", output]):
             raise SystemExit("mpgluon: the linker failed")
         # A shared library may leave Python's symbols open, but none of ours: a promised kernel that is missing is an error here.
         symbols = subprocess.run(["nm", "-D", "--undefined-only", output], capture_output=True, text=True).stdout.splitlines()
@@ -126,6 +118,9 @@ class BuildCore(build_ext):
         if missing:
             os.remove(output)
             raise SystemExit(f"mpgluon: not defined: {', '.join(missing)}")
+        nvcc = None if sanitize else tools.find_nvcc()
+        if nvcc:
+            tools.build_cuda(nvcc, os.path.join(os.path.dirname(output), "_cuda.so"))
         self.write_stubs(output, sanitize)
 
     def write_stubs(self, output, sanitize):
@@ -140,29 +135,6 @@ class BuildCore(build_ext):
         done = subprocess.run([sys.executable, "-m", "mpgluon.stubs", stubs], cwd=os.path.dirname(package), env=environment, capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(f"mpgluon: the stubs could not be made: {done.stderr}")
-
-
-def up_to_date(target, command):
-    """True when the object is newer than all it was made from, and was made by the same command."""
-    try:
-        with open(target + ".cmd") as f:
-            if f.read() != " ".join(command):
-                return False
-        made = os.path.getmtime(target)
-        with open(target + ".d") as f:
-            names = f.read().replace("\\\n", " ").split(":", 1)[1].split()
-        return all(os.path.getmtime(os.path.join(ROOT, name)) <= made for name in names)
-    except (OSError, IndexError):
-        return False
-
-
-def run(command):
-    """Runs a compiler; shows what it says; True when it succeeded."""
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    if result.returncode:
-        sys.stderr.write(" ".join(command) + "\n" + result.stdout)
-    sys.stderr.write(result.stderr)
-    return result.returncode == 0
 
 
 setup(ext_modules=[Extension("mpgluon._core", sources=[])], cmdclass={"build_ext": BuildCore})

@@ -14,9 +14,10 @@ _core._set_package_folder(_os.path.dirname(_os.path.abspath(__file__)))
 
 
 def _library_folders():
-    """Where oneDNN's and OpenBLAS's wheels put their libraries, seen from the interpreter and from where NumPy was found."""
+    """Where wheels put libraries (oneDNN, OpenBLAS, and what GPUs need), seen from the interpreter and from where NumPy was found."""
     site = _os.path.dirname(_os.path.dirname(_sys.modules["numpy"].__file__))
-    folders = [_os.path.join(_sys.prefix, "lib"), _os.path.join(site, "..", "..", ""), _os.path.join(site, "scipy_openblas32", "lib")]
+    folders = [_os.path.join(_sys.prefix, "lib"), _os.path.join(site, "..", "..", ""), _os.path.join(site, "scipy_openblas32", "lib"), site]
+    folders += [path for path in _sys.path if _os.path.basename(path) in ("site-packages", "dist-packages") and path != site]
     return [_os.path.normpath(folder) for folder in folders if _os.path.isdir(folder)]
 
 

@@ -42,6 +42,11 @@ mpg_status mpg_library_set_folders(const char *const *folders, int count) {
   return MPG_OK;
 }
 
+int mpg_library_folders(const char *const **folders) {
+  *folders = (const char *const *)library_folders;
+  return num_library_folders;
+}
+
 /* The struct's first fields are the same in every oneDNN 1 to 3; declared here so that base needs no header of it. */
 static void onednn_version(mpg_library *library) {
   struct version {

@@ -23,6 +23,7 @@ typedef struct mpg_library {
 
 /* The host's folders, tried in order (its prefix's lib, site-packages). Texts are copied. */
 mpg_status mpg_library_set_folders(const char *const *folders, int count);
+int mpg_library_folders(const char *const **folders); /* how many; borrowed */
 /* Opens the library on the first call. Never NULL; handle tells whether it is there. */
 const mpg_library *mpg_library_get(mpg_library_id id);
 /* The address of a function, or NULL. */

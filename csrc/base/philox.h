@@ -8,6 +8,8 @@
 
 #include <stdint.h>
 
+#include "base/anywhere.h"
+
 typedef struct mpg_random_key {
   uint64_t seed;
   uint64_t call;
@@ -19,7 +21,7 @@ typedef struct mpg_random_key {
 } mpg_random_key;
 
 /* The position of element `index` of the piece in the whole. */
-static inline uint64_t mpg_random_position(const mpg_random_key *key, uint64_t index) {
+MPG_ANYWHERE uint64_t mpg_random_position(const mpg_random_key *key, uint64_t index) {
   index += key->first;
   return key->position + (key->run ? index / key->run * key->stride + index % key->run : index);
 }
@@ -29,7 +31,7 @@ typedef struct mpg_philox_block {
 } mpg_philox_block;
 
 /* The four 32-bit words of block `counter`; elements 4c..4c+3 of a stream of words use block c. */
-static inline mpg_philox_block mpg_philox(uint64_t seed, uint64_t call, uint64_t counter) {
+MPG_ANYWHERE mpg_philox_block mpg_philox(uint64_t seed, uint64_t call, uint64_t counter) {
   uint32_t c0 = (uint32_t)counter, c1 = (uint32_t)(counter >> 32), c2 = (uint32_t)call, c3 = (uint32_t)(call >> 32);
   uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
   for (int round = 0; round < 10; round++) {
@@ -42,14 +44,15 @@ static inline mpg_philox_block mpg_philox(uint64_t seed, uint64_t call, uint64_t
     k0 += 0x9E3779B9u;
     k1 += 0xBB67AE85u;
   }
-  return (mpg_philox_block){{c0, c1, c2, c3}};
+  mpg_philox_block block = {{c0, c1, c2, c3}};
+  return block;
 }
 
 /* Uniform in [0, 1) with 24 bits, exactly representable in float. */
-static inline float mpg_philox_uniform(uint32_t word) { return (float)(word >> 8) * 0x1p-24f; }
+MPG_ANYWHERE float mpg_philox_uniform(uint32_t word) { return (float)(word >> 8) * 0x1p-24f; }
 
 /* Uniform in [0, 1) with 53 bits. */
-static inline double mpg_philox_uniform_double(uint32_t high, uint32_t low) {
+MPG_ANYWHERE double mpg_philox_uniform_double(uint32_t high, uint32_t low) {
   return (double)((((uint64_t)high << 32) | low) >> 11) * 0x1p-53;
 }
 

@@ -52,6 +52,6 @@ const char *mpg_error_text(void);
 
 /* A broken invariant of our own: prints and aborts. Never for a user's mistake. */
 #define MPG_ASSERT(condition) ((condition) ? (void)0 : mpg_assert_failed(#condition, __FILE__, __LINE__))
-_Noreturn void mpg_assert_failed(const char *condition, const char *file, int line) __attribute__((cold));
+void mpg_assert_failed(const char *condition, const char *file, int line) __attribute__((cold, noreturn));
 
 #endif

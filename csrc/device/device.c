@@ -8,6 +8,7 @@
 
 #include "base/host.h"
 #include "base/memory.h"
+#include "device/gpu.h"
 #include "device/internal.h"
 #include "device/pool.h"
 
@@ -30,7 +31,12 @@ static struct {
 
 int mpg_device_count(void) { return table.count; }
 mpg_device *mpg_device_at(int ordinal) { return table.devices[ordinal]; }
-int mpg_gpu_count(void) { return 0; }
+
+int mpg_gpu_count(void) {
+  const char *reason;
+  const mpg_gpu_library *library = mpg_gpu_library_get(&reason);
+  return library ? library->driver->count(&reason) : 0;
+}
 
 static void share_threads(void) {
   int cpus = 0;
@@ -49,16 +55,18 @@ mpg_status mpg_device_set_threads(int n) {
   return MPG_OK;
 }
 
-static mpg_status open_cpu(int32_t index, mpg_device **result) {
+static mpg_status open_device(mpg_device_id id, const mpg_backend *backend, mpg_device **result) {
+  enum { PAGE = 4096 }; /* a device has its pages to itself: a GPU may write to its own */
   mpg_status status = mpg_grow((void **)&table.devices, &table.capacity, (size_t)table.count + 1, sizeof(mpg_device *));
   if (status != MPG_OK) return status;
-  mpg_device *device = mpg_aligned_malloc(_Alignof(mpg_device), sizeof *device);
+  mpg_device *device = mpg_aligned_malloc(PAGE, mpg_align_up(sizeof *device, PAGE));
   if (!device) return mpg_out_of_host_memory(sizeof *device);
   memset(device, 0, sizeof *device);
-  device->id = (mpg_device_id){MPG_CPU, index};
+  device->id = id;
   device->ordinal = table.count;
-  device->backend = table.mode == MPG_ENGINE_SHUFFLE ? &mpg_shuffle_backend : &mpg_cpu_backend;
-  snprintf(device->text, sizeof device->text, "cpu(%d)", index);
+  device->backend = backend;
+  atomic_store_explicit(&device->num_threads, 1, memory_order_relaxed);
+  snprintf(device->text, sizeof device->text, "%s(%d)", id.type == MPG_GPU ? "gpu" : "cpu", id.index);
   device->recent = mpg_calloc(RECENT, sizeof *device->recent);
   if (!device->recent) {
     status = mpg_out_of_host_memory(RECENT * sizeof *device->recent);
@@ -80,6 +88,15 @@ fail:
   return status;
 }
 
+static mpg_status open_gpu(int32_t index, mpg_device **result) {
+  const char *reason;
+  const mpg_gpu_library *library = mpg_gpu_library_get(&reason);
+  int count = library ? library->driver->count(&reason) : 0;
+  if (!count) return mpg_fail(MPG_ERROR, "gpu(%d) cannot be used: %s", index, reason);
+  if (index >= count) return mpg_fail(MPG_ERROR, "gpu(%d) is not there: GPUs here are numbered 0 to %d", index, count - 1);
+  return open_device((mpg_device_id){MPG_GPU, index}, &mpg_gpu_backend, result);
+}
+
 mpg_status mpg_device_get(mpg_device_id id, mpg_device **device) {
   if (id.type == MPG_CPU_PINNED || id.type == MPG_CPU_SHARED) id.type = MPG_CPU;
   for (int i = 0; i < table.count; i++) {
@@ -90,9 +107,8 @@ mpg_status mpg_device_get(mpg_device_id id, mpg_device **device) {
     }
   }
   if (id.index < 0) return mpg_fail(MPG_ERROR, "there is no device of index %d: indices start at 0", id.index);
-  if (id.type == MPG_CPU) return open_cpu(id.index, device);
-  if (id.type == MPG_GPU)
-    return mpg_fail(MPG_ERROR, "gpu(%d) cannot be opened: this build of mpgluon has no GPU backend, so use mx.cpu(i)", id.index);
+  if (id.type == MPG_CPU) return open_device(id, table.mode == MPG_ENGINE_SHUFFLE ? &mpg_shuffle_backend : &mpg_cpu_backend, device);
+  if (id.type == MPG_GPU) return open_gpu(id.index, device);
   return mpg_fail(MPG_ERROR, "there is no device type of number %d", id.type);
 }
 
@@ -180,6 +196,16 @@ fail:
   for (int i = 0; i < count; i++) discard(&submissions[i]);
   if (last != few) mpg_free(last);
   return status;
+}
+
+/* --- Copies --------------------------------------------------------------------------------------------------------------- */
+
+mpg_status mpg_device_copy(mpg_device *running, mpg_device *to, void *target, mpg_device *from, const void *source, size_t size) {
+  if (!size) return MPG_OK;
+  if (running->backend->run_copy) return running->backend->run_copy(running, to, target, from, source, size);
+  if (from->backend->host_accessible) return to->backend->copy_from_host(to, target, source, size);
+  MPG_ASSERT(to->backend->host_accessible);
+  return from->backend->copy_to_host(from, target, source, size);
 }
 
 /* --- Scratch -------------------------------------------------------------------------------------------------------------- */

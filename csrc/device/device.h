@@ -17,8 +17,7 @@
 #ifndef MPG_DEVICE_DEVICE_H
 #define MPG_DEVICE_DEVICE_H
 
-#include <stdatomic.h>
-
+#include "base/atomic.h"
 #include "base/status.h"
 
 typedef uint64_t mpg_tick;
@@ -105,6 +104,10 @@ typedef struct mpg_backend {
   /* Blocking copies between device and host memory; the caller has waited for the storage's points. */
   mpg_status (*copy_to_host)(mpg_device *device, void *host, const void *memory, size_t size);
   mpg_status (*copy_from_host)(mpg_device *device, void *memory, const void *host, size_t size);
+  /* Optional: mpg_device_copy in the order of the running work of this device. NULL: its work runs on the host. */
+  mpg_status (*run_copy)(mpg_device *device, mpg_device *to, void *target, mpg_device *from, const void *source, size_t size);
+  /* Optional: the latest tick whose work has been done, or put in order, however it ends; NULL: the latest completed one. */
+  mpg_tick (*issued)(mpg_device *device);
   bool host_accessible; /* its memory can be read and written by the host directly */
   bool runs_inline;     /* small work may run in the submitting thread on an idle device */
 } mpg_backend;
@@ -121,9 +124,10 @@ struct mpg_device {
   int32_t ordinal; /* position in the device table */
   const mpg_backend *backend;
   void *backend_state;
+  void *stream; /* the backend's; NULL on CPU devices */
   mpg_tick submitted;         /* host lock */
-  _Atomic bool failed;        /* some work has failed: look failures up */
-  _Atomic int num_threads;    /* what work on it may use now; CPU devices */
+  _Atomic(bool) failed;        /* some work has failed: look failures up */
+  _Atomic(int) num_threads;    /* what work on it may use now; CPU devices */
   mpg_pool *pool;
   struct {
     void *memory;
@@ -139,11 +143,11 @@ struct mpg_device {
   /* Where the running work is, for whoever asks why nothing moves; written by the worker, relaxed. */
   struct {
     _Atomic(const char *) name; /* the instruction's op, as long-lived as the process; NULL: not said */
-    _Atomic uint32_t scope;
-    _Atomic int32_t peer; /* 1 + ordinal of the device it waits for; 0: it does not wait */
-    _Atomic mpg_tick tick; /* that it waits for */
+    _Atomic(uint32_t) scope;
+    _Atomic(int32_t) peer; /* 1 + ordinal of the device it waits for; 0: it does not wait */
+    _Atomic(mpg_tick) tick; /* that it waits for */
   } at;
-  _Alignas(64) _Atomic mpg_tick completed; /* any thread reads; the backend writes. On a cache line of its own. */
+  _Alignas(64) _Atomic(mpg_tick) completed; /* any thread reads; the backend writes. On a cache line of its own. */
 };
 
 /* The device of that type and index, opened on first use. Borrowed. MPG_ERROR says why there is none. Pinned and shared
@@ -203,6 +207,13 @@ static inline bool mpg_run_wait(mpg_run *run, mpg_point point) {
   return mpg_tick_reached(point.device, point.tick) || run->device->backend->run_wait(run, point);
 }
 static inline void mpg_run_signal(mpg_run *run, mpg_tick tick) { run->device->backend->run_signal(run, tick); }
+
+/* For running work: whether a copy between the two devices' memories is the devices' business, and not a kernel's on the host; and
+ * that copy, in the order of the work of `running`, which is one of the two. The work has waited for whatever uses the memory. */
+static inline bool mpg_device_copies(const mpg_device *to, const mpg_device *from) {
+  return to != from && !(to->backend->host_accessible && from->backend->host_accessible);
+}
+mpg_status mpg_device_copy(mpg_device *running, mpg_device *to, void *target, mpg_device *from, const void *source, size_t size);
 
 /* Scratch memory of the running kernel, `size` bytes, 64-byte aligned, contents undefined; valid until the kernel returns or
  * asks for the same slot again. Grows the slot's one buffer, which counts in the device's pool. NULL: out of memory, error set.

@@ -8,7 +8,7 @@
 
 #include "device/device.h"
 
-extern const mpg_backend mpg_cpu_backend, mpg_shuffle_backend;
+extern const mpg_backend mpg_cpu_backend, mpg_shuffle_backend, mpg_gpu_backend;
 
 /* --- Failures (failure.c). Any thread. ---------------------------------------------------------------------------- */
 typedef struct mpg_cause mpg_cause; /* lives as long as the process */
@@ -36,6 +36,9 @@ static inline mpg_tick mpg_task_last_tick(const mpg_task *task) { return task->f
 bool mpg_task_advance(mpg_device *device, const mpg_task *task, mpg_point *blocked_on);
 /* Instead of running: discards and records a failure saying so. Not advanced to `completed`. */
 void mpg_task_drop(mpg_device *device, const mpg_task *task);
+
+/* The same for another reason, in the thread's error text. */
+void mpg_task_fail(mpg_device *device, const mpg_task *task, mpg_status status);
 
 /* The device whose work this thread is running as its worker, or NULL. */
 mpg_device *mpg_worker_device(void);

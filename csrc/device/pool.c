@@ -195,7 +195,9 @@ static mpg_status system_alloc(mpg_pool *pool, size_class *class, size_t size, s
   if (!fits(pool, size)) return out_of_memory(pool, asked);
   MPG_TRY(mpg_grow((void **)&class->cached, &class->capacity, class->blocks + 1, sizeof *class->cached));
   void *memory = NULL;
-  for (int attempt = 0; device->backend->allocate(device, size, &memory) != MPG_OK; attempt++) {
+  mpg_status status;
+  for (int attempt = 0; (status = device->backend->allocate(device, size, &memory)) != MPG_OK; attempt++) {
+    if (status != MPG_DEVICE_OUT_OF_MEMORY) return status;
     if (attempt == 2) return out_of_memory(pool, asked);
     shrink(pool, 0, attempt == 1, false);
   }

@@ -11,8 +11,8 @@ static void discard(const mpg_task *task) {
 
 /* What a task has signalled stays good when it fails later. */
 static mpg_tick first_unsignalled(mpg_device *device, const mpg_task *task) {
-  mpg_tick completed = atomic_load_explicit(&device->completed, memory_order_relaxed);
-  return completed >= task->first_tick ? completed + 1 : task->first_tick;
+  mpg_tick done = device->backend->issued ? device->backend->issued(device) : atomic_load_explicit(&device->completed, memory_order_relaxed);
+  return done >= task->first_tick ? done + 1 : task->first_tick;
 }
 
 bool mpg_task_advance(mpg_device *device, const mpg_task *task, mpg_point *blocked_on) {
@@ -31,6 +31,7 @@ bool mpg_task_advance(mpg_device *device, const mpg_task *task, mpg_point *block
     }
   }
   mpg_run run = {.device = device,
+                 .stream = device->stream,
                  .num_threads = atomic_load_explicit(&device->num_threads, memory_order_relaxed),
                  .first_tick = task->first_tick,
                  .last_tick = last_tick,
@@ -48,8 +49,11 @@ bool mpg_task_advance(mpg_device *device, const mpg_task *task, mpg_point *block
   return true;
 }
 
-void mpg_task_drop(mpg_device *device, const mpg_task *task) {
-  mpg_status status = mpg_fail(MPG_ERROR, "work was not run: mpgluon has been shut down");
+void mpg_task_fail(mpg_device *device, const mpg_task *task, mpg_status status) {
   mpg_device_fail(device, first_unsignalled(device, task), mpg_task_last_tick(task), status, &task->submission);
   discard(task);
+}
+
+void mpg_task_drop(mpg_device *device, const mpg_task *task) {
+  mpg_task_fail(device, task, mpg_fail(MPG_ERROR, "work was not run: mpgluon has been shut down"));
 }

@@ -74,7 +74,9 @@ static mpg_status add_member(maker *m, uint32_t n) {
   if (m->num_operands + node->num_inputs + node->num_outputs > MAX_OPERANDS)
     return mpg_fail(MPG_ERROR, "internal: a fused group has too many operands");
   mpg_fused_member *member = &m->members[m->num_members];
-  *member = (mpg_fused_member){.op = node->op, .kernel = mpg_kernel_get(m->device, node->op), .operands = m->num_operands,
+  mpg_kernel_fn kernel;
+  MPG_TRY(mpg_kernel_find(m->device, node->op, &kernel));
+  *member = (mpg_fused_member){.op = node->op, .kernel = kernel, .operands = m->num_operands,
                                .num_inputs = node->num_inputs, .num_outputs = node->num_outputs, .draw = UINT32_MAX, .train = node->train};
   for (uint32_t i = 0; i < node->num_inputs; i++) {
     mpg_value input = mpg_node_inputs(m->graph, node)[i];

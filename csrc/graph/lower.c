@@ -97,11 +97,13 @@ static mpg_status lower_node(lowering *l, const mpg_node *node, const mpg_segmen
   bool crosses = mpg_node_crosses(l->graph, node);
   uint32_t runs_on = crosses ? mpg_plan_slot(l->plan, mpg_graph_at(l->graph, inputs[0])->device) : slot;
   mpg_program *program = &l->set->programs[runs_on];
+  mpg_kernel_fn kernel;
+  MPG_TRY(mpg_kernel_find(program->device, node->op, &kernel));
   MPG_TRY(enter_segment(l, runs_on, segment));
   bool contents = !mpg_node_flag(node, MPG_OP_SHAPE_ONLY);
   for (uint32_t i = 0; i < node->num_inputs && contents; i++) MPG_TRY(wait_for(l, runs_on, inputs[i]));
   mpg_instruction instruction = {.kind = crosses ? MPG_COPY : MPG_RUN, .train = node->train, .backward = node->phase == MPG_PHASE_BACKWARD, .repeats = node->repeats,
-                                 .peer = slot, .op = node->op, .kernel = mpg_kernel_get(program->device, node->op),
+                                 .peer = slot, .op = node->op, .kernel = kernel,
                                  .operands = program->num_operands, .num_inputs = node->num_inputs, .num_outputs = node->num_outputs,
                                  .random = node->random, .scope = node->scope, .origin = node->origin,
                                  .bytes = crosses ? mpg_desc_bytes(&l->graph->values[node->values].desc) : 0};

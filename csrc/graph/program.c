@@ -135,7 +135,10 @@ static mpg_status run_kernel(mpg_run *run, const mpg_call_frame *frame, const mp
       shift_random(&call.random, &frame->rows, instruction->op, &drawn);
     }
   }
-  mpg_status status = instruction->kernel(&call);
+  mpg_device *peer = instruction->kind == MPG_COPY ? frame->set->programs[instruction->peer].device : NULL;
+  mpg_status status = peer && mpg_device_copies(peer, run->device)
+                          ? mpg_device_copy(run->device, peer, views[1].data, run->device, views[0].data, instruction->bytes)
+                          : instruction->kernel(&call);
   if (status == MPG_OK) return status;
   return instruction->scope ? mpg_fail_prefix(status, "in %s", mpg_scope_text(instruction->scope)) : status;
 }

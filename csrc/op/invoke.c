@@ -23,6 +23,13 @@ void mpg_kernels_set(mpg_device_type type, const mpg_kernel_fn *table, mpg_kerne
 mpg_kernel_fn mpg_kernel_get_fused(const mpg_device *device) { return kernel_tables[device->id.type].fused; }
 mpg_kernel_fn mpg_kernel_get(const mpg_device *device, const mpg_op *op) { return kernel_tables[device->id.type].table[op->id]; }
 
+mpg_status mpg_kernel_find(const mpg_device *device, const mpg_op *op, mpg_kernel_fn *kernel) {
+  *kernel = mpg_kernel_get(device, op);
+  if (*kernel) return MPG_OK;
+  return mpg_fail(MPG_NOT_IMPLEMENTED, "%s cannot run on %s yet: that kind of device has no kernel for it; move its inputs with .as_in_context(mx.cpu())",
+                  op->name, mpg_device_text(device));
+}
+
 /* --- Random state ---------------------------------------------------------------------------------------------------- */
 static mpg_random_key random_state; /* runtime state; host lock */
 
@@ -40,7 +47,7 @@ typedef struct op_task { /* followed by the views, then the parameters */
   mpg_kernel_fn kernel;
   const mpg_op *op;
   int32_t num_inputs, num_outputs;
-  int32_t peer; /* ordinal of the source device of a copy; -1 */
+  mpg_device *source; /* of a copy from another device; NULL */
   uint32_t scope;
   bool train;
   mpg_random_key random;
@@ -49,18 +56,22 @@ typedef struct op_task { /* followed by the views, then the parameters */
 static size_t task_views_offset(void) { return mpg_align_up(sizeof(op_task), 16); }
 static size_t task_params_offset(int num_views) { return task_views_offset() + mpg_align_up((size_t)num_views * sizeof(mpg_view), 16); }
 
-static void record_event(const mpg_kernel_call *call, uint32_t scope, int peer, int64_t begin) {
-  mpg_event event = {.name = call->op->name, .scope = scope, .kind = peer >= 0 ? MPG_EVENT_COPY : MPG_EVENT_OP, .peer = peer,
+static void record_event(const mpg_kernel_call *call, uint32_t scope, const mpg_device *source, int64_t begin) {
+  mpg_event event = {.name = call->op->name, .scope = scope, .kind = source ? MPG_EVENT_COPY : MPG_EVENT_OP, .peer = source ? source->ordinal : -1,
                      .begin_ns = begin, .end_ns = mpg_clock_ns()};
-  if (peer >= 0) event.bytes = (uint64_t)mpg_shape_size(&call->outputs[0].desc.shape) * mpg_dtype_size(call->outputs[0].desc.dtype);
+  if (source) event.bytes = (uint64_t)mpg_shape_size(&call->outputs[0].desc.shape) * mpg_dtype_size(call->outputs[0].desc.dtype);
   mpg_profiler_record(call->device, &event);
 }
 
-static mpg_status run_kernel(mpg_kernel_fn kernel, const mpg_kernel_call *call, uint32_t scope, int peer) {
-  if (__builtin_expect(!mpg_profiler_on(), 1)) return kernel(call);
-  int64_t begin = mpg_clock_ns();
-  mpg_status status = kernel(call);
-  record_event(call, scope, peer, begin);
+/* `source`: of a copy from another device, else NULL. */
+static mpg_status run_kernel(mpg_kernel_fn kernel, const mpg_kernel_call *call, uint32_t scope, mpg_device *source) {
+  bool profiling = mpg_profiler_on();
+  int64_t begin = __builtin_expect(profiling, 0) ? mpg_clock_ns() : 0;
+  mpg_status status = source && mpg_device_copies(call->device, source)
+                          ? mpg_device_copy(call->device, call->device, call->outputs[0].data, source, call->inputs[0].data,
+                                            (size_t)mpg_shape_size(&call->inputs[0].desc.shape) * mpg_dtype_size(call->inputs[0].desc.dtype))
+                          : kernel(call);
+  if (__builtin_expect(profiling, 0)) record_event(call, scope, source, begin);
   return status;
 }
 
@@ -78,7 +89,7 @@ static mpg_status op_work(mpg_run *run, void *payload) {
                           .outputs = views + task->num_inputs,
                           .random = task->random,
                           .train = task->train};
-  return run_kernel(task->kernel, &call, task->scope, task->peer);
+  return run_kernel(task->kernel, &call, task->scope, task->source);
 }
 
 /* --- Invocation ------------------------------------------------------------------------------------------------------- */
@@ -197,7 +208,7 @@ static bool runs_inline(const mpg_invocation *inv, const mpg_device *device, con
   return true;
 }
 
-static mpg_status queue(const mpg_invocation *inv, mpg_device *device, const mpg_view *views, const mpg_random_key *random) {
+static mpg_status queue(const mpg_invocation *inv, mpg_kernel_fn kernel, mpg_device *device, const mpg_view *views, const mpg_random_key *random) {
   const mpg_op *op = inv->op;
   int num_views = inv->num_inputs + inv->num_outputs;
   size_t params_offset = task_params_offset(num_views), size = params_offset + op->params->size;
@@ -214,9 +225,9 @@ static mpg_status queue(const mpg_invocation *inv, mpg_device *device, const mpg
     goto fail;
   }
   bool copies_from_afar = (op->flags & MPG_OP_COPY) && mpg_tensor_device(&inv->inputs[0]) != device;
-  *(op_task *)payload = (op_task){.kernel = mpg_kernel_get(device, op), .op = op, .num_inputs = inv->num_inputs,
+  *(op_task *)payload = (op_task){.kernel = kernel, .op = op, .num_inputs = inv->num_inputs,
                                   .num_outputs = inv->num_outputs, .scope = inv->scope, .train = inv->train, .random = *random,
-                                  .peer = copies_from_afar ? mpg_tensor_device(&inv->inputs[0])->ordinal : -1};
+                                  .source = copies_from_afar ? mpg_tensor_device(&inv->inputs[0]) : NULL};
   memcpy(payload + task_views_offset(), views, (size_t)num_views * sizeof *views);
   if (op->params->size) memcpy(payload + params_offset, inv->params, op->params->size);
   int count = 0;
@@ -283,6 +294,8 @@ static mpg_status invoke_with(mpg_invocation *inv, mpg_desc *descs, mpg_view *vi
   } else if (!device) {
     return mpg_fail(MPG_ERROR, "%s: no device was given", op->name);
   }
+  mpg_kernel_fn kernel;
+  MPG_TRY(mpg_kernel_find(device, op, &kernel));
   if (op->flags & MPG_OP_DYNAMIC)
     MPG_TRY(infer_values(inv, input_descs, output_descs));
   else
@@ -319,15 +332,15 @@ static mpg_status invoke_with(mpg_invocation *inv, mpg_desc *descs, mpg_view *vi
     mpg_kernel_call call = {.op = op, .params = inv->params, .device = device, .num_threads = 1, .num_inputs = inv->num_inputs,
                             .num_outputs = inv->num_outputs, .inputs = views, .outputs = views + inv->num_inputs, .random = random,
                             .train = inv->train};
-    int peer = (op->flags & MPG_OP_COPY) && mpg_tensor_device(&inv->inputs[0]) != device ? mpg_tensor_device(&inv->inputs[0])->ordinal : -1;
-    MPG_GOTO(run_kernel(mpg_kernel_get(device, op), &call, inv->scope, peer));
+    mpg_device *source = (op->flags & MPG_OP_COPY) && mpg_tensor_device(&inv->inputs[0]) != device ? mpg_tensor_device(&inv->inputs[0]) : NULL;
+    MPG_GOTO(run_kernel(kernel, &call, inv->scope, source));
     for (int o = 0; o < inv->num_outputs; o++) mpg_storage_add_write(inv->outputs[o].storage, 0);
     if (written_inputs)
       for (int i = 0; i < inv->num_inputs; i++)
         if (mpg_op_input_mutable(op, i)) mpg_storage_add_write(inv->inputs[i].storage, 0);
     return MPG_OK;
   }
-  MPG_GOTO(queue(inv, device, views, &random));
+  MPG_GOTO(queue(inv, kernel, device, views, &random));
   return MPG_OK;
 fail:
   for (int o = 0; o < made; o++)

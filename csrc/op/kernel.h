@@ -36,7 +36,9 @@ typedef mpg_status (*mpg_kernel_fn)(const mpg_kernel_call *call);
 
 /* The kernels of a device type: a table indexed by mpg_op_id, set once at start by whoever loads the backend's library. */
 void mpg_kernels_set(mpg_device_type type, const mpg_kernel_fn *table, mpg_kernel_fn fused); /* borrowed, must outlive the process */
-mpg_kernel_fn mpg_kernel_get(const mpg_device *device, const mpg_op *op);
+mpg_kernel_fn mpg_kernel_get(const mpg_device *device, const mpg_op *op); /* NULL: the device type has none for this op */
+mpg_status mpg_kernel_find(const mpg_device *device, const mpg_op *op, mpg_kernel_fn *kernel); /* MPG_NOT_IMPLEMENTED then */
+uint64_t mpg_kernel_stamp(void); /* names this interface: its ops and structs; a library of kernels must have been built for the same */
 mpg_kernel_fn mpg_kernel_get_fused(const mpg_device *device); /* runs a group of op/fused.h; NULL: the backend has none */
 
 #endif

@@ -1,4 +1,5 @@
 /* mpgluon._core: the module itself. See core.h. */
+#include "device/gpu.h"
 #include "kernels/cpu/dispatch.h"
 #include "python/core.h"
 
@@ -13,6 +14,10 @@ static int add_functions(PyObject *module) {
   return 0;
 }
 
+static void gpus_opened(const mpg_gpu_library *library) {
+  mpg_kernels_set(MPG_GPU, library->kernels, (mpg_kernel_fn)library->fused);
+}
+
 static int exec_module(PyObject *module) {
   if (mpg_py != NULL) {
     PyErr_SetString(PyExc_ImportError, "mpgluon._core is loaded already; there is one per process, and none for subinterpreters");
@@ -22,6 +27,7 @@ static int exec_module(PyObject *module) {
   if (mpg_py_errors_init(module) < 0) return -1;
   if (mpg_py_host_init(module) < 0) return -1;
   mpg_kernels_set(MPG_CPU, mpg_cpu_kernel_table(), mpg_cpu_fused_kernel());
+  mpg_gpu_library_on_open(gpus_opened, mpg_kernel_stamp());
   mpg_status status = mpg_registry_init();
   if (status == MPG_OK) status = mpg_device_init();
   if (status != MPG_OK) {

@@ -544,6 +544,19 @@ static PyObject *list_ops(PyObject *module, PyObject *unused) {
   }
   return list;
 }
+static PyObject *has_kernel(PyObject *module, PyObject *args) {
+  const char *name;
+  PyObject *ctx;
+  mpg_device_id id;
+  mpg_device *device;
+  (void)module;
+  if (!PyArg_ParseTuple(args, "sO:has_kernel", &name, &ctx) || mpg_py_device_id(ctx, &id) < 0) return NULL;
+  const mpg_op *op = mpg_op_find(name);
+  if (!op) return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "there is no op '%s'", name);
+  MPG_PY_TRY(mpg_device_get(id, &device));
+  return PyBool_FromLong(mpg_kernel_get(device, op) != NULL);
+}
+
 static PyObject *get_op(PyObject *module, PyObject *name) {
   (void)module;
   PyObject *op = PyDict_GetItemWithError(mpg_py->ops_by_name, name);
@@ -559,6 +572,7 @@ static PyObject *ops(PyObject *module, PyObject *unused) {
 PyMethodDef mpg_py_op_methods[] = {
     {"list_ops", list_ops, METH_NOARGS, "list_ops()\n--\n\nThe names of all ops, hidden ones too, in the order of the registry."},
     {"get_op", get_op, METH_O, "get_op(name)\n--\n\nThe op of that name or alias; MXNetError (a ValueError) when there is none."},
+    {"has_kernel", has_kernel, METH_VARARGS, "has_kernel(name, ctx)\n--\n\nWhether the op can run on that device."},
     {"ops", ops, METH_NOARGS, "ops()\n--\n\nA dict of all names and aliases with their ops."},
     {0}};
 

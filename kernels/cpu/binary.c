@@ -7,6 +7,7 @@
  */
 #include <math.h>
 
+#include "kernels/common/binary.h"
 #include "kernels/cpu/convert.h"
 
 typedef void (*row_fn)(const void *a, const void *b, void *out, int64_t count, int moving);
@@ -36,79 +37,9 @@ typedef void (*row_fn)(const void *a, const void *b, void *out, int64_t count, i
     }                                                                                                            \
   }
 #define FLOAT_ROWS(name, expression_f, expression_d) ROW(name, f32, float, expression_f) ROW(name, f64, double, expression_d)
-#define INTEGER_ROWS(name, expression) ROW(name, i32, int32_t, expression) ROW(name, i64, int64_t, expression)
-#define ALL_ROWS(name, expression) FLOAT_ROWS(name, expression, expression) INTEGER_ROWS(name, expression)
-
-
-/* The remainder has the sign of the divisor, as in Python; it is 0 for a divisor of 0. */
-#define REMAINDER(T, operation)                                      \
-  static inline T remainder_of_##T(T x, T y) {                       \
-    T r = y == 0 ? 0 : (T)(operation);                               \
-    return r != 0 && (r < 0) != (y < 0) ? r + y : r;                 \
-  }
-REMAINDER(float, fmodf(x, y))
-REMAINDER(double, fmod(x, y))
-REMAINDER(int32_t, y == -1 ? 0 : x % y)
-REMAINDER(int64_t, y == -1 ? 0 : x % y)
-
-/* x to the power of a negative y is 0, but for 1, -1, and 0 (the smallest integer, as a conversion of infinity gives). */
-#define INTEGER_POWER(T, U, lowest)                                  \
-  static inline T power_of_##T(T x, T y) {                           \
-    if (y < 0) {                                                     \
-      if (x == 1) return 1;                                          \
-      if (x == -1) return y & 1 ? -1 : 1;                            \
-      return x == 0 ? lowest : 0;                                    \
-    }                                                                \
-    U result = 1, base = (U)x;                                       \
-    for (; y; y >>= 1, base *= base)                                 \
-      if (y & 1) result *= base;                                     \
-    return (T)result;                                                \
-  }
-INTEGER_POWER(int32_t, uint32_t, INT32_MIN)
-INTEGER_POWER(int64_t, uint64_t, INT64_MIN)
-
-FLOAT_ROWS(add, x + y, x + y)
-FLOAT_ROWS(sub, x - y, x - y)
-FLOAT_ROWS(mul, x * y, x * y)
-FLOAT_ROWS(div, x / y, x / y)
-ROW(add, i32, int32_t, (int32_t)((uint32_t)x + (uint32_t)y))
-ROW(add, i64, int64_t, (int64_t)((uint64_t)x + (uint64_t)y))
-ROW(sub, i32, int32_t, (int32_t)((uint32_t)x - (uint32_t)y))
-ROW(sub, i64, int64_t, (int64_t)((uint64_t)x - (uint64_t)y))
-ROW(mul, i32, int32_t, (int32_t)((uint32_t)x * (uint32_t)y))
-ROW(mul, i64, int64_t, (int64_t)((uint64_t)x * (uint64_t)y))
-ROW(div, i32, int32_t, y == 0 ? 0 : y == -1 ? (int32_t)(0u - (uint32_t)x) : x / y)
-ROW(div, i64, int64_t, y == 0 ? 0 : y == -1 ? (int64_t)(0u - (uint64_t)x) : x / y)
-FLOAT_ROWS(mod, remainder_of_float(x, y), remainder_of_double(x, y))
-ROW(mod, i32, int32_t, remainder_of_int32_t(x, y))
-ROW(mod, i64, int64_t, remainder_of_int64_t(x, y))
-FLOAT_ROWS(power, powf(x, y), pow(x, y))
-ROW(power, i32, int32_t, power_of_int32_t(x, y))
-ROW(power, i64, int64_t, power_of_int64_t(x, y))
-ALL_ROWS(maximum, x != x ? x : x > y ? x : y)
-ALL_ROWS(minimum, x != x ? x : x < y ? x : y)
-FLOAT_ROWS(hypot, (float)sqrt((double)x *(double)x + (double)y * (double)y), hypot(x, y))
-ALL_ROWS(equal, x == y)
-ALL_ROWS(not_equal, x != y)
-ALL_ROWS(greater, x > y)
-ALL_ROWS(greater_equal, x >= y)
-ALL_ROWS(lesser, x < y)
-ALL_ROWS(lesser_equal, x <= y)
-ALL_ROWS(logical_and, (x != 0) & (y != 0))
-ALL_ROWS(logical_or, (x != 0) | (y != 0))
-ALL_ROWS(logical_xor, (x != 0) ^ (y != 0))
-FLOAT_ROWS(backward_relu, y > 0 ? x : y != y ? y : 0, y > 0 ? x : y != y ? y : 0)
-FLOAT_ROWS(backward_sigmoid, x *(y * (1 - y)), x *(y * (1 - y)))
-FLOAT_ROWS(backward_tanh, x *(1 - y * y), x *(1 - y * y))
-static inline float smooth_l1_of_float(float x, float sigma) {
-  float s = sigma * sigma, m = fabsf(x);
-  return m < 1 / s ? 0.5f * s * x * x : m - 0.5f / s;
-}
-static inline double smooth_l1_of_double(double x, double sigma) {
-  double s = sigma * sigma, m = fabs(x);
-  return m < 1 / s ? 0.5 * s * x * x : m - 0.5 / s;
-}
-FLOAT_ROWS(smooth_l1, smooth_l1_of_float(x, y), smooth_l1_of_double(x, y))
+#define INT32_ROW(name, expression) ROW(name, i32, int32_t, expression)
+#define INT64_ROW(name, expression) ROW(name, i64, int64_t, expression)
+#include "kernels/common/binary.def"
 
 typedef struct binary_op {
   row_fn rows[MPG_COMPUTE_COUNT];
@@ -118,45 +49,11 @@ typedef struct binary_op {
 
 #define FLOATS(name) {name##_f32, name##_f64, NULL, NULL}
 #define ALL(name) {name##_f32, name##_f64, name##_i32, name##_i64}
-#define THREE(array, broadcasting, number, name) \
-  [MPG_OP_##array] = {ALL(name), false, false}, [MPG_OP_##broadcasting] = {ALL(name), false, false}, [MPG_OP_##number] = {ALL(name), false, false}
-#define SAME_NAME(name) THREE(_##name, broadcast_##name, _##name##_scalar, name)
 
 static const binary_op *find(mpg_op_id id) {
   static const binary_op ops[MPG_OP_COUNT] = {
-      THREE(elemwise_add, broadcast_add, _plus_scalar, add),
-      THREE(elemwise_sub, broadcast_sub, _minus_scalar, sub),
-      THREE(elemwise_mul, broadcast_mul, _mul_scalar, mul),
-      THREE(elemwise_div, broadcast_div, _div_scalar, div),
-      [MPG_OP__grad_add] = {ALL(add), false, false},
-      [MPG_OP__rminus_scalar] = {ALL(sub), true, false},
-      [MPG_OP__rdiv_scalar] = {ALL(div), true, false},
-      [MPG_OP__mod] = {ALL(mod), false, true},
-      [MPG_OP_broadcast_mod] = {ALL(mod), false, true},
-      [MPG_OP__mod_scalar] = {ALL(mod), false, true},
-      [MPG_OP__rmod_scalar] = {ALL(mod), true, true},
-      [MPG_OP__power] = {ALL(power), false, true},
-      [MPG_OP_broadcast_power] = {ALL(power), false, true},
-      [MPG_OP__power_scalar] = {ALL(power), false, true},
-      [MPG_OP__rpower_scalar] = {ALL(power), true, true},
-      SAME_NAME(maximum),
-      SAME_NAME(minimum),
-      [MPG_OP__hypot] = {FLOATS(hypot), false, true},
-      [MPG_OP_broadcast_hypot] = {FLOATS(hypot), false, true},
-      [MPG_OP__hypot_scalar] = {FLOATS(hypot), false, true},
-      SAME_NAME(equal),
-      SAME_NAME(not_equal),
-      SAME_NAME(greater),
-      SAME_NAME(greater_equal),
-      SAME_NAME(lesser),
-      SAME_NAME(lesser_equal),
-      SAME_NAME(logical_and),
-      SAME_NAME(logical_or),
-      SAME_NAME(logical_xor),
-      [MPG_OP__backward_relu] = {FLOATS(backward_relu), false, false},
-      [MPG_OP__backward_sigmoid] = {FLOATS(backward_sigmoid), false, false},
-      [MPG_OP__backward_tanh] = {FLOATS(backward_tanh), false, false},
-      [MPG_OP_smooth_l1] = {FLOATS(smooth_l1), false, false},
+#define BINARY(op, row, kind, swap, dear) [MPG_OP_##op] = {kind(row), swap, dear},
+#include "kernels/common/binary.def"
   };
   return &ops[id];
 }

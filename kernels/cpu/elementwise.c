@@ -3,8 +3,9 @@
  */
 #include <math.h>
 
+#include "kernels/common/unary.h"
 #include "kernels/cpu/convert.h"
-#include "kernels/cpu/vector_math.h"
+
 
 typedef void (*row_fn)(const void *in, void *out, int64_t count, const double *constants);
 
@@ -20,75 +21,9 @@ typedef void (*row_fn)(const void *in, void *out, int64_t count, const double *c
     }                                                                                                 \
   }
 #define FLOAT_ROWS(name, expression_f, expression_d) ROW(name, f32, float, expression_f) ROW(name, f64, double, expression_d)
-#define LIBRARY_ROWS(name, function) FLOAT_ROWS(name, function##f(x), function(x))
-#define ALL_ROWS(name, expression) FLOAT_ROWS(name, expression, expression) ROW(name, i64, int64_t, expression)
-
-ALL_ROWS(sign, (x > 0) - (x < 0))
-FLOAT_ROWS(absolute, fabsf(x), fabs(x))
-ROW(absolute, i64, int64_t, x < 0 ? (int64_t)(0u - (uint64_t)x) : x)
-FLOAT_ROWS(negative, -x, -x)
-ROW(negative, i64, int64_t, (int64_t)(0u - (uint64_t)x))
-ALL_ROWS(relu, x < 0 ? 0 : x)
-ALL_ROWS(logical_not, x == 0)
-FLOAT_ROWS(square, x *x, x *x)
-ROW(square, i64, int64_t, (int64_t)((uint64_t)x * (uint64_t)x))
-ROW(whole, i64, int64_t, x)
-/* Halves: `round` takes them away from zero, `rint` down. */
-FLOAT_ROWS(nearest, copysignf(floorf(fabsf(x)) + (fabsf(x) - floorf(fabsf(x)) >= 0.5f), x),
-           copysign(floor(fabs(x)) + (fabs(x) - floor(fabs(x)) >= 0.5), x))
-FLOAT_ROWS(nearest_down, floorf(x) + (x - floorf(x) > 0.5f), floor(x) + (x - floor(x) > 0.5))
-LIBRARY_ROWS(ceiling, ceil)
-LIBRARY_ROWS(floor_of, floor)
-LIBRARY_ROWS(truncated, trunc)
-LIBRARY_ROWS(square_root, sqrt)
-FLOAT_ROWS(rsqrt, 1.0f / sqrtf(x), 1.0 / sqrt(x))
-LIBRARY_ROWS(cube_root, cbrt)
-FLOAT_ROWS(rcbrt, 1.0f / cbrtf(x), 1.0 / cbrt(x))
-FLOAT_ROWS(reciprocal, 1.0f / x, 1.0 / x)
-FLOAT_ROWS(exponential, mpg_expf(x), exp(x))
-FLOAT_ROWS(exponential_minus_1, mpg_expm1f(x), expm1(x))
-FLOAT_ROWS(logarithm, mpg_logf(x), log(x))
-FLOAT_ROWS(logarithm_2, mpg_log2f(x), log2(x))
-FLOAT_ROWS(logarithm_10, mpg_log10f(x), log10(x))
-FLOAT_ROWS(logarithm_1_plus, mpg_log1pf(x), log1p(x))
-LIBRARY_ROWS(tangent, tan)
-LIBRARY_ROWS(arc_sine, asin)
-LIBRARY_ROWS(arc_cosine, acos)
-LIBRARY_ROWS(arc_tangent, atan)
-LIBRARY_ROWS(hyperbolic_sine, sinh)
-LIBRARY_ROWS(hyperbolic_cosine, cosh)
-FLOAT_ROWS(hyperbolic_tangent, mpg_tanhf(x), tanh(x))
-LIBRARY_ROWS(area_sine, asinh)
-LIBRARY_ROWS(area_cosine, acosh)
-LIBRARY_ROWS(area_tangent, atanh)
-FLOAT_ROWS(degrees, x * 57.29577951308232f, x * 57.29577951308232)
-FLOAT_ROWS(radians, x * 0.017453292519943295f, x * 0.017453292519943295)
-FLOAT_ROWS(error_function, mpg_erff(x), erf(x))
-FLOAT_ROWS(gamma_function, tgammaf(x), tgamma(x))
-FLOAT_ROWS(sigmoid, mpg_sigmoidf(x), 1 / (1 + exp(-x)))
-FLOAT_ROWS(softrelu, mpg_softreluf(x), (x > 0 ? x : 0) + (x != x ? x : log1p(exp(-fabs(x)))))
-FLOAT_ROWS(log_sigmoid, -mpg_softreluf(-x), -((x < 0 ? -x : 0) + (x != x ? x : log1p(exp(-fabs(x))))))
-FLOAT_ROWS(mish, x *mpg_tanhf(mpg_softreluf(x)), x *tanh((x > 0 ? x : 0) + log1p(exp(-fabs(x)))))
-FLOAT_ROWS(softsign, x / (1 + fabsf(x)), x / (1 + fabs(x)))
-FLOAT_ROWS(is_nan, x != x, x != x)
-FLOAT_ROWS(is_inf, fabsf(x) == INFINITY, fabs(x) == (double)INFINITY)
-FLOAT_ROWS(is_finite, fabsf(x) < INFINITY, fabs(x) < (double)INFINITY)
-#define C(i) ((float)constants[i])
-FLOAT_ROWS(hard_sigmoid, fminf(fmaxf(C(0) * x + C(1), 0), 1), fmin(fmax(constants[0] * x + constants[1], 0), 1))
-FLOAT_ROWS(clip, x < C(0) ? C(0) : x > C(1) ? C(1) : x, x < constants[0] ? constants[0] : x > constants[1] ? constants[1] : x)
-FLOAT_ROWS(quadratic, (C(0) * x + C(1)) * x + C(2), (constants[0] * x + constants[1]) * x + constants[2])
-FLOAT_ROWS(times, x *C(0), x *constants[0])
-FLOAT_ROWS(leaky, x > 0 ? x : x * C(0), x > 0 ? x : x * constants[0])
-FLOAT_ROWS(elu, x > 0 ? x : C(0) * mpg_expm1f(x), x > 0 ? x : constants[0] * expm1(x))
-#define SELU_ALPHA 1.6732632423543772848170429916717
-#define SELU_SCALE 1.0507009873554804934193349852946
-FLOAT_ROWS(selu, (float)SELU_SCALE * (x > 0 ? x : (float)SELU_ALPHA * mpg_expm1f(x)),
-           SELU_SCALE *(x > 0 ? x : SELU_ALPHA * expm1(x)))
-#define ROOT_HALF 0.70710678118654752440
-FLOAT_ROWS(gelu, 0.5f * x * (1 + mpg_erff(x *(float)ROOT_HALF)), 0.5 * x * (1 + erf(x * ROOT_HALF)))
-
+#define WHOLE_ROW(name, expression) ROW(name, i64, int64_t, expression)
 /* The rest of the formula where a polynomial is right only up to a limit; by element, whatever its neighbours are. */
-#define TRIG_ROW(name, limited, library)                                                            \
+#define TRIG_ROWS(name, limited, library, expression_d)                                             \
   static void name##_f32(const void *in, void *out, int64_t count, const double *constants) {       \
     (void)constants;                                                                                \
     const float *source = in;                                                                       \
@@ -105,55 +40,9 @@ FLOAT_ROWS(gelu, 0.5f * x * (1 + mpg_erff(x *(float)ROOT_HALF)), 0.5 * x * (1 + 
       for (int64_t i = 0; i < n; i++)                                                               \
         if (!(fabsf(kept[i]) < MPG_TRIG_LIMIT)) target[i] = library(kept[i]);                       \
     }                                                                                               \
-  }
-TRIG_ROW(sine, mpg_sinf_limited, sinf)
-TRIG_ROW(cosine, mpg_cosf_limited, cosf)
-ROW(sine, f64, double, sin(x))
-ROW(cosine, f64, double, cos(x))
-
-/* The inverse of erf: Winitzki's approximation, then three steps of Halley's method in double. */
-static double inverse_erf(double y) {
-  if (!(fabs(y) < 1)) return fabs(y) == 1 ? copysign((double)INFINITY, y) : (double)NAN;
-  double w = -log1p(-y * y), b = 4.330746750799873 + 0.5 * -w;
-  double x = copysign(sqrt(sqrt(b * b + w * 6.802721088435375) - b), y);
-  for (int i = 0; i < 3; i++) {
-    double error = (fabs(y) < 0.5 ? erf(x) - y : ((1 - fabs(y)) - erfc(fabs(x))) * (y < 0 ? -1 : 1)) * 0.88622692545275801365 * exp(x * x);
-    x -= error / (1 + x * error);
-  }
-  return x;
-}
-FLOAT_ROWS(erfinv, (float)inverse_erf(x), inverse_erf(x))
-
-/* log |gamma(x)|; the library's sign variable is not touched. */
-static double log_gamma(double x) {
-  int sign;
-  return lgamma_r(x, &sign);
-}
-FLOAT_ROWS(gammaln, (float)log_gamma(x), log_gamma(x))
-
-/* Derivatives of gammaln: shifted up by the recurrence, then the asymptotic series. */
-static double digamma(double x) {
-  if (x <= 0 && x == floor(x)) return (double)NAN;
-  if (x < 0) return digamma(1 - x) - M_PI / tan(M_PI * x);
-  double shift = 0;
-  for (; x < 10; x += 1) shift -= 1 / x;
-  double s = 1 / (x * x);
-  return shift + log(x) - 0.5 / x -
-         s * (1.0 / 12 - s * (1.0 / 120 - s * (1.0 / 252 - s * (1.0 / 240 - s * (1.0 / 132 - s * (691.0 / 32760))))));
-}
-static double trigamma(double x) {
-  if (x <= 0 && x == floor(x)) return (double)INFINITY;
-  if (x < 0) {
-    double s = sin(M_PI * x);
-    return M_PI * M_PI / (s * s) - trigamma(1 - x);
-  }
-  double shift = 0;
-  for (; x < 10; x += 1) shift += 1 / (x * x);
-  double s = 1 / (x * x);
-  return shift + 1 / x + s / 2 + s / x * (1.0 / 6 - s * (1.0 / 30 - s * (1.0 / 42 - s * (1.0 / 30 - s * (5.0 / 66)))));
-}
-FLOAT_ROWS(digamma_row, (float)digamma(x), digamma(x))
-FLOAT_ROWS(trigamma_row, (float)trigamma(x), trigamma(x))
+  }                                                                                                 \
+  ROW(name, f64, double, expression_d)
+#include "kernels/common/unary.def"
 
 typedef struct unary_op {
   row_fn f32, f64, i64; /* i64 NULL: integers in double */
@@ -167,26 +56,8 @@ typedef struct unary_op {
 
 static const unary_op *find(mpg_op_id id) {
   static const unary_op ops[MPG_OP_COUNT] = {
-      [MPG_OP_abs] = WHOLE(absolute), [MPG_OP_sign] = WHOLE(sign), [MPG_OP_negative] = WHOLE(negative),
-      [MPG_OP_round] = ROUNDING(nearest), [MPG_OP_rint] = ROUNDING(nearest_down), [MPG_OP_ceil] = ROUNDING(ceiling),
-      [MPG_OP_floor] = ROUNDING(floor_of), [MPG_OP_trunc] = ROUNDING(truncated), [MPG_OP_fix] = ROUNDING(truncated),
-      [MPG_OP__contrib_round_ste] = ROUNDING(nearest), [MPG_OP__contrib_sign_ste] = WHOLE(sign),
-      [MPG_OP_square] = WHOLE(square), [MPG_OP_sqrt] = CHEAP(square_root), [MPG_OP_rsqrt] = CHEAP(rsqrt),
-      [MPG_OP_cbrt] = DEAR(cube_root), [MPG_OP_rcbrt] = DEAR(rcbrt), [MPG_OP_reciprocal] = CHEAP(reciprocal),
-      [MPG_OP_exp] = DEAR(exponential), [MPG_OP_expm1] = DEAR(exponential_minus_1), [MPG_OP_log] = DEAR(logarithm),
-      [MPG_OP_log2] = DEAR(logarithm_2), [MPG_OP_log10] = DEAR(logarithm_10), [MPG_OP_log1p] = DEAR(logarithm_1_plus),
-      [MPG_OP_sin] = DEAR(sine), [MPG_OP_cos] = DEAR(cosine), [MPG_OP_tan] = DEAR(tangent),
-      [MPG_OP_arcsin] = DEAR(arc_sine), [MPG_OP_arccos] = DEAR(arc_cosine), [MPG_OP_arctan] = DEAR(arc_tangent),
-      [MPG_OP_sinh] = DEAR(hyperbolic_sine), [MPG_OP_cosh] = DEAR(hyperbolic_cosine), [MPG_OP_tanh] = DEAR(hyperbolic_tangent),
-      [MPG_OP_arcsinh] = DEAR(area_sine), [MPG_OP_arccosh] = DEAR(area_cosine), [MPG_OP_arctanh] = DEAR(area_tangent),
-      [MPG_OP_degrees] = CHEAP(degrees), [MPG_OP_radians] = CHEAP(radians), [MPG_OP_erf] = DEAR(error_function),
-      [MPG_OP_erfinv] = DEAR(erfinv), [MPG_OP_gamma] = DEAR(gamma_function), [MPG_OP_gammaln] = DEAR(gammaln),
-      [MPG_OP__digamma] = DEAR(digamma_row), [MPG_OP__trigamma] = DEAR(trigamma_row), [MPG_OP_relu] = WHOLE(relu),
-      [MPG_OP_sigmoid] = DEAR(sigmoid), [MPG_OP_log_sigmoid] = DEAR(log_sigmoid), [MPG_OP_mish] = DEAR(mish),
-      [MPG_OP_softsign] = CHEAP(softsign), [MPG_OP__softrelu] = DEAR(softrelu), [MPG_OP_hard_sigmoid] = CHEAP(hard_sigmoid),
-      [MPG_OP_logical_not] = WHOLE(logical_not), [MPG_OP__contrib_isnan] = CHEAP(is_nan), [MPG_OP__contrib_isinf] = CHEAP(is_inf),
-      [MPG_OP__contrib_isfinite] = CHEAP(is_finite), [MPG_OP_clip] = CHEAP(clip), [MPG_OP__contrib_quadratic] = CHEAP(quadratic),
-      [MPG_OP__contrib_div_sqrt_dim] = CHEAP(times),
+#define UNARY(op, row, kind) [MPG_OP_##op] = kind(row),
+#include "kernels/common/unary.def"
   };
   return &ops[id];
 }
@@ -349,8 +220,6 @@ typedef struct backward_plan {
   double slope;
 } backward_plan;
 
-#define GELU_SLOPE_F(x) (0.5f * (1 + mpg_erff((x) * (float)ROOT_HALF)) + (x)*0.39894228040143267794f * mpg_expf(-0.5f * (x) * (x)))
-#define GELU_SLOPE_D(x) (0.5 * (1 + erf((x)*ROOT_HALF)) + (x)*0.39894228040143267794 * exp(-0.5 * (x) * (x)))
 #define BACKWARD_LOOPS(T, exp_function, gelu_slope)                                                                   \
   do {                                                                                                                \
     const T *g = grads, *d = values, s = (T)p->slope;                                                                 \

@@ -6,31 +6,33 @@
 
 #include <stdint.h>
 #include <string.h>
+
+#include "base/anywhere.h"
 #ifdef __F16C__
 #include <immintrin.h>
 #endif
 
-static inline float mpg_float_from_bits(uint32_t bits) {
+MPG_ANYWHERE float mpg_float_from_bits(uint32_t bits) {
   float value;
   memcpy(&value, &bits, sizeof value);
   return value;
 }
-static inline uint32_t mpg_float_bits(float value) {
+MPG_ANYWHERE uint32_t mpg_float_bits(float value) {
   uint32_t bits;
   memcpy(&bits, &value, sizeof bits);
   return bits;
 }
 
-static inline float mpg_bfloat16_to_float(uint16_t half) { return mpg_float_from_bits((uint32_t)half << 16); }
+MPG_ANYWHERE float mpg_bfloat16_to_float(uint16_t half) { return mpg_float_from_bits((uint32_t)half << 16); }
 
-static inline uint16_t mpg_float_to_bfloat16(float value) {
+MPG_ANYWHERE uint16_t mpg_float_to_bfloat16(float value) {
   uint32_t bits = mpg_float_bits(value);
   uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
   uint32_t nan = bits >> 16 | 0x40; /* quiet, never rounded into an infinity */
   return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? nan : rounded);
 }
 
-static inline float mpg_half_to_float(uint16_t half) {
+MPG_ANYWHERE float mpg_half_to_float(uint16_t half) {
 #ifdef __F16C__
   return _cvtsh_ss(half);
 #else
@@ -45,7 +47,7 @@ static inline float mpg_half_to_float(uint16_t half) {
 #endif
 }
 
-static inline uint16_t mpg_float_to_half(float value) {
+MPG_ANYWHERE uint16_t mpg_float_to_half(float value) {
 #ifdef __F16C__
   return (uint16_t)_cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT);
 #else

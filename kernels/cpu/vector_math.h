@@ -11,10 +11,16 @@
 
 #include "kernels/cpu/half.h"
 
+#ifdef __CUDACC__
+#define MPG_INLINE MPG_ANYWHERE
+#else
 #define MPG_INLINE static inline __attribute__((always_inline))
+#endif
 
 MPG_INLINE float mpg_fma(float a, float b, float c) {
-#if defined(__FMA__) && !defined(MPG_MATH_WITHOUT_FMA)
+#ifdef __CUDA_ARCH__
+  return fmaf(a, b, c);
+#elif defined(__FMA__) && !defined(MPG_MATH_WITHOUT_FMA)
   return __builtin_fmaf(a, b, c);
 #else
   return a * b + c;

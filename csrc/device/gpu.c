@@ -1,0 +1,380 @@
+/* GPUs as devices: queue, timeline, waiting and failures, over the driver of gpu.h.
+ *
+ * A worker takes tasks as a CPU device's does, but running one means issuing it: kernels and copies go onto the compute stream and the
+ * worker goes on. Publishing ticks costs a stream operation, so it is done when the worker runs out of work, before it blocks, and
+ * every PUBLISH_EVERY tasks.
+ */
+#define _GNU_SOURCE
+#include "device/gpu.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+#include "device/queue.h"
+
+enum { PUBLISH_EVERY = 16, KEPT = 1024 };
+static const int64_t LINGER_NS = 3000, POLL_FIRST_NS = 5000, POLL_LAST_NS = 100000, WAIT_SLICE_NS = 20000000, CHECK_EVERY_NS = 5000000;
+#define NEVER UINT64_MAX
+
+typedef struct kept_submission { /* to say what was running when the device was lost */
+  mpg_tick last;
+  const char *name;
+  uint32_t origin, scope, stage, micro_batch;
+} kept_submission;
+
+typedef struct gpu_state {
+  mpg_queue queue; /* its mutex also guards issue_reached, the events and the loss */
+  mpg_gpu *gpu;
+  const mpg_gpu_driver *driver;
+  _Atomic(mpg_tick) wake_at; /* the lowest tick whose issue somebody sleeps for */
+  pthread_cond_t issue_reached;
+  _Atomic(bool) lost;
+  bool forked; /* host lock: this is a child process, where the driver cannot be used */
+  mpg_tick event_ticks[MPG_GPU_EVENTS]; /* everything up to there is before event i; 0: not recorded */
+  uint32_t next_event;
+  /* The worker's. */
+  mpg_tick published;
+  int unpublished; /* tasks issued since */
+  kept_submission *kept; /* a ring of the latest tasks; also read by who finds the device lost */
+  uint64_t num_kept;
+  _Alignas(64) _Atomic(mpg_tick) issued;
+} gpu_state;
+
+static gpu_state *state_of(const mpg_device *device) { return device->backend_state; }
+static bool is_gpu(const mpg_device *device) { return device->backend == &mpg_gpu_backend; }
+
+static mpg_status gpu_open(mpg_device *device) {
+  const char *reason;
+  const mpg_gpu_library *library = mpg_gpu_library_get(&reason);
+  gpu_state *state = mpg_aligned_malloc(_Alignof(gpu_state), sizeof *state);
+  if (!state) return mpg_out_of_host_memory(sizeof *state);
+  memset(state, 0, sizeof *state);
+  atomic_store(&state->wake_at, NEVER);
+  mpg_queue_init(&state->queue);
+  mpg_condition_init(&state->issue_reached);
+  state->driver = library->driver;
+  device->backend_state = state;
+  state->kept = mpg_calloc(KEPT, sizeof *state->kept);
+  mpg_status status = state->kept ? MPG_OK : mpg_out_of_host_memory(KEPT * sizeof *state->kept);
+  if (status == MPG_OK) status = state->driver->open(device->id.index, &device->completed, &state->gpu);
+  if (status != MPG_OK) mpg_free(state->kept);
+  else device->stream = state->driver->stream(state->gpu);
+  return status;
+}
+
+/* --- Loss ------------------------------------------------------------------------------------------------------------ */
+
+/* Records the failure of all that was issued and is not completed. The mutex is held. */
+static void fail_issued(mpg_device *device, gpu_state *state) {
+  mpg_tick done = atomic_load(&device->completed), issued = atomic_load(&state->issued);
+  if (issued <= done) return;
+  const kept_submission *first = NULL;
+  for (uint64_t i = state->num_kept < KEPT ? 0 : state->num_kept - KEPT + 1; i < state->num_kept && !first; i++)
+    if (state->kept[i % KEPT].last > done) first = &state->kept[i % KEPT];
+  mpg_submission work = {0};
+  if (first)
+    work = (mpg_submission){.name = first->name, .origin = first->origin, .scope = first->scope, .stage = first->stage, .micro_batch = first->micro_batch};
+  mpg_device_fail(device, done + 1, issued, MPG_ERROR, first ? &work : NULL);
+  atomic_store(&device->completed, issued);
+}
+
+/* Something went wrong on the device itself; the error text says what. Nothing on it can be relied upon. Any thread. */
+static void lose(mpg_device *device) {
+  gpu_state *state = state_of(device);
+  char text[640];
+  snprintf(text, sizeof text, "%.600s", mpg_error_text());
+  pthread_mutex_lock(&state->queue.mutex);
+  mpg_fail(MPG_ERROR, "%s is lost: %s. Its arrays cannot be used any more; other devices can", device->text, text);
+  atomic_store(&state->lost, true);
+  fail_issued(device, state);
+  pthread_mutex_unlock(&state->queue.mutex);
+}
+
+static bool found_lost(mpg_device *device) {
+  gpu_state *state = state_of(device);
+  if (atomic_load(&state->lost)) return true;
+  if (state->driver->check(state->gpu) == MPG_OK) return false;
+  lose(device);
+  return true;
+}
+
+/* --- Timeline: the worker's side --------------------------------------------------------------------------------------- */
+
+/* Everything up to `tick` has been issued, or has failed. */
+static void issue(mpg_device *device, gpu_state *state, mpg_tick tick) {
+  atomic_store(&state->issued, tick); /* sequentially consistent: against wake_at in wait_issued, and `lost` */
+  bool wake = tick >= atomic_load(&state->wake_at), lost = atomic_load(&state->lost);
+  if (!wake && !lost) return;
+  pthread_mutex_lock(&state->queue.mutex);
+  if (lost) {
+    mpg_fail(MPG_ERROR, "%s is lost", device->text);
+    fail_issued(device, state);
+  }
+  atomic_store(&state->wake_at, NEVER); /* who is not served yet puts its tick in again */
+  pthread_cond_broadcast(&state->issue_reached);
+  pthread_mutex_unlock(&state->queue.mutex);
+}
+
+static void publish_issued(mpg_device *device, gpu_state *state) {
+  mpg_tick issued = atomic_load_explicit(&state->issued, memory_order_relaxed);
+  if (issued == state->published) return;
+  state->published = issued;
+  state->unpublished = 0;
+  if (atomic_load_explicit(&state->lost, memory_order_relaxed)) return;
+  if (state->driver->publish(state->gpu, issued) != MPG_OK) lose(device);
+}
+
+/* False: asked to stop. */
+static bool wait_issued(mpg_queue *queue, mpg_device *device, mpg_tick tick, int64_t timeout_ns) {
+  gpu_state *state = state_of(device);
+  if (atomic_load(&state->issued) >= tick) return true;
+  int64_t end = mpg_clock_ns() + timeout_ns;
+  struct timespec until = {.tv_sec = end / 1000000000, .tv_nsec = end % 1000000000};
+  bool reached, late = false;
+  pthread_mutex_lock(&state->queue.mutex);
+  for (;;) {
+    if (tick < atomic_load(&state->wake_at)) atomic_store(&state->wake_at, tick);
+    reached = atomic_load(&state->issued) >= tick;
+    if (reached || late || (queue && mpg_queue_stopping(queue))) break;
+    late = pthread_cond_timedwait(&state->issue_reached, &state->queue.mutex, &until) == ETIMEDOUT;
+  }
+  pthread_mutex_unlock(&state->queue.mutex);
+  return reached;
+}
+
+/* The stream of `device` waits until its peer's has passed `tick`, which has been issued. */
+static void wait_on_stream(mpg_device *device, mpg_device *peer, mpg_tick tick) {
+  gpu_state *state = state_of(device), *other = state_of(peer);
+  mpg_status status = MPG_OK;
+  pthread_mutex_lock(&other->queue.mutex);
+  int best = -1;
+  for (int i = 0; i < MPG_GPU_EVENTS; i++) {
+    mpg_tick at = other->event_ticks[i];
+    if (at >= tick && (best < 0 || at < other->event_ticks[best])) best = i;
+  }
+  if (best < 0) { /* nobody signalled it: behind all that has been issued */
+    best = (int)(other->next_event++ % MPG_GPU_EVENTS);
+    mpg_tick issued = atomic_load(&other->issued);
+    status = other->driver->record(other->gpu, best);
+    other->event_ticks[best] = status == MPG_OK ? issued : 0;
+  }
+  bool recorded = status == MPG_OK;
+  if (recorded) status = state->driver->wait(state->gpu, other->gpu, best);
+  pthread_mutex_unlock(&other->queue.mutex);
+  if (status != MPG_OK) lose(recorded ? device : peer);
+}
+
+/* Before work on `device` touches what another device has done up to the point. False: asked to stop. */
+static bool wait_for(mpg_device *device, mpg_point point) {
+  gpu_state *state = state_of(device);
+  if (point.device == device || mpg_tick_reached(point.device, point.tick)) return true;
+  if (!is_gpu(point.device)) {
+    publish_issued(device, state);
+    return mpg_queue_wait(&state->queue, device, point);
+  }
+  if (atomic_load(&state_of(point.device)->issued) < point.tick) {
+    publish_issued(device, state);
+    atomic_store_explicit(&device->at.tick, point.tick, memory_order_relaxed);
+    atomic_store_explicit(&device->at.peer, point.device->ordinal + 1, memory_order_relaxed);
+    bool reached = false;
+    while (!reached && !mpg_queue_stopping(&state->queue)) reached = wait_issued(&state->queue, point.device, point.tick, WAIT_SLICE_NS);
+    atomic_store_explicit(&device->at.peer, 0, memory_order_relaxed);
+    if (!reached) return false;
+  }
+  if (!mpg_tick_reached(point.device, point.tick)) wait_on_stream(device, point.device, point.tick);
+  return true;
+}
+
+static bool gpu_run_wait(mpg_run *run, mpg_point point) {
+  if (wait_for(run->device, point)) return true;
+  run->blocked_on = point; /* only when the worker has been asked to stop */
+  return false;
+}
+
+static void gpu_run_signal(mpg_run *run, mpg_tick tick) {
+  mpg_device *device = run->device;
+  gpu_state *state = state_of(device);
+  pthread_mutex_lock(&state->queue.mutex);
+  int event = (int)(state->next_event++ % MPG_GPU_EVENTS);
+  mpg_status status = state->driver->record(state->gpu, event);
+  state->event_ticks[event] = status == MPG_OK ? tick : 0;
+  pthread_mutex_unlock(&state->queue.mutex);
+  if (status != MPG_OK) lose(device);
+  issue(device, state, tick);
+  publish_issued(device, state); /* a CPU device may wait for it */
+}
+
+/* --- Worker ------------------------------------------------------------------------------------------------------------ */
+
+static void *worker_main(void *argument) {
+  mpg_device *device = argument;
+  gpu_state *state = state_of(device);
+  mpg_worker_set_device(device);
+#ifdef __linux__
+  pthread_setname_np(pthread_self(), device->text);
+#endif
+  state->driver->attach(state->gpu);
+  for (;;) {
+    if (state->published != atomic_load_explicit(&state->issued, memory_order_relaxed)) {
+      int64_t end = mpg_clock_ns() + (mpg_spin_limit_ns() ? LINGER_NS : 0);
+      while (mpg_queue_empty(&state->queue) && mpg_clock_ns() < end) mpg_cpu_pause();
+      if (mpg_queue_empty(&state->queue) || state->unpublished >= PUBLISH_EVERY) publish_issued(device, state);
+    }
+    mpg_record *next = mpg_queue_next(&state->queue);
+    if (!next) break;
+    mpg_task *task = &next->task;
+    const mpg_submission *work = &task->submission;
+    bool going = true;
+    for (int i = 0; i < work->num_points && going; i++) going = wait_for(device, work->points[i]);
+    if (!going) break;
+    state->kept[state->num_kept % KEPT] =
+        (kept_submission){mpg_task_last_tick(task), work->name, work->origin, work->scope, work->stage, work->micro_batch};
+    state->num_kept++;
+    mpg_point blocked_on = {0};
+    bool done = true;
+    if (atomic_load(&state->lost)) {
+      mpg_fail(MPG_ERROR, "%s is lost: an earlier error has made it unusable for this process", device->text);
+      mpg_task_fail(device, task, MPG_ERROR);
+    } else {
+      done = mpg_task_advance(device, task, &blocked_on);
+    }
+    if (!done) break; /* it blocks only when asked to stop */
+    mpg_tick last = mpg_task_last_tick(task);
+    mpg_queue_pop(&state->queue, next);
+    state->unpublished++;
+    issue(device, state, last);
+  }
+  publish_issued(device, state);
+  return NULL;
+}
+
+static mpg_status gpu_enqueue(mpg_device *device, const mpg_submission *submission, mpg_tick first_tick) {
+  gpu_state *state = state_of(device);
+  if (state->forked) return mpg_fail(MPG_ERROR, "%s cannot be used in a forked process; start processes with the method 'spawn'", device->text);
+  return mpg_queue_enqueue(&state->queue, device, worker_main, submission, first_tick);
+}
+static void gpu_publish(mpg_device *device) { mpg_queue_publish(&state_of(device)->queue); }
+static void gpu_retract(mpg_device *device) { mpg_queue_retract(&state_of(device)->queue); }
+static void gpu_stop(mpg_device *device) { mpg_queue_stop(&state_of(device)->queue); }
+
+static void gpu_close(mpg_device *device) {
+  gpu_state *state = state_of(device);
+  if (state->forked) return;
+  mpg_queue_join(&state->queue);
+  state->driver->close(state->gpu); /* what was issued is done */
+  while (!mpg_queue_empty(&state->queue)) {
+    mpg_record *left = mpg_queue_front(&state->queue);
+    mpg_task_drop(device, &left->task);
+    mpg_tick last = mpg_task_last_tick(&left->task);
+    mpg_queue_pop(&state->queue, left);
+    atomic_store(&state->issued, last);
+    atomic_store(&device->completed, last);
+  }
+}
+
+/* --- The host's side ----------------------------------------------------------------------------------------------------- */
+
+static bool gpu_wait(mpg_device *device, mpg_tick tick, int64_t timeout_ns) {
+  int64_t end = mpg_clock_ns() + timeout_ns, checked = mpg_clock_ns(), pause = POLL_FIRST_NS;
+  if (!wait_issued(NULL, device, tick, timeout_ns)) return mpg_tick_reached(device, tick);
+  while (!mpg_tick_reached(device, tick)) {
+    int64_t now = mpg_clock_ns();
+    if (now >= end) return false;
+    if (now - checked >= CHECK_EVERY_NS) {
+      checked = now;
+      if (found_lost(device)) continue; /* everything issued counts as completed */
+    }
+    nanosleep(&(struct timespec){.tv_nsec = pause}, NULL);
+    if (pause < POLL_LAST_NS) pause *= 2;
+  }
+  return true;
+}
+
+static mpg_tick gpu_issued(mpg_device *device) { return atomic_load(&state_of(device)->issued); }
+
+static void gpu_fork_prepare(mpg_device *device) { pthread_mutex_lock(&state_of(device)->queue.mutex); }
+
+static void gpu_fork_done(mpg_device *device, bool child) {
+  gpu_state *state = state_of(device);
+  if (!child) {
+    pthread_mutex_unlock(&state->queue.mutex);
+    return;
+  }
+  mpg_queue_forget_worker(&state->queue);
+  state->forked = true;
+}
+
+/* --- Memory ---------------------------------------------------------------------------------------------------------------- */
+
+static mpg_status usable(mpg_device *device) {
+  gpu_state *state = state_of(device);
+  if (state->forked) return mpg_fail(MPG_ERROR, "%s cannot be used in a forked process; start processes with the method 'spawn'", device->text);
+  if (atomic_load(&state->lost)) return mpg_fail(MPG_ERROR, "%s is lost: an earlier error has made it unusable for this process", device->text);
+  return MPG_OK;
+}
+
+/* What a call of the driver says, once it is known whether the device is lost. */
+static mpg_status note_loss(mpg_device *device, mpg_status status) {
+  if (status != MPG_OK && status != MPG_DEVICE_OUT_OF_MEMORY) {
+    char text[512];
+    snprintf(text, sizeof text, "%s", mpg_error_text());
+    if (found_lost(device)) mpg_fail(status, "%s is lost: %s. Its arrays cannot be used any more; other devices can", device->text, text);
+    else mpg_fail(status, "%s", text);
+  }
+  return status;
+}
+
+static mpg_status gpu_allocate(mpg_device *device, size_t size, void **memory) {
+  MPG_TRY(usable(device));
+  return note_loss(device, state_of(device)->driver->allocate(state_of(device)->gpu, size, memory));
+}
+
+static void gpu_free(mpg_device *device, void *memory, size_t size) {
+  (void)size;
+  if (usable(device) != MPG_OK) return; /* gone with the device */
+  state_of(device)->driver->free(state_of(device)->gpu, memory, mpg_worker_device() == device);
+}
+
+static mpg_status gpu_copy_to_host(mpg_device *device, void *host, const void *memory, size_t size) {
+  if (!size) return MPG_OK;
+  MPG_TRY(usable(device));
+  return note_loss(device, state_of(device)->driver->copy_to_host(state_of(device)->gpu, host, memory, size));
+}
+
+static mpg_status gpu_copy_from_host(mpg_device *device, void *memory, const void *host, size_t size) {
+  if (!size) return MPG_OK;
+  MPG_TRY(usable(device));
+  return note_loss(device, state_of(device)->driver->copy_from_host(state_of(device)->gpu, memory, host, size));
+}
+
+static mpg_status gpu_run_copy(mpg_device *device, mpg_device *to, void *target, mpg_device *from, const void *source, size_t size) {
+  gpu_state *state = state_of(device);
+  return state->driver->copy(state->gpu, is_gpu(to) ? state_of(to)->gpu : NULL, target, is_gpu(from) ? state_of(from)->gpu : NULL, source, size);
+}
+
+const mpg_backend mpg_gpu_backend = {
+    .name = "gpu",
+    .open = gpu_open,
+    .stop = gpu_stop,
+    .close = gpu_close,
+    .allocate = gpu_allocate,
+    .free = gpu_free,
+    .enqueue = gpu_enqueue,
+    .publish = gpu_publish,
+    .retract = gpu_retract,
+    .wait = gpu_wait,
+    .fork_prepare = gpu_fork_prepare,
+    .fork_done = gpu_fork_done,
+    .run_wait = gpu_run_wait,
+    .run_signal = gpu_run_signal,
+    .copy_to_host = gpu_copy_to_host,
+    .copy_from_host = gpu_copy_from_host,
+    .run_copy = gpu_run_copy,
+    .issued = gpu_issued,
+    .host_accessible = false,
+    .runs_inline = false,
+};

@@ -1,0 +1,227 @@
+#define _GNU_SOURCE
+#include "device/queue.h"
+
+#include <signal.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+#include "device/profiler.h"
+
+enum {
+  SEGMENT_SIZE = 1 << 16,
+  LARGEST_RECORD = SEGMENT_SIZE / 8, /* larger tasks keep points and payload in memory of their own */
+  RECORD_ALIGNMENT = 16,
+};
+static const int64_t SPIN_MIN_NS = 1000, WAIT_SLICE_NS = 20000000;
+
+struct mpg_queue_segment {
+  mpg_queue_segment *next; /* written by the producer before it publishes tasks in it */
+  _Alignas(64) char data[SEGMENT_SIZE];
+};
+
+void mpg_condition_init(pthread_cond_t *condition) {
+  pthread_condattr_t attributes;
+  pthread_condattr_init(&attributes);
+  pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+  pthread_cond_init(condition, &attributes);
+  pthread_condattr_destroy(&attributes);
+}
+
+void mpg_queue_init(mpg_queue *queue) {
+  pthread_mutex_init(&queue->mutex, NULL);
+  mpg_condition_init(&queue->work_arrived);
+  queue->spin_ns = mpg_spin_limit_ns();
+}
+
+void mpg_queue_forget_worker(mpg_queue *queue) {
+  pthread_mutex_init(&queue->mutex, NULL);
+  mpg_condition_init(&queue->work_arrived);
+  queue->started = false;
+  atomic_store(&queue->sleeping, false);
+}
+
+/* --- The producer --------------------------------------------------------------------------------------------------- */
+
+static size_t record_points_offset(void) { return mpg_align_up(sizeof(mpg_record), RECORD_ALIGNMENT); }
+
+static void release_segment(mpg_queue *queue, mpg_queue_segment *used) {
+  mpg_free(atomic_exchange_explicit(&queue->spare, used, memory_order_acq_rel));
+}
+
+/* Room for `size` bytes at the write position. NULL: no memory. */
+static char *make_room(mpg_queue *queue, size_t size) {
+  if (queue->write_segment && queue->write_offset + size <= SEGMENT_SIZE)
+    return queue->write_segment->data + queue->write_offset;
+  mpg_queue_segment *fresh = atomic_exchange_explicit(&queue->spare, NULL, memory_order_acq_rel);
+  if (!fresh) fresh = mpg_aligned_malloc(_Alignof(mpg_queue_segment), sizeof *fresh);
+  if (!fresh) return NULL;
+  fresh->next = NULL;
+  if (queue->write_segment) {
+    if (queue->write_offset + sizeof(mpg_record) <= SEGMENT_SIZE)
+      ((mpg_record *)(queue->write_segment->data + queue->write_offset))->size = 0;
+    queue->write_segment->next = fresh;
+  } else { /* the first one; nothing was published, so there is no reader yet */
+    queue->read_segment = queue->published_segment = fresh;
+  }
+  queue->write_segment = fresh;
+  queue->write_offset = 0;
+  return fresh->data;
+}
+
+static mpg_status start_worker(mpg_queue *queue, mpg_device *device, void *(*worker)(void *)) {
+  sigset_t all, before; /* signals are for the host's threads */
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  int error = pthread_create(&queue->thread, NULL, worker, device);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  if (error) return mpg_fail(MPG_ERROR, "%s: its worker thread could not be started: %s", device->text, strerror(error));
+  queue->started = true;
+  return MPG_OK;
+}
+
+mpg_status mpg_queue_enqueue(mpg_queue *queue, mpg_device *device, void *(*worker)(void *), const mpg_submission *submission,
+                             mpg_tick first_tick) {
+  if (!queue->started) MPG_TRY(start_worker(queue, device, worker));
+  size_t points_size = mpg_align_up((size_t)submission->num_points * sizeof(mpg_point), RECORD_ALIGNMENT);
+  size_t content, size;
+  if (!mpg_size_add(points_size, submission->payload_size, &content) || content > SIZE_MAX / 2)
+    return mpg_out_of_host_memory(SIZE_MAX);
+  size = record_points_offset() + mpg_align_up(content, RECORD_ALIGNMENT);
+  char *apart = NULL;
+  if (size > LARGEST_RECORD) {
+    apart = mpg_malloc(content);
+    if (!apart) return mpg_out_of_host_memory(content);
+    size = record_points_offset();
+  }
+  mpg_record *made = (mpg_record *)make_room(queue, size);
+  if (!made) {
+    mpg_free(apart);
+    return mpg_out_of_host_memory(sizeof(mpg_queue_segment));
+  }
+  char *points = apart ? apart : (char *)made + record_points_offset();
+  made->size = size;
+  made->apart = apart;
+  made->task = (mpg_task){.submission = *submission, .first_tick = first_tick};
+  made->task.submission.points = (mpg_point *)points;
+  made->task.submission.payload = points + points_size;
+  if (submission->num_points) memcpy(points, submission->points, (size_t)submission->num_points * sizeof(mpg_point));
+  if (submission->payload_size) memcpy(points + points_size, submission->payload, submission->payload_size);
+  queue->write_offset += size;
+  queue->enqueued++;
+  return MPG_OK;
+}
+
+void mpg_queue_publish(mpg_queue *queue) {
+  queue->published_segment = queue->write_segment;
+  queue->published_offset = queue->write_offset;
+  atomic_store(&queue->published, queue->enqueued); /* sequentially consistent: against `sleeping` in mpg_queue_next */
+  if (!atomic_load(&queue->sleeping)) return;
+  pthread_mutex_lock(&queue->mutex);
+  pthread_cond_signal(&queue->work_arrived);
+  pthread_mutex_unlock(&queue->mutex);
+}
+
+void mpg_queue_retract(mpg_queue *queue) {
+  uint64_t published = atomic_load(&queue->published);
+  mpg_queue_segment *at = queue->published_segment;
+  size_t offset = queue->published_offset;
+  for (uint64_t left = queue->enqueued - published; left;) {
+    mpg_record *forgotten = (mpg_record *)(at->data + offset);
+    if (offset + sizeof *forgotten > SEGMENT_SIZE || !forgotten->size) {
+      at = at->next;
+      offset = 0;
+      continue;
+    }
+    mpg_free(forgotten->apart);
+    offset += forgotten->size;
+    left--;
+  }
+  if (queue->published_segment) {
+    for (mpg_queue_segment *extra = queue->published_segment->next; extra;) {
+      mpg_queue_segment *next = extra->next;
+      release_segment(queue, extra);
+      extra = next;
+    }
+    queue->published_segment->next = NULL;
+  }
+  queue->write_segment = queue->published_segment;
+  queue->write_offset = queue->published_offset;
+  queue->enqueued = published;
+}
+
+void mpg_queue_stop(mpg_queue *queue) {
+  pthread_mutex_lock(&queue->mutex);
+  atomic_store(&queue->stopping, true);
+  pthread_cond_signal(&queue->work_arrived);
+  pthread_mutex_unlock(&queue->mutex);
+}
+
+void mpg_queue_join(mpg_queue *queue) {
+  if (queue->started && !pthread_equal(queue->thread, pthread_self())) pthread_join(queue->thread, NULL);
+  queue->started = false;
+}
+
+/* --- The consumer --------------------------------------------------------------------------------------------------- */
+
+mpg_record *mpg_queue_front(mpg_queue *queue) {
+  for (;;) {
+    mpg_record *next = (mpg_record *)(queue->read_segment->data + queue->read_offset);
+    if (queue->read_offset + sizeof *next <= SEGMENT_SIZE && next->size) return next;
+    mpg_queue_segment *used = queue->read_segment;
+    queue->read_segment = used->next;
+    queue->read_offset = 0;
+    release_segment(queue, used);
+  }
+}
+
+void mpg_queue_pop(mpg_queue *queue, mpg_record *done) {
+  mpg_free(done->apart);
+  queue->read_offset += done->size;
+  queue->consumed++;
+}
+
+mpg_record *mpg_queue_next(mpg_queue *queue) {
+  if (atomic_load_explicit(&queue->published, memory_order_acquire) == queue->consumed) {
+    int64_t limit = mpg_spin_limit_ns();
+    if (limit) {
+      int64_t end = mpg_clock_ns() + queue->spin_ns;
+      bool arrived = false;
+      do {
+        for (int i = 0; i < 32 && !arrived; i++) {
+          arrived = atomic_load_explicit(&queue->published, memory_order_acquire) != queue->consumed;
+          if (!arrived) mpg_cpu_pause();
+        }
+      } while (!arrived && mpg_clock_ns() < end);
+      queue->spin_ns = arrived ? queue->spin_ns * 2 : queue->spin_ns / 2;
+      if (queue->spin_ns > limit) queue->spin_ns = limit;
+      if (queue->spin_ns < SPIN_MIN_NS) queue->spin_ns = SPIN_MIN_NS;
+    }
+    if (atomic_load_explicit(&queue->published, memory_order_acquire) == queue->consumed) {
+      pthread_mutex_lock(&queue->mutex);
+      atomic_store(&queue->sleeping, true);
+      while (atomic_load(&queue->published) == queue->consumed && !atomic_load(&queue->stopping))
+        pthread_cond_wait(&queue->work_arrived, &queue->mutex);
+      atomic_store(&queue->sleeping, false);
+      pthread_mutex_unlock(&queue->mutex);
+    }
+  }
+  return atomic_load(&queue->stopping) ? NULL : mpg_queue_front(queue);
+}
+
+bool mpg_queue_wait(mpg_queue *queue, mpg_device *device, mpg_point point) {
+  if (mpg_tick_reached(point.device, point.tick)) return true;
+  int64_t begin = mpg_clock_ns();
+  bool reached = mpg_tick_spin(point.device, point.tick, mpg_spin_limit_ns());
+  if (!reached) {
+    atomic_store_explicit(&device->at.tick, point.tick, memory_order_relaxed);
+    atomic_store_explicit(&device->at.peer, point.device->ordinal + 1, memory_order_relaxed);
+    while (!reached && !mpg_queue_stopping(queue))
+      reached = point.device->backend->wait(point.device, point.tick, WAIT_SLICE_NS);
+    atomic_store_explicit(&device->at.peer, 0, memory_order_relaxed);
+  }
+  if (reached && mpg_profiler_on())
+    mpg_profiler_record(device, &(mpg_event){.name = "wait", .kind = MPG_EVENT_WAIT, .peer = point.device->ordinal,
+                                             .begin_ns = begin, .end_ns = mpg_clock_ns()});
+  return reached;
+}

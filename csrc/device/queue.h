@@ -1,0 +1,70 @@
+/* The queue of a device's worker: one producer (whoever holds the host lock), one consumer (the worker; the host once there is
+ * none). It is a chain of segments that holds tasks of any size one after the other. `published` counts tasks; the worker
+ * reads nothing beyond it. Nobody takes a lock unless somebody sleeps.
+ *
+ * Ownership: a backend embeds the queue in its state; tasks own the copies of payload and points until they are popped.
+ */
+#ifndef MPG_DEVICE_QUEUE_H
+#define MPG_DEVICE_QUEUE_H
+
+#include <pthread.h>
+
+#include "device/internal.h"
+
+typedef struct mpg_queue_segment mpg_queue_segment;
+
+typedef struct mpg_record {
+  size_t size; /* of record, points and payload here; 0: go on in the next segment */
+  void *apart; /* points and payload, when too large for a segment; owned */
+  mpg_task task;
+} mpg_record;
+
+typedef struct mpg_queue {
+  /* The producer's, under the host lock. */
+  mpg_queue_segment *write_segment;
+  size_t write_offset;
+  uint64_t enqueued;
+  mpg_queue_segment *published_segment; /* where to go back to when what was enqueued is retracted */
+  size_t published_offset;
+  bool started; /* there is a worker */
+
+  /* Shared; what is written with every task is apart from what is only looked at. */
+  _Alignas(64) _Atomic(uint64_t) published;
+  _Alignas(64) _Atomic(bool) sleeping;
+  _Atomic(bool) stopping;
+  _Atomic(mpg_queue_segment *) spare; /* a used segment, on its way back to the producer */
+  pthread_mutex_t mutex;              /* for sleeping; the backend may use it for waiters of its own */
+  pthread_cond_t work_arrived;
+
+  /* The worker's; the producer's when there is none. */
+  _Alignas(64) mpg_queue_segment *read_segment;
+  size_t read_offset;
+  uint64_t consumed;
+  int64_t spin_ns; /* grows when spinning was worth it */
+  pthread_t thread;
+} mpg_queue;
+
+void mpg_queue_init(mpg_queue *queue);       /* zeroed before */
+void mpg_condition_init(pthread_cond_t *condition); /* of the monotonic clock */
+
+/* The producer's side: the slots of mpg_backend. Starts the worker with the first task. */
+mpg_status mpg_queue_enqueue(mpg_queue *queue, mpg_device *device, void *(*worker)(void *device), const mpg_submission *submission,
+                             mpg_tick first_tick);
+void mpg_queue_publish(mpg_queue *queue);
+void mpg_queue_retract(mpg_queue *queue);
+void mpg_queue_stop(mpg_queue *queue);
+void mpg_queue_join(mpg_queue *queue); /* after which this thread may read */
+void mpg_queue_forget_worker(mpg_queue *queue); /* in a forked child */
+
+/* The consumer's. */
+static inline bool mpg_queue_empty(mpg_queue *queue) {
+  return atomic_load_explicit(&queue->published, memory_order_acquire) == queue->consumed;
+}
+static inline bool mpg_queue_stopping(mpg_queue *queue) { return atomic_load_explicit(&queue->stopping, memory_order_relaxed); }
+mpg_record *mpg_queue_next(mpg_queue *queue);  /* waits for a task; NULL when asked to stop */
+mpg_record *mpg_queue_front(mpg_queue *queue); /* the next task; the caller knows that there is one */
+void mpg_queue_pop(mpg_queue *queue, mpg_record *done);
+/* Blocks the worker of `device` until another device has reached the point. False: asked to stop. */
+bool mpg_queue_wait(mpg_queue *queue, mpg_device *device, mpg_point point);
+
+#endif

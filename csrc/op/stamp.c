@@ -1,0 +1,22 @@
+/* What a library of kernels must have in common with the core; compiled into both. */
+#include "op/fused.h"
+
+static uint64_t mix(uint64_t hash, const void *bytes, size_t size) {
+  for (size_t i = 0; i < size; i++) hash = (hash ^ ((const unsigned char *)bytes)[i]) * UINT64_C(1099511628211);
+  return hash;
+}
+
+uint64_t mpg_kernel_stamp(void) {
+  static const size_t sizes[] = {sizeof(mpg_kernel_call), sizeof(mpg_view), sizeof(mpg_fused), sizeof(mpg_fused_member), sizeof(mpg_fused_value),
+                                 sizeof(mpg_device), MPG_OP_COUNT,
+#define SIZE(structure) sizeof(mpg_##structure##_params),
+                                 MPG_ALL_PARAMS(SIZE)
+#undef SIZE
+  };
+  static const char names[] =
+#define MPG_OP(id, ...) #id " "
+#include "op/ops.def"
+#undef MPG_OP
+      "";
+  return mix(mix(UINT64_C(14695981039346656037), sizes, sizeof sizes), names, sizeof names);
+}

@@ -1,0 +1,106 @@
+"""What building takes: compiling files that changed, several at once; and the GPU library. Used by setup.py and tests/hostcuda/build.py.
+
+As a program it builds the GPU library alone, into build/: MPGLUON_CUDA=1 python3 kernels/build.py
+"""
+
+import glob
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+# Files of the core that the GPU library has a copy of: plain functions without state.
+CUDA_SHARED = ["csrc/op/stamp.c", "csrc/tensor/dtype.c", "csrc/tensor/shape.c", "csrc/base/memory.c"]
+
+
+def find_nvcc():
+    """The path of nvcc, or None when the GPU library is not to be built."""
+    setting = os.environ.get("MPGLUON_CUDA", "auto")
+    if setting == "0":
+        return None
+    home = os.environ.get("CUDA_HOME")
+    places = [os.environ.get("NVCC"), home and os.path.join(home, "bin", "nvcc"), "nvcc", "/usr/local/cuda/bin/nvcc"]
+    found = next(filter(None, (shutil.which(place) for place in places if place)), None)
+    if not found and setting == "1":
+        raise SystemExit("mpgluon: MPGLUON_CUDA=1, but nvcc was not found: put it on the PATH, or name it with NVCC or CUDA_HOME")
+    return found
+
+
+def cuda_architectures():
+    names = [n.strip() for n in os.environ.get("MPGLUON_CUDA_ARCH", "90").split(",")]
+    if not all(n.rstrip("af").isdigit() for n in names):
+        raise SystemExit("MPGLUON_CUDA_ARCH: give compute capabilities without a dot, as in 80,90,100")
+    flags = [f"-gencode=arch=compute_{n},code=sm_{n}" for n in names]
+    return flags + [f"-gencode=arch=compute_{names[-1]},code=compute_{names[-1]}"]
+
+
+def build_cuda(nvcc, output):
+    """The GPU library. The CUDA runtime is linked statically; it looks for the driver when it is first called."""
+    temp = os.path.join(ROOT, "build", f"cuda-{sysconfig.get_platform()}")
+    host = ["-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden"]
+    common = [nvcc, "-O3", "-I" + os.path.join(ROOT, "csrc"), "-I" + ROOT, "-Xcompiler=" + ",".join(host)]
+    device = common + ["-std=c++17", "--fmad=false", "--Werror=all-warnings", "-lineinfo"] + cuda_architectures()
+    jobs = []
+    for source in sorted(glob.glob(os.path.join(ROOT, "kernels", "cuda", "*.c")) + glob.glob(os.path.join(ROOT, "kernels", "cuda", "*.cu")) + [os.path.join(ROOT, name) for name in CUDA_SHARED]):
+        relative = os.path.relpath(source, ROOT)
+        command = device if source.endswith(".cu") else common + ["-Xcompiler=-std=gnu11"]
+        jobs.append((relative, os.path.join(temp, relative + ".o"), command))
+    compile_all(jobs)
+    if not run([nvcc, "-shared", "-cudart=static", "-Xlinker=--no-undefined", "-Xlinker=-z,defs"] + [target for _, target, _ in jobs] + ["-o", output]):
+        raise SystemExit("mpgluon: the GPU library could not be linked")
+
+
+def compile_all(jobs):
+    """Compiles what is not up to date, several files at once. A job: source, object, the command without either."""
+
+    def compile_one(job):
+        source, target, command = job
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        command = command + ["-MMD", "-MF", target + ".d", "-c", source, "-o", target]
+        if up_to_date(target, command):
+            return True
+        if not run(command):
+            return False
+        with open(target + ".cmd", "w") as f:
+            f.write(" ".join(command))
+        return True
+
+    with ThreadPoolExecutor(int(os.environ.get("MAX_JOBS", os.cpu_count() or 1))) as pool:
+        failed = [source for source, ok in zip([job[0] for job in jobs], pool.map(compile_one, jobs)) if not ok]
+    if failed:
+        raise SystemExit(f"mpgluon: the compiler failed on {', '.join(failed)}")
+
+
+def up_to_date(target, command):
+    """True when the object is newer than all it was made from, and was made by the same command."""
+    try:
+        with open(target + ".cmd") as f:
+            if f.read() != " ".join(command):
+                return False
+        made = os.path.getmtime(target)
+        with open(target + ".d") as f:
+            names = f.read().replace("\\\n", " ").split(":", 1)[1].split()
+        return all(os.path.getmtime(os.path.join(ROOT, name)) <= made for name in names)
+    except (OSError, IndexError):
+        return False
+
+
+def run(command):
+    """Runs a compiler; shows what it says; True when it succeeded."""
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if result.returncode:
+        sys.stderr.write(" ".join(command) + "\n" + result.stdout)
+    sys.stderr.write(result.stderr)
+    return result.returncode == 0
+
+
+if __name__ == "__main__":
+    found = find_nvcc()
+    if found:
+        build_cuda(found, os.path.join(ROOT, "build", "_cuda.so"))
+    else:
+        print("nvcc was not found: the GPU library is not built")

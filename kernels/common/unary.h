@@ -1,0 +1,64 @@
+/* What the formulas of unary.def are made of, for every backend. Stateless; any thread. */
+#ifndef KERNELS_COMMON_UNARY_H
+#define KERNELS_COMMON_UNARY_H
+
+#include <math.h>
+
+#include "base/anywhere.h"
+#include "kernels/cpu/vector_math.h"
+
+#define SELU_ALPHA 1.6732632423543772848170429916717
+#define SELU_SCALE 1.0507009873554804934193349852946
+#define ROOT_HALF 0.70710678118654752440
+/* The derivative of GELU. */
+#define GELU_SLOPE_F(x) (0.5f * (1 + mpg_erff((x) * (float)ROOT_HALF)) + (x)*0.39894228040143267794f * mpg_expf(-0.5f * (x) * (x)))
+#define GELU_SLOPE_D(x) (0.5 * (1 + erf((x)*ROOT_HALF)) + (x)*0.39894228040143267794 * exp(-0.5 * (x) * (x)))
+
+/* The inverse of erf: Winitzki's approximation, then three steps of Halley's method in double. */
+MPG_ANYWHERE double inverse_erf(double y) {
+  if (!(fabs(y) < 1)) return fabs(y) == 1 ? copysign((double)INFINITY, y) : (double)NAN;
+  double w = -log1p(-y * y), b = 4.330746750799873 + 0.5 * -w;
+  double x = copysign(sqrt(sqrt(b * b + w * 6.802721088435375) - b), y);
+  for (int i = 0; i < 3; i++) {
+    double error = (fabs(y) < 0.5 ? erf(x) - y : ((1 - fabs(y)) - erfc(fabs(x))) * (y < 0 ? -1 : 1)) * 0.88622692545275801365 * exp(x * x);
+    x -= error / (1 + x * error);
+  }
+  return x;
+}
+
+/* log |gamma(x)|; the library's sign variable is not touched. */
+MPG_ANYWHERE double log_gamma(double x) {
+#ifdef __CUDA_ARCH__
+  return lgamma(x);
+#else
+  int sign;
+  return lgamma_r(x, &sign);
+#endif
+}
+
+/* Derivatives of gammaln: shifted up by the recurrence, then the asymptotic series. */
+MPG_ANYWHERE double digamma_of_positive(double x) {
+  double shift = 0;
+  for (; x < 10; x += 1) shift -= 1 / x;
+  double s = 1 / (x * x);
+  return shift + log(x) - 0.5 / x -
+         s * (1.0 / 12 - s * (1.0 / 120 - s * (1.0 / 252 - s * (1.0 / 240 - s * (1.0 / 132 - s * (691.0 / 32760))))));
+}
+MPG_ANYWHERE double digamma(double x) {
+  if (x <= 0 && x == floor(x)) return (double)NAN;
+  return x < 0 ? digamma_of_positive(1 - x) - M_PI / tan(M_PI * x) : digamma_of_positive(x);
+}
+MPG_ANYWHERE double trigamma_of_positive(double x) {
+  double shift = 0;
+  for (; x < 10; x += 1) shift += 1 / (x * x);
+  double s = 1 / (x * x);
+  return shift + 1 / x + s / 2 + s / x * (1.0 / 6 - s * (1.0 / 30 - s * (1.0 / 42 - s * (1.0 / 30 - s * (5.0 / 66)))));
+}
+MPG_ANYWHERE double trigamma(double x) {
+  if (x <= 0 && x == floor(x)) return (double)INFINITY;
+  if (x > 0) return trigamma_of_positive(x);
+  double s = sin(M_PI * x);
+  return M_PI * M_PI / (s * s) - trigamma_of_positive(1 - x);
+}
+
+#endif

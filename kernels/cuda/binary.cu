@@ -1,0 +1,244 @@
+/* Ops of two arrays, with broadcasting, and of an array and a number; the formulas are those of kernels/common/binary.def.
+ *
+ * Shapes are collapsed to the fewest dimensions along which both operands keep moving or standing. Where both move, or one is a
+ * single number, elements go 16 bytes at a time; else each thread finds where its element's operands lie. float32, float16 and bfloat16
+ * have kernels for each formula, other dtypes share one that chooses by number. Results may be written over an operand.
+ */
+#include "kernels/common/binary.h"
+#include "kernels/cuda/cuda.h"
+
+namespace {
+
+#define FLOAT_ROWS(name, expression_f, expression_d)                                       \
+  struct name {                                                                            \
+    static MPG_MEMBER float at(float x, float y) { return (float)(expression_f); }         \
+  };
+namespace row {
+#include "kernels/common/binary.def"
+}
+enum row_number {
+#define FLOAT_ROWS(name, expression_f, expression_d) number_##name,
+#include "kernels/common/binary.def"
+};
+
+#define BY_NUMBER(T, suffix)                                        \
+  __device__ T row_of_##suffix(int row, T x, T y) {                 \
+    switch (row) {
+#define END_BY_NUMBER \
+    }                 \
+    return x;         \
+  }
+BY_NUMBER(double, double)
+#define FLOAT_ROWS(name, expression_f, expression_d) \
+  case number_##name: return (expression_d);
+#include "kernels/common/binary.def"
+END_BY_NUMBER
+BY_NUMBER(int32_t, int32)
+#define INT32_ROW(name, expression) \
+  case number_##name: return (expression);
+#include "kernels/common/binary.def"
+END_BY_NUMBER
+BY_NUMBER(int64_t, int64)
+#define INT64_ROW(name, expression) \
+  case number_##name: return (expression);
+#include "kernels/common/binary.def"
+END_BY_NUMBER
+
+/* dims[0] is the innermost; strides are in elements, 0 where the operand stands still. */
+struct places {
+  int ndim;
+  int64_t dims[MPG_MAX_NDIM], stride_a[MPG_MAX_NDIM], stride_b[MPG_MAX_NDIM];
+};
+/* An operand that is a number, in the compute type. */
+union number {
+  float f32;
+  double f64;
+  int32_t i32;
+  int64_t i64;
+};
+
+enum { MOVING_A = 1, MOVING_B = 2, NUMBER_A = 4, NUMBER_B = 8 };
+
+/* The unsigned type does for the whole count: divisions of 32 bits are far cheaper. */
+template <class U>
+MPG_ANYWHERE void find_places(const places &p, int64_t index, int64_t *a, int64_t *b) {
+  U rest = (U)index;
+  int64_t ia = 0, ib = 0;
+  for (int d = 0; d < p.ndim; d++) {
+    U next = d + 1 < p.ndim ? rest / (U)p.dims[d] : 0, at = rest - next * (U)p.dims[d];
+    ia += (int64_t)at * p.stride_a[d];
+    ib += (int64_t)at * p.stride_b[d];
+    rest = next;
+  }
+  *a = ia;
+  *b = ib;
+}
+
+template <class F, class T>
+__global__ void linear_kernel(const T *a, const T *b, T *out, int64_t count, int how, float value, bool aligned) {
+  enum { N = mpg_pack<T>::COUNT };
+  int64_t begin = MPG_CUDA_INDEX * N;
+  if (begin >= count) return;
+  float fixed_a = how & NUMBER_A ? value : how & MOVING_A ? 0.0f : mpg_to<float>(a[0]);
+  float fixed_b = how & NUMBER_B ? value : how & MOVING_B ? 0.0f : mpg_to<float>(b[0]);
+  if (aligned && begin + N <= count) {
+    mpg_pack<T> pa = {}, pb = {};
+    if (how & MOVING_A) pa = ((const mpg_pack<T> *)a)[begin / N];
+    if (how & MOVING_B) pb = ((const mpg_pack<T> *)b)[begin / N];
+    mpg_pack<T> result;
+#pragma unroll
+    for (int k = 0; k < N; k++)
+      result.values[k] = mpg_to<T>(F::at(how & MOVING_A ? mpg_to<float>(pa.values[k]) : fixed_a, how & MOVING_B ? mpg_to<float>(pb.values[k]) : fixed_b));
+    ((mpg_pack<T> *)out)[begin / N] = result;
+    return;
+  }
+  for (int64_t i = begin; i < begin + N && i < count; i++)
+    out[i] = mpg_to<T>(F::at(how & MOVING_A ? mpg_to<float>(a[i]) : fixed_a, how & MOVING_B ? mpg_to<float>(b[i]) : fixed_b));
+}
+
+template <class F, class T>
+__global__ void broadcast_kernel(const T *a, const T *b, T *out, int64_t count, places p) {
+  int64_t i = MPG_CUDA_INDEX, ia, ib;
+  if (i >= count) return;
+  if (count <= 0x7fffffff)
+    find_places<uint32_t>(p, i, &ia, &ib);
+  else
+    find_places<uint64_t>(p, i, &ia, &ib);
+  out[i] = mpg_to<T>(F::at(mpg_to<float>(a[ia]), mpg_to<float>(b[ib])));
+}
+
+/* Any dtype and formula, computed in `compute`: 'd', 'i' (int32_t) or 'l' (int64_t). */
+__global__ void any_kernel(int row, char compute, mpg_dtype dtype, const void *a, const void *b, void *out, int64_t count, int how, number value, places p) {
+  int64_t i = MPG_CUDA_INDEX, ia, ib;
+  if (i >= count) return;
+  find_places<uint64_t>(p, i, &ia, &ib);
+#define COMPUTE(T, field, function)                                              \
+  T x = how & NUMBER_A ? value.field : mpg_load_any<T>(dtype, a, ia);            \
+  T y = how & NUMBER_B ? value.field : mpg_load_any<T>(dtype, b, ib);            \
+  mpg_store_any(dtype, out, i, function(row, x, y))
+  if (compute == 'd') {
+    COMPUTE(double, f64, row_of_double);
+  } else if (compute == 'i') {
+    COMPUTE(int32_t, i32, row_of_int32);
+  } else {
+    COMPUTE(int64_t, i64, row_of_int64);
+  }
+}
+
+struct operands {
+  const void *a, *b;
+  void *out;
+  mpg_dtype dtype;
+  int64_t count;
+  int how; /* MOVING and NUMBER bits; both moving or one fixed: `linear` */
+  bool linear;
+  double scalar;
+  places at;
+};
+
+template <class F, class T>
+mpg_status launch_fast(const mpg_kernel_call *call, const operands &o) {
+  const T *a = (const T *)o.a, *b = (const T *)o.b;
+  T *out = (T *)o.out;
+  if (!o.linear) return mpg_cuda_launch(call, broadcast_kernel<F, T>, mpg_cuda_blocks(o.count), MPG_CUDA_THREADS, 0, a, b, out, o.count, o.at);
+  bool aligned = mpg_cuda_aligned(out) && (!(o.how & MOVING_A) || mpg_cuda_aligned(a)) && (!(o.how & MOVING_B) || mpg_cuda_aligned(b));
+  float value = mpg_to<float>(mpg_to<T>(o.scalar)); /* as an element of the dtype has it */
+  return mpg_cuda_launch(call, linear_kernel<F, T>, mpg_cuda_blocks(o.count, MPG_CUDA_THREADS * mpg_pack<T>::COUNT), MPG_CUDA_THREADS, 0, a, b, out, o.count,
+                         o.how, value, aligned);
+}
+
+enum row_kind { ALL, FLOATS };
+
+template <class F>
+mpg_status launch_row(const mpg_kernel_call *call, int row, row_kind kind, const operands &o) {
+  switch (o.dtype) {
+    case MPG_FLOAT32: return launch_fast<F, float>(call, o);
+    case MPG_FLOAT16: return launch_fast<F, mpg_half>(call, o);
+    case MPG_BFLOAT16: return launch_fast<F, mpg_bfloat16>(call, o);
+    default: break;
+  }
+  char compute = o.dtype == MPG_FLOAT64 || kind == FLOATS ? 'd' : o.dtype == MPG_INT64 ? 'l' : 'i';
+  number value;
+  if (compute == 'd') value.f64 = o.scalar;
+  else if (compute == 'l') value.i64 = (int64_t)o.scalar;
+  else value.i32 = (int32_t)o.scalar;
+  return mpg_cuda_launch(call, any_kernel, mpg_cuda_blocks(o.count), MPG_CUDA_THREADS, 0, row, compute, o.dtype, o.a, o.b, o.out, o.count, o.how, value, o.at);
+}
+
+/* The op of a row in the table, and whether its number is the left operand. */
+mpg_status launch_binary(const mpg_kernel_call *call, operands &o, bool scalar) {
+  switch (call->op->id) {
+#define BINARY(op, name, kind, swap, dear)                                          \
+  case MPG_OP_##op:                                                                 \
+    if (scalar) {                                                                   \
+      o.how = swap ? MOVING_B | NUMBER_A : MOVING_A | NUMBER_B;                     \
+      if (swap) o.b = o.a;                                                          \
+    }                                                                               \
+    return launch_row<row::name>(call, number_##name, kind, o);
+#include "kernels/common/binary.def"
+    default: return mpg_fail(MPG_NOT_IMPLEMENTED, "%s has no formula for GPUs", call->op->name);
+  }
+}
+
+void collapse(operands *o, const mpg_shape *a, const mpg_shape *b, const mpg_shape *out) {
+  int64_t step_a = 1, step_b = 1;
+  int before = -1;
+  places *p = &o->at;
+  p->ndim = 0;
+  for (int i = 1; i <= out->ndim; i++) {
+    int64_t n = out->dims[out->ndim - i];
+    if (n == 1) continue;
+    int64_t na = i <= a->ndim ? a->dims[a->ndim - i] : 1, nb = i <= b->ndim ? b->dims[b->ndim - i] : 1;
+    int moving = (na != 1 ? MOVING_A : 0) | (nb != 1 ? MOVING_B : 0);
+    if (moving == before) {
+      p->dims[p->ndim - 1] *= n;
+    } else {
+      p->dims[p->ndim] = n;
+      p->stride_a[p->ndim] = moving & MOVING_A ? step_a : 0;
+      p->stride_b[p->ndim] = moving & MOVING_B ? step_b : 0;
+      p->ndim++;
+      before = moving;
+    }
+    step_a *= na;
+    step_b *= nb;
+  }
+  o->linear = p->ndim <= 1;
+  o->how = p->ndim == 1 ? before : MOVING_A | MOVING_B;
+}
+
+void places_of_line(places *p, int64_t count) {
+  p->ndim = 1;
+  p->dims[0] = count;
+  p->stride_a[0] = p->stride_b[0] = 1;
+}
+
+} // namespace
+
+MPG_CUDA_KERNEL(binary) {
+  const mpg_view *a = &call->inputs[0], *b = &call->inputs[1], *out = &call->outputs[0];
+  operands o = {};
+  o.a = a->data;
+  o.b = b->data;
+  o.out = out->data;
+  o.dtype = a->desc.dtype;
+  o.count = mpg_shape_size(&out->desc.shape);
+  collapse(&o, &a->desc.shape, &b->desc.shape, &out->desc.shape);
+  return launch_binary(call, o, false);
+}
+
+MPG_CUDA_KERNEL(scalar) {
+  operands o = {};
+  o.a = call->inputs[0].data;
+  o.out = call->outputs[0].data;
+  o.dtype = call->inputs[0].desc.dtype;
+  o.count = mpg_shape_size(&call->outputs[0].desc.shape);
+  o.linear = true;
+  o.scalar = ((const mpg_scalar_params *)call->params)->scalar;
+  places_of_line(&o.at, o.count);
+  if (call->op->id == MPG_OP__power_scalar && o.scalar == 2) { /* x * x, and the same bits */
+    o.b = o.a;
+    o.how = MOVING_A | MOVING_B;
+    return launch_row<row::mul>(call, number_mul, ALL, o);
+  }
+  return launch_binary(call, o, true);
+}

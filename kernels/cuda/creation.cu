@@ -1,0 +1,151 @@
+/* Arrays from nothing, casts and plain copies. */
+#include "kernels/cuda/cuda.h"
+
+namespace {
+
+template <class T>
+__global__ void fill_kernel(T *out, T element, int64_t count) {
+  for (int64_t i = MPG_CUDA_INDEX; i < count; i += MPG_CUDA_STRIDE) out[i] = element;
+}
+
+mpg_status fill(const mpg_kernel_call *call, double value) {
+  const mpg_view *out = &call->outputs[0];
+  int64_t count = mpg_shape_size(&out->desc.shape);
+  size_t size = mpg_dtype_size(out->desc.dtype);
+  uint64_t element = 0;
+  if (!count) return MPG_OK;
+  mpg_store_any(out->desc.dtype, &element, 0, value);
+  if (!element) return mpg_cuda_check(cudaMemsetAsync(out->data, 0, (size_t)count * size, (cudaStream_t)call->stream), "cudaMemsetAsync");
+  MPG_CUDA_SIZE(size, T, return mpg_cuda_launch(call, fill_kernel<T>, mpg_cuda_blocks(count, 4 * MPG_CUDA_THREADS), MPG_CUDA_THREADS, 0, (T *)out->data, (T)element, count));
+  return MPG_OK;
+}
+
+__global__ void eye_kernel(mpg_dtype dtype, void *out, int64_t rows, int64_t columns, int64_t k) {
+  int64_t i = MPG_CUDA_INDEX;
+  if (i >= rows) return;
+  int64_t j = i + k; /* both are at most the array's size away from 0: k was bounded */
+  if (j >= 0 && j < columns) mpg_store_any(dtype, out, i * columns + j, 1.0);
+}
+
+/* value = start + (i / repeat) * step, computed in double, or in int64_t where the dtype is an integer and so are both. */
+struct range {
+  mpg_dtype dtype;
+  double start, step;
+  int64_t repeat, period; /* period: values start anew after so many elements */
+  double last;            /* of the last element, exactly; `exact` */
+  bool exact, whole;
+};
+
+__global__ void range_kernel(range r, void *out, int64_t count) {
+  int64_t i = MPG_CUDA_INDEX;
+  if (i >= count) return;
+  int64_t k = i % r.period / r.repeat;
+  if (r.exact && i == count - 1)
+    mpg_store_any(r.dtype, out, i, r.last);
+  else if (r.whole)
+    mpg_store_any(r.dtype, out, i, (int64_t)((uint64_t)(int64_t)r.start + (uint64_t)k * (uint64_t)(int64_t)r.step));
+  else
+    mpg_store_any(r.dtype, out, i, r.start + (double)k * r.step);
+}
+
+mpg_status launch_range(const mpg_kernel_call *call, range r) {
+  int64_t count = mpg_shape_size(&call->outputs[0].desc.shape);
+  r.whole = !mpg_dtype_is_float(r.dtype) && r.start == (double)(int64_t)r.start && r.step == (double)(int64_t)r.step;
+  return mpg_cuda_launch(call, range_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, r, call->outputs[0].data, count);
+}
+
+template <class T, class S>
+__global__ void cast_kernel(const S *in, T *out, int64_t count) {
+  for (int64_t i = MPG_CUDA_INDEX; i < count; i += MPG_CUDA_STRIDE) out[i] = mpg_to<T>(in[i]);
+}
+
+__global__ void cast_any_kernel(mpg_dtype from, const void *in, mpg_dtype to, void *out, int64_t count) {
+  int64_t i = MPG_CUDA_INDEX;
+  if (i >= count) return;
+  if (from == MPG_FLOAT64)
+    mpg_store_any(to, out, i, mpg_load_any<double>(from, in, i));
+  else if (from == MPG_INT64)
+    mpg_store_any(to, out, i, mpg_load_any<int64_t>(from, in, i));
+  else if (from == MPG_FLOAT32 || from == MPG_FLOAT16 || from == MPG_BFLOAT16)
+    mpg_store_any(to, out, i, mpg_load_any<float>(from, in, i));
+  else
+    mpg_store_any(to, out, i, mpg_load_any<int32_t>(from, in, i));
+}
+
+template <class T, class S>
+mpg_status launch_cast(const mpg_kernel_call *call, const mpg_view *in, const mpg_view *out, int64_t count) {
+  return mpg_cuda_launch(call, cast_kernel<T, S>, mpg_cuda_blocks(count, 4 * MPG_CUDA_THREADS), MPG_CUDA_THREADS, 0, (const S *)in->data, (T *)out->data, count);
+}
+
+mpg_status cast(const mpg_kernel_call *call, const mpg_view *in, const mpg_view *out) {
+  mpg_dtype from = in->desc.dtype, to = out->desc.dtype;
+  int64_t count = mpg_shape_size(&in->desc.shape);
+  if (!count || (from == to && in->data == out->data)) return MPG_OK;
+  if (from == to)
+    return mpg_cuda_check(cudaMemcpyAsync(out->data, in->data, (size_t)count * mpg_dtype_size(from), cudaMemcpyDeviceToDevice, (cudaStream_t)call->stream), "cudaMemcpyAsync");
+  if (from == MPG_FLOAT32 && to == MPG_FLOAT16) return launch_cast<mpg_half, float>(call, in, out, count);
+  if (from == MPG_FLOAT32 && to == MPG_BFLOAT16) return launch_cast<mpg_bfloat16, float>(call, in, out, count);
+  if (from == MPG_FLOAT16 && to == MPG_FLOAT32) return launch_cast<float, mpg_half>(call, in, out, count);
+  if (from == MPG_BFLOAT16 && to == MPG_FLOAT32) return launch_cast<float, mpg_bfloat16>(call, in, out, count);
+  return mpg_cuda_launch(call, cast_any_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, from, (const void *)in->data, to, out->data, count);
+}
+
+} // namespace
+
+MPG_CUDA_KERNEL(full) {
+  switch (call->op->id) {
+    case MPG_OP__full: return fill(call, ((const mpg_full_params *)call->params)->value);
+    case MPG_OP__full_like: return fill(call, ((const mpg_full_like_params *)call->params)->fill_value);
+    case MPG_OP__ones: case MPG_OP_ones_like: return fill(call, 1);
+    default: return fill(call, 0);
+  }
+}
+
+MPG_CUDA_KERNEL(eye) {
+  const mpg_eye_params *params = (const mpg_eye_params *)call->params;
+  const mpg_desc *desc = &call->outputs[0].desc;
+  int64_t rows = desc->shape.dims[0], columns = desc->shape.dims[1];
+  MPG_TRY(fill(call, 0));
+  if (params->k <= -rows || params->k >= columns) return MPG_OK;
+  return mpg_cuda_launch(call, eye_kernel, mpg_cuda_blocks(rows), MPG_CUDA_THREADS, 0, desc->dtype, call->outputs[0].data, rows, columns, params->k);
+}
+
+MPG_CUDA_KERNEL(arange) {
+  const mpg_view *out = &call->outputs[0];
+  int64_t count = mpg_shape_size(&out->desc.shape);
+  range r = {out->desc.dtype, 0, 1, 1, count > 0 ? count : 1, 0, false, false};
+  if (call->op->id == MPG_OP__arange) {
+    const mpg_arange_params *params = (const mpg_arange_params *)call->params;
+    r.start = params->stop.present ? params->start : 0;
+    r.step = params->step;
+    r.repeat = params->repeat;
+  } else {
+    const mpg_arange_like_params *params = (const mpg_arange_like_params *)call->params;
+    r.start = params->start;
+    r.step = params->step;
+    r.repeat = params->repeat;
+  }
+  if (mpg_dtype_is_integer(r.dtype)) { /* as in MXNet and NumPy: the numbers are converted first, then counted with */
+    r.start = trunc(r.start);
+    r.step = trunc(r.step);
+  }
+  return launch_range(call, r);
+}
+
+MPG_CUDA_KERNEL(linspace) {
+  const mpg_linspace_params *params = (const mpg_linspace_params *)call->params;
+  const mpg_view *out = &call->outputs[0];
+  int64_t count = mpg_shape_size(&out->desc.shape), gaps = params->endpoint ? count - 1 : count;
+  range r = {out->desc.dtype, params->start, gaps > 0 ? (params->stop - params->start) / (double)gaps : 0, 1, count > 0 ? count : 1,
+             params->stop, params->endpoint && count > 1, false};
+  return launch_range(call, r);
+}
+
+MPG_CUDA_KERNEL(cast) { return cast(call, &call->inputs[0], &call->outputs[0]); }
+
+MPG_CUDA_KERNEL(identity) { return cast(call, &call->inputs[0], &call->outputs[0]); }
+
+MPG_CUDA_KERNEL(amp_multicast) {
+  for (int i = 0; i < call->num_outputs; i++) MPG_TRY(cast(call, &call->inputs[i], &call->outputs[i]));
+  return MPG_OK;
+}

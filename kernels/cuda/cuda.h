@@ -1,0 +1,246 @@
+/* What GPU kernels (.cu files) share: the interface of a kernel, launching, element types, blocks and warps.
+ *
+ * A kernel of the op table is a function of the host that launches kernels of the device on call->stream and returns. It does not
+ * wait, and reads no array. See docs/cuda.md for how to write one.
+ * Contraction is off (--fmad=false), so that an element's bits do not depend on what a formula is compiled into; write fmaf where it
+ * is meant. Only what tests/hostcuda knows may be used; it is what CI runs.
+ */
+#ifndef KERNELS_CUDA_CUDA_H
+#define KERNELS_CUDA_CUDA_H
+
+#include <cuda_runtime.h>
+#include <math.h>
+
+#include "base/atomic.h"
+extern "C" {
+#include "kernels/cuda/runtime.h"
+#include "op/fused.h"
+}
+#include "kernels/cpu/half.h"
+
+#define MPG_CUDA_KERNEL(name) extern "C" mpg_status mpg_cuda_##name(const mpg_kernel_call *call)
+#define MPG_OP(id, aliases, inputs, outputs, params, infer, gradient, num_inputs, num_outputs, saves, flags, dtypes, kernel, doc) \
+  extern "C" mpg_status mpg_cuda_##kernel(const mpg_kernel_call *);
+#include "op/ops.def"
+#undef MPG_OP
+
+#define MPG_MEMBER __host__ __device__ __forceinline__ /* of functions in structs; MPG_ANYWHERE is for those outside */
+
+/* --- Launching --------------------------------------------------------------------------------------------------------
+ * mpg_cuda_launch(call, kernel<...>, blocks, threads, shared bytes, arguments...). No blocks: nothing to do. */
+template <class... P, class... A>
+static mpg_status mpg_cuda_launch(const mpg_kernel_call *call, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, A... arguments) {
+  if (!grid.x || !grid.y || !grid.z) return MPG_OK;
+  if (shared > 48 * 1024) MPG_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared;
+  config.stream = (cudaStream_t)call->stream;
+  return mpg_cuda_check(cudaLaunchKernelEx(&config, kernel, (P)arguments...), "a kernel launch");
+}
+
+enum { MPG_CUDA_THREADS = 256 };
+/* Blocks of MPG_CUDA_THREADS for `count` things, one a thread. */
+static inline unsigned mpg_cuda_blocks(int64_t count, int64_t per_block = MPG_CUDA_THREADS) {
+  int64_t blocks = (count + per_block - 1) / per_block;
+  return (unsigned)(blocks < 0x7fffffff ? blocks : 0x7fffffff);
+}
+#define MPG_CUDA_INDEX ((int64_t)blockIdx.x * blockDim.x + threadIdx.x)
+#define MPG_CUDA_STRIDE ((int64_t)gridDim.x * blockDim.x)
+
+/* A block's dynamic shared memory. */
+template <class T>
+__device__ __forceinline__ T *mpg_cuda_shared() {
+#ifdef __CUDACC__
+  extern __shared__ __align__(16) unsigned char mpg_cuda_shared_bytes[];
+  return (T *)mpg_cuda_shared_bytes;
+#else
+  return (T *)hostcuda_shared();
+#endif
+}
+
+/* --- Element types ------------------------------------------------------------------------------------------------------
+ * As they lie in memory: float, double, mpg_half, mpg_bfloat16, uint8_t, int8_t, int32_t, int64_t, mpg_boolean. Kernels compute in
+ * float, double, int32_t or int64_t; mpg_to<T>(x) converts between any two, as kernels/cpu/convert.c does. */
+struct mpg_half { uint16_t bits; };
+struct mpg_bfloat16 { uint16_t bits; };
+struct mpg_boolean { uint8_t bits; };
+
+template <class T> struct mpg_element { typedef T compute; };
+template <> struct mpg_element<mpg_half> { typedef float compute; };
+template <> struct mpg_element<mpg_bfloat16> { typedef float compute; };
+template <> struct mpg_element<uint8_t> { typedef int32_t compute; };
+template <> struct mpg_element<int8_t> { typedef int32_t compute; };
+template <> struct mpg_element<mpg_boolean> { typedef int32_t compute; };
+template <class T> using mpg_compute_t = typename mpg_element<T>::compute; /* the narrowest that holds all its values */
+
+template <class T> struct mpg_convert { /* to T from float, double, int32_t or int64_t */
+  template <class C> static MPG_MEMBER T from(C value) { return (T)value; }
+};
+template <class T> MPG_ANYWHERE T mpg_widen(T value) { return value; }
+MPG_ANYWHERE float mpg_widen(mpg_half value) {
+#ifdef __CUDA_ARCH__
+  float result;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(value.bits));
+  return result;
+#else
+  return mpg_half_to_float(value.bits);
+#endif
+}
+MPG_ANYWHERE float mpg_widen(mpg_bfloat16 value) { return mpg_bfloat16_to_float(value.bits); }
+MPG_ANYWHERE int32_t mpg_widen(mpg_boolean value) { return value.bits != 0; }
+template <> struct mpg_convert<mpg_half> {
+  static MPG_MEMBER mpg_half of_float(float value) {
+    mpg_half result;
+#ifdef __CUDA_ARCH__
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(result.bits) : "f"(value));
+#else
+    result.bits = mpg_float_to_half(value);
+#endif
+    return result;
+  }
+  template <class C> static MPG_MEMBER mpg_half from(C value) { return of_float((float)value); }
+};
+template <> struct mpg_convert<mpg_bfloat16> {
+  template <class C> static MPG_MEMBER mpg_bfloat16 from(C value) {
+    mpg_bfloat16 result;
+    result.bits = mpg_float_to_bfloat16((float)value);
+    return result;
+  }
+};
+template <> struct mpg_convert<mpg_boolean> {
+  template <class C> static MPG_MEMBER mpg_boolean from(C value) {
+    mpg_boolean result;
+    result.bits = value != 0;
+    return result;
+  }
+};
+/* Floats reach 8 bits by way of int32_t, so that they wrap around. */
+template <> struct mpg_convert<uint8_t> {
+  static MPG_MEMBER uint8_t from(float value) { return (uint8_t)(int32_t)value; }
+  static MPG_MEMBER uint8_t from(double value) { return (uint8_t)(int32_t)value; }
+  template <class C> static MPG_MEMBER uint8_t from(C value) { return (uint8_t)value; }
+};
+template <> struct mpg_convert<int8_t> {
+  static MPG_MEMBER int8_t from(float value) { return (int8_t)(int32_t)value; }
+  static MPG_MEMBER int8_t from(double value) { return (int8_t)(int32_t)value; }
+  template <class C> static MPG_MEMBER int8_t from(C value) { return (int8_t)value; }
+};
+template <class T, class S> MPG_ANYWHERE T mpg_to(S value) { return mpg_convert<T>::from(mpg_widen(value)); }
+
+/* An element of a dtype known at run time only. */
+template <class C>
+MPG_ANYWHERE C mpg_load_any(mpg_dtype dtype, const void *data, int64_t i) {
+  switch (dtype) {
+    case MPG_FLOAT32: return mpg_to<C>(((const float *)data)[i]);
+    case MPG_FLOAT64: return mpg_to<C>(((const double *)data)[i]);
+    case MPG_FLOAT16: return mpg_to<C>(((const mpg_half *)data)[i]);
+    case MPG_BFLOAT16: return mpg_to<C>(((const mpg_bfloat16 *)data)[i]);
+    case MPG_UINT8: return mpg_to<C>(((const uint8_t *)data)[i]);
+    case MPG_INT8: return mpg_to<C>(((const int8_t *)data)[i]);
+    case MPG_INT32: return mpg_to<C>(((const int32_t *)data)[i]);
+    case MPG_INT64: return mpg_to<C>(((const int64_t *)data)[i]);
+    default: return mpg_to<C>(((const mpg_boolean *)data)[i]);
+  }
+}
+template <class C>
+MPG_ANYWHERE void mpg_store_any(mpg_dtype dtype, void *data, int64_t i, C value) {
+  switch (dtype) {
+    case MPG_FLOAT32: ((float *)data)[i] = mpg_to<float>(value); break;
+    case MPG_FLOAT64: ((double *)data)[i] = mpg_to<double>(value); break;
+    case MPG_FLOAT16: ((mpg_half *)data)[i] = mpg_to<mpg_half>(value); break;
+    case MPG_BFLOAT16: ((mpg_bfloat16 *)data)[i] = mpg_to<mpg_bfloat16>(value); break;
+    case MPG_UINT8: ((uint8_t *)data)[i] = mpg_to<uint8_t>(value); break;
+    case MPG_INT8: ((int8_t *)data)[i] = mpg_to<int8_t>(value); break;
+    case MPG_INT32: ((int32_t *)data)[i] = mpg_to<int32_t>(value); break;
+    case MPG_INT64: ((int64_t *)data)[i] = mpg_to<int64_t>(value); break;
+    default: ((mpg_boolean *)data)[i] = mpg_to<mpg_boolean>(value); break;
+  }
+}
+
+/* A call with the element type of a dtype: MPG_CUDA_DTYPE(dtype, T, statement using T), for all dtypes or for floats only. */
+#define MPG_CUDA_CASE_(number, type, T, ...) \
+  case number: {                             \
+    typedef type T;                          \
+    __VA_ARGS__;                             \
+    break;                                   \
+  }
+#define MPG_CUDA_FLOATS_(T, ...)                              \
+  MPG_CUDA_CASE_(MPG_FLOAT32, float, T, __VA_ARGS__)          \
+  MPG_CUDA_CASE_(MPG_FLOAT64, double, T, __VA_ARGS__)         \
+  MPG_CUDA_CASE_(MPG_FLOAT16, mpg_half, T, __VA_ARGS__)       \
+  MPG_CUDA_CASE_(MPG_BFLOAT16, mpg_bfloat16, T, __VA_ARGS__)
+#define MPG_CUDA_FLOAT_DTYPE(dtype, T, ...)  \
+  switch (dtype) {                           \
+    MPG_CUDA_FLOATS_(T, __VA_ARGS__)         \
+    default: break;                          \
+  }
+#define MPG_CUDA_DTYPE(dtype, T, ...)                       \
+  switch (dtype) {                                          \
+    MPG_CUDA_FLOATS_(T, __VA_ARGS__)                        \
+    MPG_CUDA_CASE_(MPG_UINT8, uint8_t, T, __VA_ARGS__)      \
+    MPG_CUDA_CASE_(MPG_INT8, int8_t, T, __VA_ARGS__)        \
+    MPG_CUDA_CASE_(MPG_INT32, int32_t, T, __VA_ARGS__)      \
+    MPG_CUDA_CASE_(MPG_INT64, int64_t, T, __VA_ARGS__)      \
+    MPG_CUDA_CASE_(MPG_BOOL, mpg_boolean, T, __VA_ARGS__)   \
+    default: break;                                         \
+  }
+/* By the element's size: for kernels that only move elements. T: uint8_t, uint16_t, uint32_t or uint64_t. */
+#define MPG_CUDA_SIZE(size, T, ...)                 \
+  switch (size) {                                   \
+    MPG_CUDA_CASE_(1, uint8_t, T, __VA_ARGS__)      \
+    MPG_CUDA_CASE_(2, uint16_t, T, __VA_ARGS__)     \
+    MPG_CUDA_CASE_(4, uint32_t, T, __VA_ARGS__)     \
+    default: {                                      \
+      typedef uint64_t T;                           \
+      __VA_ARGS__;                                  \
+      break;                                        \
+    }                                               \
+  }
+
+/* --- 16 bytes at a time ----------------------------------------------------------------------------------------------------- */
+template <class T>
+struct __align__(16) mpg_pack { /* what one thread loads or stores at once */
+  enum { COUNT = 16 / sizeof(T) };
+  T values[COUNT];
+};
+static inline bool mpg_cuda_aligned(const void *address) { return ((uintptr_t)address & 15) == 0; }
+
+/* --- Sums over warps and blocks ------------------------------------------------------------------------------------------------
+ * In one fixed order, so that bits depend on the shape alone. All threads of the block take part and get the result. */
+template <class T, class F>
+__device__ __forceinline__ T mpg_warp_reduce(T value, F combine) {
+  for (int lanes = 16; lanes; lanes >>= 1) value = combine(value, __shfl_xor_sync(0xffffffffu, value, lanes));
+  return value;
+}
+/* Up to 1024 threads, a multiple of 32. `neutral` changes nothing. */
+template <class T, class F>
+__device__ T mpg_block_reduce(T value, T neutral, F combine) {
+  __shared__ T parts[32];
+  int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = (blockDim.x + 31) >> 5;
+  value = mpg_warp_reduce(value, combine);
+  if (lane == 0) parts[warp] = value;
+  __syncthreads();
+  value = mpg_warp_reduce(lane < warps ? parts[lane] : neutral, combine);
+  __syncthreads(); /* `parts` may be used again */
+  return value;
+}
+struct mpg_plus {
+  template <class T> MPG_MEMBER T operator()(T a, T b) const { return a + b; }
+};
+struct mpg_larger { /* NaN if one is */
+  template <class T> MPG_MEMBER T operator()(T a, T b) const { return a != a ? a : a > b ? a : b; }
+};
+struct mpg_smaller {
+  template <class T> MPG_MEMBER T operator()(T a, T b) const { return a != a ? a : a < b ? a : b; }
+};
+
+/* How many multiprocessors the device of this thread has. */
+static inline int mpg_cuda_multiprocessors() {
+  int card = 0, count = 1;
+  if (cudaGetDevice(&card) == cudaSuccess) cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, card);
+  return count;
+}
+
+#endif

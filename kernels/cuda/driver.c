@@ -1,0 +1,227 @@
+/* The driver of GPUs (device/gpu.h) over the CUDA runtime.
+ *
+ * A device is a card, or a share of one: with MPGLUON_GPU_LOGICAL=n there are n devices, device i on card i mod cards, each with streams
+ * and a memory pool of its own.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "kernels/cuda/runtime.h"
+
+struct mpg_gpu {
+  int card;
+  cudaStream_t compute, to_host, from_host;
+  cudaStream_t allocating, freeing; /* memory comes and goes beside the work */
+  cudaMemPool_t pool;
+  cudaEvent_t events[MPG_GPU_EVENTS];
+  cudaEvent_t issued; /* scratch for ordering frees; by whoever issues */
+  unsigned long long completed; /* where the card sees `completed` */
+  char description[320];
+};
+
+/* cuStreamWriteValue64, of the driver itself. */
+typedef int (*write_value_fn)(cudaStream_t stream, unsigned long long address, uint64_t value, unsigned flags);
+
+static struct { /* constant once counted; host lock before */
+  int cards, devices;
+  bool counted;
+  write_value_fn write_value;
+  char reason[256];
+} cuda_state;
+
+static void look_for_cards(void) {
+  int version = 0;
+  cudaError_t error = cudaGetDeviceCount(&cuda_state.cards);
+  if (error != cudaSuccess || !cuda_state.cards) {
+    cuda_state.cards = 0;
+    cudaDriverGetVersion(&version);
+    cudaGetLastError();
+    if (!version)
+      snprintf(cuda_state.reason, sizeof cuda_state.reason, "there is no NVIDIA driver (libcuda.so.1)");
+    else if (error == cudaErrorInsufficientDriver)
+      snprintf(cuda_state.reason, sizeof cuda_state.reason, "the NVIDIA driver is for CUDA %d.%d, older than CUDA %d.%d that mpgluon was built with: update it",
+               version / 1000, version % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+    else
+      snprintf(cuda_state.reason, sizeof cuda_state.reason, "the NVIDIA driver finds no GPU (%s)", cudaGetErrorString(error));
+    return;
+  }
+  void *function = NULL;
+  enum cudaDriverEntryPointQueryResult result;
+#if CUDART_VERSION >= 12050
+  error = cudaGetDriverEntryPointByVersion("cuStreamWriteValue64", &function, 12000, cudaEnableDefault, &result);
+#else
+  error = cudaGetDriverEntryPoint("cuStreamWriteValue64", &function, cudaEnableDefault, &result);
+#endif
+  cuda_state.write_value = (write_value_fn)(uintptr_t)function;
+  if (error != cudaSuccess || !function) {
+    cudaGetLastError();
+    snprintf(cuda_state.reason, sizeof cuda_state.reason, "the NVIDIA driver has no stream memory operations (CUDA 12 or newer has them): update it");
+    return;
+  }
+  const char *logical = getenv("MPGLUON_GPU_LOGICAL");
+  long wanted = logical && *logical ? strtol(logical, NULL, 10) : 0;
+  cuda_state.devices = wanted > 0 && wanted <= 64 ? (int)wanted : cuda_state.cards;
+}
+
+static int driver_count(const char **reason) {
+  if (!cuda_state.counted) look_for_cards();
+  cuda_state.counted = true;
+  *reason = cuda_state.reason;
+  return cuda_state.devices;
+}
+
+static mpg_status make_streams(mpg_gpu *gpu) {
+  cudaStream_t *const streams[] = {&gpu->compute, &gpu->to_host, &gpu->from_host, &gpu->allocating, &gpu->freeing};
+  for (size_t i = 0; i < sizeof streams / sizeof *streams; i++) MPG_CUDA_TRY(cudaStreamCreateWithFlags(streams[i], cudaStreamNonBlocking));
+  for (int i = 0; i < MPG_GPU_EVENTS; i++) MPG_CUDA_TRY(cudaEventCreateWithFlags(&gpu->events[i], cudaEventDisableTiming));
+  MPG_CUDA_TRY(cudaEventCreateWithFlags(&gpu->issued, cudaEventDisableTiming));
+  return MPG_OK;
+}
+
+/* A pool that keeps what it has, and that the other cards may read and write where the hardware can. */
+static mpg_status make_pool(mpg_gpu *gpu) {
+  struct cudaMemPoolProps properties;
+  memset(&properties, 0, sizeof properties);
+  properties.allocType = cudaMemAllocationTypePinned;
+  properties.location.type = cudaMemLocationTypeDevice;
+  properties.location.id = gpu->card;
+  MPG_CUDA_TRY(cudaMemPoolCreate(&gpu->pool, &properties));
+  uint64_t keep = UINT64_MAX;
+  MPG_CUDA_TRY(cudaMemPoolSetAttribute(gpu->pool, cudaMemPoolAttrReleaseThreshold, &keep));
+  for (int peer = 0; peer < cuda_state.cards; peer++) {
+    int can = 0;
+    if (peer == gpu->card || cudaDeviceCanAccessPeer(&can, peer, gpu->card) != cudaSuccess || !can) continue;
+    struct cudaMemAccessDesc access = {{cudaMemLocationTypeDevice, peer}, cudaMemAccessFlagsProtReadWrite};
+    MPG_CUDA_TRY(cudaMemPoolSetAccess(gpu->pool, &access, 1));
+  }
+  return MPG_OK;
+}
+
+static mpg_status driver_open(int index, _Atomic(mpg_tick) *completed, mpg_gpu **result) {
+  mpg_gpu *gpu = mpg_calloc(1, sizeof *gpu);
+  if (!gpu) return mpg_out_of_host_memory(sizeof *gpu);
+  gpu->card = index % cuda_state.cards;
+  mpg_status status;
+  struct cudaDeviceProp properties;
+  void *mapped;
+  MPG_GOTO(mpg_cuda_check(cudaSetDevice(gpu->card), "cudaSetDevice"));
+  MPG_GOTO(mpg_cuda_check(cudaGetDeviceProperties(&properties, gpu->card), "cudaGetDeviceProperties"));
+  snprintf(gpu->description, sizeof gpu->description, "%s (compute capability %d.%d)", properties.name, properties.major, properties.minor);
+  void *page = (void *)((uintptr_t)completed & ~(uintptr_t)4095);
+  MPG_GOTO(mpg_cuda_check(cudaHostRegister(page, 4096, cudaHostRegisterMapped | cudaHostRegisterPortable), "cudaHostRegister"));
+  MPG_GOTO(mpg_cuda_check(cudaHostGetDevicePointer(&mapped, page, 0), "cudaHostGetDevicePointer"));
+  gpu->completed = (unsigned long long)(uintptr_t)mapped + ((uintptr_t)completed & 4095);
+  MPG_GOTO(make_streams(gpu));
+  MPG_GOTO(make_pool(gpu));
+  *result = gpu;
+  return MPG_OK;
+fail:
+  mpg_free(gpu); /* what CUDA gave goes with the process: the device could not be opened at all */
+  return status;
+}
+
+static void driver_close(mpg_gpu *gpu) {
+  cudaSetDevice(gpu->card);
+  cudaStreamSynchronize(gpu->compute); /* the process ends: streams and memory go with it */
+  cudaGetLastError();
+}
+
+static void driver_attach(mpg_gpu *gpu) { cudaSetDevice(gpu->card); }
+static void *driver_stream(mpg_gpu *gpu) { return gpu->compute; }
+
+static mpg_status driver_allocate(mpg_gpu *gpu, size_t size, void **memory) {
+  MPG_CUDA_TRY(cudaSetDevice(gpu->card));
+  cudaError_t error = cudaMallocFromPoolAsync(memory, size, gpu->pool, gpu->allocating);
+  if (error == cudaErrorMemoryAllocation) { /* what the pool keeps in other sizes, and frees under way */
+    cudaGetLastError();
+    cudaStreamSynchronize(gpu->freeing);
+    cudaMemPoolTrimTo(gpu->pool, 0);
+    error = cudaMallocFromPoolAsync(memory, size, gpu->pool, gpu->allocating);
+  }
+  MPG_TRY(mpg_cuda_check(error, "cudaMallocFromPoolAsync"));
+  return mpg_cuda_check(cudaStreamSynchronize(gpu->allocating), "cudaStreamSynchronize");
+}
+
+static void driver_free(mpg_gpu *gpu, void *memory, bool after) {
+  if (after && cudaEventRecord(gpu->issued, gpu->compute) == cudaSuccess) cudaStreamWaitEvent(gpu->freeing, gpu->issued, 0);
+  cudaFreeAsync(memory, gpu->freeing);
+  cudaGetLastError(); /* of a lost device; others have been told */
+}
+
+static mpg_status driver_publish(mpg_gpu *gpu, mpg_tick tick) {
+  int error = cuda_state.write_value(gpu->compute, gpu->completed, tick, 0);
+  return error ? mpg_fail(MPG_ERROR, "cuStreamWriteValue64 failed: %s", cudaGetErrorString((cudaError_t)error)) : MPG_OK;
+}
+
+static mpg_status driver_record(mpg_gpu *gpu, int event) {
+  int card;
+  MPG_CUDA_TRY(cudaGetDevice(&card));
+  if (card != gpu->card) MPG_CUDA_TRY(cudaSetDevice(gpu->card));
+  mpg_status status = mpg_cuda_check(cudaEventRecord(gpu->events[event], gpu->compute), "cudaEventRecord");
+  if (card != gpu->card) cudaSetDevice(card);
+  return status;
+}
+
+static mpg_status driver_wait(mpg_gpu *waiting, mpg_gpu *gpu, int event) {
+  return mpg_cuda_check(cudaStreamWaitEvent(waiting->compute, gpu->events[event], 0), "cudaStreamWaitEvent");
+}
+
+static mpg_status driver_check(mpg_gpu *gpu) {
+  cudaError_t error = cudaStreamQuery(gpu->compute);
+  if (error == cudaErrorNotReady) {
+    cudaGetLastError();
+    return MPG_OK;
+  }
+  return error == cudaSuccess ? MPG_OK : mpg_fail(MPG_ERROR, "%s", cudaGetErrorString(error));
+}
+
+static mpg_status driver_copy_to_host(mpg_gpu *gpu, void *host, const void *memory, size_t size) {
+  MPG_CUDA_TRY(cudaSetDevice(gpu->card));
+  MPG_TRY(mpg_cuda_check(cudaMemcpyAsync(host, memory, size, cudaMemcpyDeviceToHost, gpu->to_host), "a copy to the host"));
+  return mpg_cuda_check(cudaStreamSynchronize(gpu->to_host), "a copy to the host");
+}
+
+static mpg_status driver_copy_from_host(mpg_gpu *gpu, void *memory, const void *host, size_t size) {
+  MPG_CUDA_TRY(cudaSetDevice(gpu->card));
+  MPG_TRY(mpg_cuda_check(cudaMemcpyAsync(memory, host, size, cudaMemcpyHostToDevice, gpu->from_host), "a copy from the host"));
+  return mpg_cuda_check(cudaStreamSynchronize(gpu->from_host), "a copy from the host");
+}
+
+static mpg_status driver_copy(mpg_gpu *gpu, mpg_gpu *to, void *target, mpg_gpu *from, const void *source, size_t size) {
+  cudaError_t error;
+  if (to && from && to->card != from->card)
+    error = cudaMemcpyPeerAsync(target, to->card, source, from->card, size, gpu->compute);
+  else
+    error = cudaMemcpyAsync(target, source, size, !to ? cudaMemcpyDeviceToHost : !from ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToDevice, gpu->compute);
+  return mpg_cuda_check(error, "a copy between devices");
+}
+
+static void driver_memory(mpg_gpu *gpu, size_t *free_bytes, size_t *total) {
+  cudaSetDevice(gpu->card);
+  if (cudaMemGetInfo(free_bytes, total) == cudaSuccess) return;
+  cudaGetLastError();
+  *free_bytes = *total = 0;
+}
+
+static const char *driver_describe(mpg_gpu *gpu) { return gpu->description; }
+
+const mpg_gpu_driver mpg_cuda_driver = {
+    .count = driver_count,
+    .open = driver_open,
+    .close = driver_close,
+    .attach = driver_attach,
+    .stream = driver_stream,
+    .allocate = driver_allocate,
+    .free = driver_free,
+    .publish = driver_publish,
+    .record = driver_record,
+    .wait = driver_wait,
+    .check = driver_check,
+    .copy_to_host = driver_copy_to_host,
+    .copy_from_host = driver_copy_from_host,
+    .copy = driver_copy,
+    .memory = driver_memory,
+    .describe = driver_describe,
+};

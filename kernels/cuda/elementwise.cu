@@ -1,0 +1,289 @@
+/* Ops of one array; the formulas are those of kernels/common/unary.def. float32, float16 and bfloat16 have a kernel for each formula, 16
+ * bytes a load; other dtypes share one kernel that chooses by number. Results may be written over the input.
+ */
+#include "kernels/common/unary.h"
+#include "kernels/cuda/cuda.h"
+
+namespace {
+
+struct numbers {
+  double values[3];
+};
+
+#define FLOAT_ROWS(name, expression_f, expression_d) \
+  struct name {                                      \
+    static MPG_MEMBER float at(float x, const double *constants) { \
+      (void)constants;                               \
+      return (float)(expression_f);                  \
+    }                                                \
+  };
+#define TRIG_ROWS(name, limited, library, expression_d) FLOAT_ROWS(name, fabsf(x) < MPG_TRIG_LIMIT ? limited(x) : library(x), expression_d)
+namespace row {
+#include "kernels/common/unary.def"
+}
+enum row_number {
+#define FLOAT_ROWS(name, expression_f, expression_d) number_##name,
+#define TRIG_ROWS(name, limited, library, expression_d) number_##name,
+#include "kernels/common/unary.def"
+  number_whole
+};
+
+__device__ double row_of_double(int row, double x, const double *constants) {
+  switch (row) {
+#define FLOAT_ROWS(name, expression_f, expression_d) \
+  case number_##name: return (expression_d);
+#define TRIG_ROWS(name, limited, library, expression_d) \
+  case number_##name: return (expression_d);
+#include "kernels/common/unary.def"
+  }
+  return x;
+}
+__device__ int64_t row_of_whole(int row, int64_t x) {
+  switch (row) {
+#define WHOLE_ROW(name, expression) \
+  case number_##name: return (expression);
+#include "kernels/common/unary.def"
+  }
+  return x;
+}
+
+template <class F, class T>
+__global__ void unary_kernel(const T *in, T *out, int64_t count, bool aligned, numbers constants) {
+  enum { N = mpg_pack<T>::COUNT };
+  int64_t begin = MPG_CUDA_INDEX * N;
+  if (begin >= count) return;
+  if (aligned && begin + N <= count) {
+    mpg_pack<T> pack = ((const mpg_pack<T> *)in)[begin / N];
+#pragma unroll
+    for (int k = 0; k < N; k++) pack.values[k] = mpg_to<T>(F::at(mpg_to<float>(pack.values[k]), constants.values));
+    ((mpg_pack<T> *)out)[begin / N] = pack;
+    return;
+  }
+  for (int64_t i = begin; i < begin + N && i < count; i++) out[i] = mpg_to<T>(F::at(mpg_to<float>(in[i]), constants.values));
+}
+
+__global__ void unary_any_kernel(int row, bool whole, mpg_dtype dtype, const void *in, void *out, int64_t count, numbers constants) {
+  int64_t i = MPG_CUDA_INDEX;
+  if (i >= count) return;
+  if (whole)
+    mpg_store_any(dtype, out, i, row_of_whole(row, mpg_load_any<int64_t>(dtype, in, i)));
+  else
+    mpg_store_any(dtype, out, i, row_of_double(row, mpg_load_any<double>(dtype, in, i), constants.values));
+}
+
+enum unary_kind { CHEAP, DEAR, WHOLE, ROUNDING };
+
+template <class F, class T>
+mpg_status launch_fast(const mpg_kernel_call *call, const numbers &constants) {
+  const T *in = (const T *)call->inputs[0].data;
+  T *out = (T *)call->outputs[0].data;
+  int64_t count = mpg_shape_size(&call->outputs[0].desc.shape);
+  return mpg_cuda_launch(call, unary_kernel<F, T>, mpg_cuda_blocks(count, MPG_CUDA_THREADS * mpg_pack<T>::COUNT), MPG_CUDA_THREADS, 0, in, out, count,
+                         mpg_cuda_aligned(in) && mpg_cuda_aligned(out), constants);
+}
+
+template <class F>
+mpg_status launch_unary(const mpg_kernel_call *call, int row, unary_kind kind, numbers constants) {
+  mpg_dtype dtype = call->inputs[0].desc.dtype;
+  switch (dtype) {
+    case MPG_FLOAT32: return launch_fast<F, float>(call, constants);
+    case MPG_FLOAT16: return launch_fast<F, mpg_half>(call, constants);
+    case MPG_BFLOAT16: return launch_fast<F, mpg_bfloat16>(call, constants);
+    default: break;
+  }
+  bool whole = dtype != MPG_FLOAT64 && (kind == WHOLE || kind == ROUNDING);
+  int64_t count = mpg_shape_size(&call->outputs[0].desc.shape);
+  return mpg_cuda_launch(call, unary_any_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, kind == ROUNDING && whole ? (int)number_whole : row, whole, dtype,
+                         (const void *)call->inputs[0].data, call->outputs[0].data, count, constants);
+}
+#define LAUNCH(name, kind) launch_unary<row::name>(call, number_##name, kind, constants)
+
+} // namespace
+
+MPG_CUDA_KERNEL(unary) {
+  numbers constants = {{0, 0, 0}};
+  switch (call->op->id) {
+    case MPG_OP_hard_sigmoid: {
+      const mpg_hard_sigmoid_params *p = (const mpg_hard_sigmoid_params *)call->params;
+      constants = {{p->alpha, p->beta, 0}};
+      break;
+    }
+    case MPG_OP_clip: {
+      const mpg_clip_params *p = (const mpg_clip_params *)call->params;
+      constants = {{p->a_min, p->a_max, 0}};
+      break;
+    }
+    case MPG_OP__contrib_quadratic: {
+      const mpg_quadratic_params *p = (const mpg_quadratic_params *)call->params;
+      constants = {{p->a, p->b, p->c}};
+      break;
+    }
+    case MPG_OP__contrib_div_sqrt_dim: {
+      const mpg_shape *shape = &call->inputs[0].desc.shape;
+      constants.values[0] = 1 / sqrt((double)shape->dims[shape->ndim - 1]);
+      break;
+    }
+    case MPG_OP_Activation:
+      switch (((const mpg_activation_params *)call->params)->act_type) {
+        case 0: return LAUNCH(relu, WHOLE);
+        case 1: return LAUNCH(sigmoid, DEAR);
+        case 2: return LAUNCH(hyperbolic_tangent, DEAR);
+        case 3: return LAUNCH(softrelu, DEAR);
+        default: return LAUNCH(softsign, CHEAP);
+      }
+    default: break;
+  }
+  switch (call->op->id) {
+#define UNARY(op, row, kind) \
+  case MPG_OP_##op: return LAUNCH(row, kind);
+#include "kernels/common/unary.def"
+    default: return mpg_fail(MPG_NOT_IMPLEMENTED, "%s has no formula for GPUs", call->op->name);
+  }
+}
+
+/* --- LeakyReLU ------------------------------------------------------------------------------------------------------------- */
+namespace {
+
+/* Positions of the words of leaky_relu's act_type. */
+enum { ELU, GELU, LEAKY, PRELU, RRELU, SELU };
+
+struct slopes { /* of PRELU and RRELU */
+  const void *gamma; /* NULL: random, or the middle */
+  int64_t channels, inner; /* gamma's index: i / inner % channels */
+  mpg_random_key key;
+  double lower, upper;
+  bool random;
+};
+
+template <class C>
+__global__ void prelu_kernel(mpg_dtype dtype, const void *in, void *out, void *mask, int64_t count, slopes s) {
+  int64_t i = MPG_CUDA_INDEX;
+  if (i >= count) return;
+  double slope = (s.lower + s.upper) / 2;
+  if (s.gamma) {
+    slope = mpg_load_any<double>(dtype, s.gamma, s.channels == 1 ? 0 : i / s.inner % s.channels);
+  } else if (s.random) {
+    uint64_t position = mpg_random_position(&s.key, (uint64_t)i);
+    mpg_philox_block words = mpg_philox(s.key.seed, s.key.call, position >> 2);
+    slope = s.lower + (s.upper - s.lower) * (double)mpg_philox_uniform(words.value[position & 3]);
+  }
+  C x = mpg_load_any<C>(dtype, in, i);
+  if (mask) mpg_store_any(dtype, mask, i, x > 0 ? 1.0 : slope);
+  mpg_store_any(dtype, out, i, x > 0 ? x : x * (C)slope);
+}
+
+#define SLOPES(T, exponential, gelu_slope)                                                                         \
+  MPG_ANYWHERE T leaky_slope(int type, T g, T d, T s) {                                                            \
+    switch (type) {                                                                                                \
+      case LEAKY: return d > 0 ? g : g * s;                                                                        \
+      case ELU: return d > 0 ? g : g * (s * exponential(d));                                                       \
+      case SELU: return g * (T)SELU_SCALE * (d > 0 ? (T)1 : (T)SELU_ALPHA * exponential(d));                       \
+      default: return g * gelu_slope(d);                                                                           \
+    }                                                                                                              \
+  }
+SLOPES(float, mpg_expf, GELU_SLOPE_F)
+SLOPES(double, exp, GELU_SLOPE_D)
+
+template <class T>
+__global__ void backward_leaky_kernel(const T *grad, const T *data, T *out, int64_t count, int type, double slope) {
+  typedef mpg_compute_t<T> C;
+  int64_t i = MPG_CUDA_INDEX;
+  if (i < count) out[i] = mpg_to<T>(leaky_slope(type, mpg_to<C>(grad[i]), mpg_to<C>(data[i]), (C)slope));
+}
+
+} // namespace
+
+MPG_CUDA_KERNEL(leaky_relu) {
+  const mpg_leaky_relu_params *params = (const mpg_leaky_relu_params *)call->params;
+  numbers constants = {{params->slope, 0, 0}};
+  switch (params->act_type) {
+    case ELU: return LAUNCH(elu, DEAR);
+    case GELU: return LAUNCH(gelu, DEAR);
+    case LEAKY: return LAUNCH(leaky, CHEAP);
+    case SELU: return LAUNCH(selu, DEAR);
+    default: break;
+  }
+  const mpg_desc *desc = &call->inputs[0].desc;
+  int64_t count = mpg_shape_size(&desc->shape);
+  slopes s = {NULL, 1, 1, call->random, params->lower_bound, params->upper_bound, call->train};
+  void *mask = NULL;
+  if (params->act_type == PRELU) {
+    s.gamma = call->inputs[1].data;
+    s.channels = mpg_shape_size(&call->inputs[1].desc.shape);
+    s.inner = desc->shape.ndim == 1 ? 1 : mpg_shape_product(&desc->shape, desc->shape.ndim > 1 ? 2 : 1, desc->shape.ndim);
+  } else {
+    mask = call->outputs[1].data;
+  }
+  return mpg_cuda_launch(call, desc->dtype == MPG_FLOAT64 ? prelu_kernel<double> : prelu_kernel<float>, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, desc->dtype,
+                         (const void *)call->inputs[0].data, call->outputs[0].data, mask, count, s);
+}
+
+MPG_CUDA_KERNEL(backward_leaky_relu) {
+  const mpg_leaky_relu_params *params = (const mpg_leaky_relu_params *)call->params;
+  int64_t count = mpg_shape_size(&call->outputs[0].desc.shape);
+  MPG_CUDA_FLOAT_DTYPE(call->inputs[0].desc.dtype, T,
+                       return mpg_cuda_launch(call, backward_leaky_kernel<T>, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, (const T *)call->inputs[0].data,
+                                              (const T *)call->inputs[1].data, (T *)call->outputs[0].data, count, (int)params->act_type, params->slope));
+  return MPG_OK;
+}
+
+/* --- add_n: in the order of the arrays ---------------------------------------------------------------------------------------- */
+namespace {
+
+enum { TERMS = 32 }; /* of one launch; more go in several, by way of the sum so far */
+struct terms {
+  const void *data[TERMS];
+  int count;
+};
+
+template <class T, class C>
+__global__ void add_n_kernel(terms t, T *out, int64_t count) {
+  int64_t i = MPG_CUDA_INDEX;
+  if (i >= count) return;
+  C sum = mpg_to<C>(((const T *)t.data[0])[i]);
+  for (int k = 1; k < t.count; k++) sum = sum + mpg_to<C>(((const T *)t.data[k])[i]);
+  out[i] = mpg_to<T>(sum);
+}
+
+/* More than one launch: the sum so far stays in the compute type, in scratch. */
+template <class T, class C>
+__global__ void add_more_kernel(terms t, C *sums, T *out, int64_t count, bool first) {
+  int64_t i = MPG_CUDA_INDEX;
+  if (i >= count) return;
+  C sum = first ? mpg_to<C>(((const T *)t.data[0])[i]) : sums[i];
+  for (int k = first; k < t.count; k++) sum = sum + mpg_to<C>(((const T *)t.data[k])[i]);
+  sums[i] = sum;
+  if (out) out[i] = mpg_to<T>(sum);
+}
+
+template <class T> struct sum_type { typedef uint64_t type; }; /* sums of integers wrap around */
+template <> struct sum_type<float> { typedef float type; };
+template <> struct sum_type<mpg_half> { typedef float type; };
+template <> struct sum_type<mpg_bfloat16> { typedef float type; };
+template <> struct sum_type<double> { typedef double type; };
+
+template <class T>
+mpg_status launch_add_n(const mpg_kernel_call *call) {
+  typedef typename sum_type<T>::type C;
+  int64_t count = mpg_shape_size(&call->outputs[0].desc.shape);
+  T *out = (T *)call->outputs[0].data;
+  if (!count) return MPG_OK;
+  C *sums = NULL;
+  if (call->num_inputs > TERMS && !(sums = (C *)mpg_device_scratch(call->device, (size_t)count * sizeof(C)))) return MPG_DEVICE_OUT_OF_MEMORY;
+  for (int done = 0; done < call->num_inputs;) {
+    terms t;
+    for (t.count = 0; t.count < TERMS && done + t.count < call->num_inputs; t.count++) t.data[t.count] = call->inputs[done + t.count].data;
+    if (!sums) return mpg_cuda_launch(call, add_n_kernel<T, C>, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, t, out, count);
+    bool first = done == 0;
+    done += t.count;
+    MPG_TRY(mpg_cuda_launch(call, add_more_kernel<T, C>, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, t, sums, done == call->num_inputs ? out : (T *)NULL, count, first));
+  }
+  return MPG_OK;
+}
+
+} // namespace
+
+MPG_CUDA_KERNEL(add_n) {
+  MPG_CUDA_DTYPE(call->inputs[0].desc.dtype, T, return launch_add_n<T>(call));
+  return MPG_OK;
+}

@@ -1,0 +1,16 @@
+/* What the C files of the GPU library share: the driver's state and the core's services. */
+#ifndef KERNELS_CUDA_RUNTIME_H
+#define KERNELS_CUDA_RUNTIME_H
+
+#include <cuda_runtime_api.h>
+
+#include "device/gpu.h"
+
+extern const mpg_gpu_services *mpg_cuda_services; /* set once, when the library is opened */
+extern const mpg_gpu_driver mpg_cuda_driver;
+
+/* MPG_OK, or MPG_ERROR with "<what> failed: <CUDA's text>". */
+mpg_status mpg_cuda_check(cudaError_t error, const char *what);
+#define MPG_CUDA_TRY(call) MPG_TRY(mpg_cuda_check((call), #call))
+
+#endif

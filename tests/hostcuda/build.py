@@ -1,0 +1,53 @@
+"""Builds the GPU library for the host, against the stand-in here: build/hostcuda/mpgluon_hostcuda.so. Prints its path.
+
+HOSTCUDA_SANITIZE="address,undefined" or "thread" makes a sanitizer build in a folder of its own.
+"""
+
+import glob
+import importlib.util
+import os
+import platform
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+spec = importlib.util.spec_from_file_location("mpgluon_build", os.path.join(ROOT, "kernels", "build.py"))
+tools = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(tools)
+
+
+def sources():
+    for pattern in ("kernels/cuda/*.c", "kernels/cuda/*.cu", "tests/hostcuda/*.cpp"):
+        yield from sorted(os.path.relpath(p, ROOT) for p in glob.glob(os.path.join(ROOT, pattern)))
+    yield from tools.CUDA_SHARED
+
+
+def build():
+    sanitize = os.environ.get("HOSTCUDA_SANITIZE", "")
+    folder = os.path.join(ROOT, "build", "hostcuda" + ("-" + sanitize.replace(",", "-") if sanitize else ""))
+    flags = ["-O1", "-g1", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off", "-fno-math-errno",
+             "-isystem", os.path.join(ROOT, "tests", "hostcuda", "include"), "-I" + os.path.join(ROOT, "csrc"), "-I" + ROOT]  # fmt: skip
+    if platform.machine() == "x86_64" and "avx2" in open("/proc/cpuinfo").read():
+        flags.append("-march=x86-64-v3")
+    if sanitize:
+        flags += [f"-fsanitize={sanitize}", "-fno-omit-frame-pointer"]
+    cc, cxx = os.environ.get("CC", "cc").split(), os.environ.get("CXX", "c++").split()
+    jobs = []
+    for source in sources():
+        target = os.path.join(folder, source + ".o")
+        if source.endswith(".c"):
+            command = cc + ["-std=gnu11"] + flags
+        else:  # kernels are not to be warned about what nvcc alone knows
+            command = cxx + ["-std=c++17", "-x", "c++", "-Wno-unknown-pragmas"] + flags
+        jobs.append((source, target, command))
+    tools.compile_all(jobs)
+    library = os.path.join(folder, "mpgluon_hostcuda.so")
+    link = cxx + ["-shared", "-pthread", "-Wl,-z,defs"] + ([f"-fsanitize={sanitize}"] if sanitize else [])
+    if sanitize:
+        link.remove("-Wl,-z,defs")  # the sanitizer's symbols come with the process
+    if not tools.run(link + [target for _, target, _ in jobs] + ["-lm", "-ldl", "-o", library]):
+        sys.exit("hostcuda: the linker failed")
+    return library
+
+
+if __name__ == "__main__":
+    print(build())

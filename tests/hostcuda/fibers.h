@@ -1,0 +1,6 @@
+/* Test-only: runs all blocks of a launch on this thread. */
+#ifndef HOSTCUDA_FIBERS_H
+#define HOSTCUDA_FIBERS_H
+#include "cuda_runtime.h"
+void hostcuda_run(const cudaLaunchConfig_t &config, const std::function<void()> &body);
+#endif

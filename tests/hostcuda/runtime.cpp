@@ -1,0 +1,346 @@
+// Devices, streams, events and memory. A stream is a thread with a queue; everything here lives as long as the process.
+// Settings: HOSTCUDA_DEVICES (cards, default 2), HOSTCUDA_MEMORY (bytes of each, default 4 GiB).
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "cuda_runtime.h"
+#include "fibers.h"
+
+namespace {
+
+struct card {
+  std::atomic<bool> broken{false};
+  std::atomic<size_t> used{0};
+};
+card cards[64];
+
+long setting(const char *name, long standard) {
+  const char *text = getenv(name);
+  return text && *text ? atol(text) : standard;
+}
+int num_cards() { return (int)std::min(setting("HOSTCUDA_DEVICES", 2), 64L); }
+size_t capacity() { return (size_t)setting("HOSTCUDA_MEMORY", 4L << 30); }
+
+thread_local int current_card;
+thread_local cudaError_t last_error;
+cudaError_t note(cudaError_t error) {
+  if (error != cudaSuccess && error != cudaErrorNotReady) last_error = error;
+  return error;
+}
+cudaError_t state_of(int device) { return cards[device].broken ? cudaErrorIllegalAddress : cudaSuccess; }
+
+struct moment { // of an event
+  std::mutex lock;
+  std::condition_variable reached;
+  bool done = false;
+  void reach() {
+    std::lock_guard<std::mutex> guard(lock);
+    done = true;
+    reached.notify_all();
+  }
+  void wait() {
+    std::unique_lock<std::mutex> guard(lock);
+    reached.wait(guard, [this] { return done; });
+  }
+};
+
+struct allocation {
+  size_t size;
+  int device;
+};
+std::mutex memory_lock;
+std::map<char *, allocation> &allocations() {
+  static auto *all = new std::map<char *, allocation>;
+  return *all;
+}
+
+cudaError_t take(void **memory, size_t size, int device) {
+  if (state_of(device) != cudaSuccess) return state_of(device);
+  size_t before = cards[device].used.fetch_add(size);
+  if (before + size > capacity() || posix_memalign(memory, 256, size ? size : 1)) {
+    cards[device].used -= size;
+    return cudaErrorMemoryAllocation;
+  }
+  memset(*memory, 0xcb, std::min(size, (size_t)1 << 20)); // what nobody wrote
+  std::lock_guard<std::mutex> guard(memory_lock);
+  allocations()[(char *)*memory] = {size, device};
+  return cudaSuccess;
+}
+
+cudaError_t give(void *memory) {
+  if (!memory) return cudaSuccess;
+  std::lock_guard<std::mutex> guard(memory_lock);
+  auto at = allocations().find((char *)memory);
+  if (at == allocations().end()) return cudaErrorInvalidValue;
+  cards[at->second.device].used -= at->second.size;
+  allocations().erase(at);
+  free(memory);
+  return cudaSuccess;
+}
+
+} // namespace
+
+struct CUstream_st {
+  int device;
+  std::mutex lock;
+  std::condition_variable changed;
+  std::deque<std::function<void()>> tasks;
+  bool running = false, started = false;
+
+  cudaError_t put(std::function<void()> task) {
+    if (state_of(device) != cudaSuccess) return state_of(device);
+    std::lock_guard<std::mutex> guard(lock);
+    tasks.push_back(std::move(task));
+    if (!started) {
+      started = true;
+      std::thread([this] { work(); }).detach();
+    }
+    changed.notify_all();
+    return cudaSuccess;
+  }
+  void work() {
+    current_card = device;
+    std::unique_lock<std::mutex> guard(lock);
+    for (;;) {
+      changed.wait(guard, [this] { return !tasks.empty(); });
+      auto task = std::move(tasks.front());
+      tasks.pop_front();
+      running = true;
+      guard.unlock();
+      task();
+      task = nullptr;
+      guard.lock();
+      running = false;
+      if (tasks.empty()) changed.notify_all();
+    }
+  }
+  bool idle() {
+    std::lock_guard<std::mutex> guard(lock);
+    return tasks.empty() && !running;
+  }
+  void drain() {
+    std::unique_lock<std::mutex> guard(lock);
+    changed.wait(guard, [this] { return tasks.empty() && !running; });
+  }
+};
+
+struct CUevent_st {
+  std::mutex lock;
+  std::shared_ptr<moment> latest; // none: never recorded
+};
+
+struct CUmemPoolHandle_st {
+  int device;
+};
+
+// What is queued on a broken card is not done, but events and waits go through, so that nobody hangs.
+static cudaError_t put_work(cudaStream_t stream, std::function<void()> work) {
+  return note(stream->put([stream, work = std::move(work)] {
+    if (state_of(stream->device) == cudaSuccess) work();
+  }));
+}
+
+extern "C" {
+
+cudaError_t cudaGetDeviceCount(int *count) {
+  *count = num_cards();
+  return note(*count ? cudaSuccess : cudaErrorNoDevice);
+}
+cudaError_t cudaDriverGetVersion(int *version) {
+  *version = (int)setting("HOSTCUDA_DRIVER", CUDART_VERSION);
+  return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int device) {
+  if (device < 0 || device >= num_cards()) return note(cudaErrorInvalidDevice);
+  current_card = device;
+  return note(state_of(device));
+}
+cudaError_t cudaGetDevice(int *device) {
+  *device = current_card;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device) {
+  memset(properties, 0, sizeof *properties);
+  snprintf(properties->name, sizeof properties->name, "host stand-in %d", device);
+  properties->totalGlobalMem = capacity();
+  properties->multiProcessorCount = 4;
+  properties->major = 9;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device) {
+  (void)device;
+  switch (attribute) {
+    case cudaDevAttrMultiProcessorCount: *value = 4; return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMajor: *value = 9; return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMinor: *value = 0; return cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = 232448; return cudaSuccess;
+  }
+  return note(cudaErrorInvalidValue);
+}
+cudaError_t cudaDeviceSynchronize(void) { return note(state_of(current_card)); }
+cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) {
+  *can = device != peer;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) { return cudaSuccess; }
+cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) {
+  *total = capacity();
+  *free_bytes = *total - cards[current_card].used;
+  return cudaSuccess;
+}
+cudaError_t cudaGetLastError(void) {
+  cudaError_t error = last_error;
+  last_error = cudaSuccess;
+  return error;
+}
+cudaError_t cudaPeekAtLastError(void) { return last_error; }
+const char *cudaGetErrorName(cudaError_t error) {
+  switch (error) {
+    case cudaSuccess: return "cudaSuccess";
+    case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
+    case cudaErrorNoDevice: return "cudaErrorNoDevice";
+    case cudaErrorInvalidConfiguration: return "cudaErrorInvalidConfiguration";
+    case cudaErrorIllegalAddress: return "cudaErrorIllegalAddress";
+    default: return "cudaErrorInvalidValue";
+  }
+}
+const char *cudaGetErrorString(cudaError_t error) {
+  switch (error) {
+    case cudaSuccess: return "no error";
+    case cudaErrorMemoryAllocation: return "out of memory";
+    case cudaErrorNoDevice: return "no CUDA-capable device is detected";
+    case cudaErrorInvalidConfiguration: return "invalid configuration argument";
+    case cudaErrorIllegalAddress: return "an illegal memory access was encountered";
+    default: return "invalid argument";
+  }
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) {
+  *stream = new CUstream_st;
+  (*stream)->device = current_card;
+  return note(state_of(current_card));
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) { // its thread stays
+  stream->drain();
+  return cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  stream->drain();
+  return note(state_of(stream->device));
+}
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  if (state_of(stream->device) != cudaSuccess) return note(state_of(stream->device));
+  return stream->idle() ? cudaSuccess : cudaErrorNotReady;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  std::shared_ptr<moment> at;
+  {
+    std::lock_guard<std::mutex> guard(event->lock);
+    at = event->latest;
+  }
+  return at ? note(stream->put([at] { at->wait(); })) : cudaSuccess;
+}
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void *data) {
+  return note(stream->put([=] { function(data); }));
+}
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned) {
+  *event = new CUevent_st;
+  return cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete event;
+  return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  auto at = std::make_shared<moment>();
+  cudaError_t error = stream->put([at] { at->reach(); });
+  if (error != cudaSuccess) return note(error);
+  std::lock_guard<std::mutex> guard(event->lock);
+  event->latest = at;
+  return cudaSuccess;
+}
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  std::lock_guard<std::mutex> guard(event->lock);
+  if (!event->latest) return cudaSuccess;
+  std::lock_guard<std::mutex> inner(event->latest->lock);
+  return event->latest->done ? cudaSuccess : cudaErrorNotReady;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  std::shared_ptr<moment> at;
+  {
+    std::lock_guard<std::mutex> guard(event->lock);
+    at = event->latest;
+  }
+  if (at) at->wait();
+  return cudaSuccess;
+}
+
+cudaError_t cudaMalloc(void **memory, size_t size) { return note(take(memory, size, current_card)); }
+cudaError_t cudaFree(void *memory) { return note(give(memory)); }
+cudaError_t cudaMallocHost(void **memory, size_t size) { return posix_memalign(memory, 4096, size) ? note(cudaErrorMemoryAllocation) : cudaSuccess; }
+cudaError_t cudaFreeHost(void *memory) {
+  free(memory);
+  return cudaSuccess;
+}
+cudaError_t cudaHostRegister(void *, size_t, unsigned) { return cudaSuccess; }
+cudaError_t cudaHostUnregister(void *) { return cudaSuccess; }
+cudaError_t cudaHostGetDevicePointer(void **device, void *host, unsigned) {
+  *device = host;
+  return cudaSuccess;
+}
+cudaError_t cudaMemPoolCreate(cudaMemPool_t *pool, const cudaMemPoolProps *properties) {
+  *pool = new CUmemPoolHandle_st{properties->location.id};
+  return cudaSuccess;
+}
+cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) {
+  delete pool;
+  return cudaSuccess;
+}
+cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void *) { return cudaSuccess; }
+cudaError_t cudaMemPoolSetAccess(cudaMemPool_t, const cudaMemAccessDesc *, size_t) { return cudaSuccess; }
+cudaError_t cudaMemPoolTrimTo(cudaMemPool_t, size_t) { return cudaSuccess; }
+cudaError_t cudaMallocFromPoolAsync(void **memory, size_t size, cudaMemPool_t pool, cudaStream_t) { return note(take(memory, size, pool->device)); }
+cudaError_t cudaFreeAsync(void *memory, cudaStream_t stream) {
+  return note(stream->put([memory] { give(memory); }));
+}
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size, cudaMemcpyKind, cudaStream_t stream) {
+  return put_work(stream, [=] { memmove(to, from, size); });
+}
+cudaError_t cudaMemcpyPeerAsync(void *to, int, const void *from, int, size_t size, cudaStream_t stream) {
+  return put_work(stream, [=] { memmove(to, from, size); });
+}
+cudaError_t cudaMemsetAsync(void *memory, int value, size_t size, cudaStream_t stream) {
+  return put_work(stream, [=] { memset(memory, value, size); });
+}
+cudaError_t cudaFuncSetAttribute(const void *, enum cudaFuncAttribute, int) { return cudaSuccess; }
+
+static int write_value(cudaStream_t stream, unsigned long long address, uint64_t value, unsigned) {
+  return put_work(stream, [=] { __atomic_store_n((uint64_t *)address, value, __ATOMIC_RELEASE); });
+}
+cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned, unsigned long long, enum cudaDriverEntryPointQueryResult *result) {
+  if (strcmp(symbol, "cuStreamWriteValue64")) return note(cudaErrorNotSupported);
+  *function = (void *)write_value;
+  *result = cudaDriverEntryPointSuccess;
+  return cudaSuccess;
+}
+
+__attribute__((visibility("default"))) void hostcuda_break(int device) { cards[device].broken = true; }
+
+} // extern "C"
+
+cudaError_t hostcuda_launch(const cudaLaunchConfig_t *config, std::function<void()> thread) {
+  const dim3 &grid = config->gridDim, &block = config->blockDim;
+  uint64_t threads = (uint64_t)block.x * block.y * block.z;
+  if (!threads || threads > 1024 || block.z > 64 || !grid.x || !grid.y || !grid.z || grid.x > 0x7fffffff || grid.y > 65535 || grid.z > 65535 ||
+      config->dynamicSmemBytes > 232448)
+    return note(cudaErrorInvalidConfiguration);
+  return put_work(config->stream, [config = *config, thread = std::move(thread)] { hostcuda_run(config, thread); });
+}
