@@ -2,15 +2,9 @@
 #ifndef KERNELS_CPU_INDEX_H
 #define KERNELS_CPU_INDEX_H
 
+#include "kernels/common/index.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/half.h"
-
-/* The whole part; beyond int64: its ends; of NaN: 0. */
-static inline int64_t mpg_whole(double value) {
-  if (value >= 0x1p63) return INT64_MAX;
-  if (value <= -0x1p63) return INT64_MIN;
-  return value == value ? (int64_t)value : 0;
-}
 
 static inline int64_t mpg_index_at(const mpg_view *view, int64_t i) {
   switch (view->desc.dtype) {
@@ -37,12 +31,6 @@ static inline void mpg_index_store(const mpg_view *view, int64_t i, int64_t valu
     case MPG_INT8: ((int8_t *)view->data)[i] = (int8_t)value; return;
     default: ((uint8_t *)view->data)[i] = (uint8_t)value; return;
   }
-}
-
-static inline int64_t mpg_index_clip(int64_t index, int64_t size) { return index < 0 ? 0 : index >= size ? size - 1 : index; }
-static inline int64_t mpg_index_wrap(int64_t index, int64_t size) {
-  int64_t rest = index % size;
-  return rest < 0 ? rest + size : rest;
 }
 
 #endif

@@ -135,23 +135,12 @@ static void copy_bytes(void *context, int64_t begin, int64_t end) {
 void mpg_cpu_move(const mpg_kernel_call *call, const mpg_move *move, const void *in, void *out, size_t item_) {
   int64_t item = (int64_t)item_;
   plan p = {.in = in, .out = out};
-  /* Merge neighbouring dimensions that lie evenly in both. */
-  for (int i = 0; i < move->ndim; i++) {
-    int64_t dim = move->dims[i], is = move->in[i] * item, os = move->out[i] * item;
-    if (dim == 0) return;
-    if (dim == 1) continue;
-    if (p.ndim > 0 && p.in_strides[p.ndim - 1] == is * dim && p.out_strides[p.ndim - 1] == os * dim) {
-      p.dims[p.ndim - 1] *= dim;
-      p.in_strides[p.ndim - 1] = is;
-      p.out_strides[p.ndim - 1] = os;
-      continue;
-    }
-    p.dims[p.ndim] = dim;
-    p.in_strides[p.ndim] = is;
-    p.out_strides[p.ndim++] = os;
-  }
-  /* A run that is dense in both is one larger item. */
-  if (p.ndim > 0 && p.in_strides[p.ndim - 1] == item && p.out_strides[p.ndim - 1] == item) item *= p.dims[--p.ndim];
+  mpg_move merged = {0};
+  if (!mpg_move_merge(move, &item, &merged)) return;
+  p.ndim = merged.ndim;
+  memcpy(p.dims, merged.dims, sizeof p.dims);
+  memcpy(p.in_strides, merged.in, sizeof p.in_strides);
+  memcpy(p.out_strides, merged.out, sizeof p.out_strides);
   if (p.ndim == 0) {
     copy_context copy = {p.in, p.out};
     mpg_cpu_parallel_for(call, item, GRAIN_BYTES, copy_bytes, &copy);

@@ -1,0 +1,56 @@
+/* Moving elements between strided places: what transposes, slices, joins, tiles and diagonals come down to, on every backend.
+ *
+ * A move copies out[sum(i_k * out_k)] = in[sum(i_k * in_k)] for every index i of `dims`. Strides count elements, may be
+ * negative, and an input stride may be 0 (repetition). The target places are distinct and do not overlap the source's.
+ * Stateless; any thread.
+ */
+#ifndef KERNELS_COMMON_MOVE_H
+#define KERNELS_COMMON_MOVE_H
+
+#include "op/kernel.h"
+
+enum { MPG_MOVE_NDIM = 2 * MPG_MAX_NDIM };
+
+typedef struct mpg_move {
+  int ndim;
+  int64_t dims[MPG_MOVE_NDIM], in[MPG_MOVE_NDIM], out[MPG_MOVE_NDIM];
+} mpg_move;
+
+static inline void mpg_move_add(mpg_move *move, int64_t dim, int64_t in, int64_t out) { /* appends an inner dimension */
+  move->dims[move->ndim] = dim;
+  move->in[move->ndim] = in;
+  move->out[move->ndim++] = out;
+}
+
+/* Row-major strides, in elements. */
+static inline void mpg_dense_strides(const mpg_shape *shape, int64_t *strides) {
+  int64_t stride = 1;
+  for (int i = shape->ndim - 1; i >= 0; i--) {
+    strides[i] = stride;
+    stride *= shape->dims[i];
+  }
+}
+
+/* Fewer dimensions for the same move, in units of bytes: dimensions of size 1 are left out, and neighbours that lie evenly in both are
+ * merged. A run that is dense in both becomes one larger item (*item). False: nothing to move. */
+static inline bool mpg_move_merge(const mpg_move *move, int64_t *item, mpg_move *merged) {
+  merged->ndim = 0;
+  for (int i = 0; i < move->ndim; i++) {
+    int64_t dim = move->dims[i], in = move->in[i] * *item, out = move->out[i] * *item;
+    int last = merged->ndim - 1;
+    if (dim == 0) return false;
+    if (dim == 1) continue;
+    if (last >= 0 && merged->in[last] == in * dim && merged->out[last] == out * dim) {
+      merged->dims[last] *= dim;
+      merged->in[last] = in;
+      merged->out[last] = out;
+    } else {
+      mpg_move_add(merged, dim, in, out);
+    }
+  }
+  int last = merged->ndim - 1;
+  if (last >= 0 && merged->in[last] == *item && merged->out[last] == *item) *item *= merged->dims[--merged->ndim];
+  return true;
+}
+
+#endif
