@@ -16,6 +16,7 @@ def sweep(work, limit=5000, stride=1):
     """Runs `work` with its n-th allocation failing, for every n (every `stride`-th); how many runs failed."""
     failures = 0
     for n in range(1, limit, stride):
+        _core._memory_free_kept()
         _core._memory_fail_after(n)
         try:
             work()

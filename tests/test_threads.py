@@ -28,8 +28,8 @@ def network(first=0, dropout=0.0):
     return net
 
 
-def together(work, items):
-    with ThreadPoolExecutor(THREADS) as pool:
+def together(work, items, threads=THREADS):
+    with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(work, items))
 
 
@@ -67,6 +67,77 @@ def test_networks_trained_in_threads(hybridize):
     for alone, beside in zip(*results):
         for a, b in zip(alone, beside):
             np.testing.assert_array_equal(a, b)
+
+
+class Many(gluon.HybridBlock):
+    """What prediction does beside running programs: folded norms, packed weights, random draws' counters, loops cut out of the graph, several outputs."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.conv, self.norm, self.dense = nn.Conv2D(4, 3, in_channels=2), nn.BatchNorm(in_channels=4), nn.Dense(6, in_units=4)
+            self.scale = self.params.get("scale", shape=(1, 6))
+
+    def hybrid_forward(self, F, x, steps, scale):
+        y = F.relu(self.norm(self.conv(x))).mean(axis=(2, 3)).as_in_context(mx.cpu(1))
+        y = F.Dropout(self.dense(y.as_in_context(mx.cpu(0))), p=0.5)
+        rows, last = F.contrib.foreach(lambda step, state: (state * step, F.broadcast_mul(F.tanh(state), scale)), steps, y)
+        return rows.sum(axis=0), [last, y]
+
+
+def test_one_network_predicts_in_many_threads_with_many_signatures():
+    """Signatures are compiled, found, dropped from one thread while others call; parameters change in between."""
+    net = Many()
+    net.initialize(mx.init.Uniform(1), ctx=mx.cpu(0))
+    draw = np.random.RandomState(0)
+    inputs = []
+    for i in range(120):
+        shape = (1 + i % 4, 2, 5 + i % 3, 6)
+        inputs.append((draw.uniform(-1, 1, shape).astype("float32"), draw.uniform(-1, 1, (3 if i % 2 else 1100, 1)).astype("float32")))
+
+    def predict(arrays):
+        rows, (last, y) = net(*map(nd.array, arrays))
+        return [array.asnumpy() for array in (rows, last, y)]
+
+    def check(found, expected):
+        for one, other in zip(found, expected):
+            for a, b in zip(one, other):
+                np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+    for round in range(2):
+        net.hybridize(False)
+        expected = [predict(arrays) for arrays in inputs]
+        net.hybridize()
+        check(together(predict, inputs, 12), expected)
+        check(together(predict, inputs[::-1], 12), expected[::-1])
+        net.scale.set_data(net.scale.data() * 0.5)
+        net.norm.running_mean.set_data(net.norm.running_mean.data() + 1)
+    assert 12 <= len(net.compiled())
+
+
+def test_some_threads_predict_while_one_records():
+    net = network()
+    net.hybridize()
+    x = np.random.RandomState(1).uniform(-1, 1, (3, 8)).astype("float32")
+    expected = net(nd.array(x)).asnumpy()
+
+    def gradient():
+        with autograd.record():
+            y = net(nd.array(x))
+        y.backward()
+        return [p.grad(p.list_ctx()[0]).asnumpy() for p in net.collect_params().values()]
+
+    alone = gradient()
+
+    def work(i):
+        for _ in range(30):
+            if i:
+                np.testing.assert_array_equal(net(nd.array(x)).asnumpy(), expected)
+            else:
+                for a, b in zip(gradient(), alone):
+                    np.testing.assert_array_equal(a, b)
+
+    together(work, range(6), 6)
 
 
 def test_recording_belongs_to_a_thread():

@@ -187,8 +187,10 @@ static mpg_compiled_backward *find_known(const mpg_compiled *c, const mpg_leaves
 
 static mpg_status find_backward(mpg_compiled *c, const mpg_leaves *together, const mixture *m, mpg_compiled_backward **b) {
   if (together && (*b = find_known(c, together, m)) != NULL) return MPG_OK;
-  uint8_t *places = mpg_calloc(2 * (size_t)c->num_inputs + 1, 1);
-  if (!places) return mpg_out_of_host_memory(2 * (size_t)c->num_inputs);
+  size_t size = 2 * (size_t)c->num_inputs + 1;
+  uint8_t *places = mpg_space_take(size);
+  if (!places) return mpg_out_of_host_memory(size);
+  memset(places, 0, size);
   bool *summed = (bool *)(places + c->num_inputs);
   uint32_t count = together ? c->num_inputs - c->num_bound : c->num_inputs, own = mpg_compiled_first_fixed(c);
   for (uint32_t k = 0; k < count; k++) {
@@ -201,7 +203,7 @@ static mpg_status find_backward(mpg_compiled *c, const mpg_leaves *together, con
   }
   mpg_status status = mpg_compiled_get_backward(c, m->arrives, summed, places, m->retain, m->train, b);
   if (status == MPG_OK && together) (*b)->leaves = together->number;
-  mpg_free(places);
+  mpg_space_give(places);
   return status;
 }
 

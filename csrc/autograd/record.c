@@ -110,7 +110,7 @@ static mpg_status run_and_record(const mpg_op *op, const void *params, mpg_array
   int num_outputs = mpg_op_num_outputs(op, params, num_inputs), total = num_inputs + num_outputs;
   mpg_status status = MPG_OK;
   if (total > STACK_ARRAYS) {
-    tensors = mpg_malloc((size_t)total * (sizeof *tensors + sizeof *pointers));
+    tensors = mpg_space_take((size_t)total * (sizeof *tensors + sizeof *pointers));
     if (!tensors) return mpg_out_of_host_memory((size_t)total * sizeof *tensors);
     pointers = (mpg_array **)(tensors + total);
   }
@@ -137,7 +137,7 @@ static mpg_status run_and_record(const mpg_op *op, const void *params, mpg_array
   }
   for (int i = num_visible; i < num_outputs; i++) mpg_tensor_release(&results[i]); /* hidden ones */
 fail:
-  if (tensors != space.tensors) mpg_free(tensors);
+  if (tensors != space.tensors) mpg_space_give(tensors);
   return status;
 }
 

@@ -7,6 +7,12 @@
 static _Atomic int64_t allocations_until_failure; /* 0: disarmed; test hook, see the header */
 static _Atomic bool failure_happened;
 
+enum { KEPT_SPACES = 8, LARGEST_KEPT = 1 << 20 };
+typedef struct space {
+  _Alignas(16) size_t size;
+} space;
+static space *kept_spaces[KEPT_SPACES]; /* runtime state, under the host lock */
+
 static bool must_fail(void) {
   if (atomic_load_explicit(&allocations_until_failure, memory_order_relaxed) <= 0) return false;
   if (atomic_fetch_sub(&allocations_until_failure, 1) != 1) return false;
@@ -60,6 +66,39 @@ struct mpg_arena_block {
 };
 
 void mpg_arena_init(mpg_arena *arena) { *arena = (mpg_arena){0}; }
+
+void *mpg_space_take(size_t size) {
+  for (int i = 0; i < KEPT_SPACES; i++) {
+    space *kept = kept_spaces[i];
+    if (!kept || kept->size < size) continue;
+    kept_spaces[i] = NULL;
+    return kept + 1;
+  }
+  space *made = size < SIZE_MAX / 2 ? mpg_malloc(sizeof *made + size) : NULL;
+  if (!made) return NULL;
+  made->size = size;
+  return made + 1;
+}
+
+void mpg_space_give(void *given) {
+  if (!given) return;
+  space *least = (space *)given - 1;
+  if (least->size <= LARGEST_KEPT)
+    for (int i = 0; i < KEPT_SPACES && least; i++) { /* the smallest of all goes */
+      space *kept = kept_spaces[i];
+      if (kept && kept->size >= least->size) continue;
+      kept_spaces[i] = least;
+      least = kept;
+    }
+  mpg_free(least);
+}
+
+void mpg_space_free_kept(void) {
+  for (int i = 0; i < KEPT_SPACES; i++) {
+    mpg_free(kept_spaces[i]);
+    kept_spaces[i] = NULL;
+  }
+}
 
 static void free_blocks(mpg_arena_block *block) {
   while (block) {

@@ -2,7 +2,7 @@
  *
  * Array contents never come from here but from a device's pool (device/pool.h). Every allocation can be made to fail
  * for tests: after mpg_memory_fail_after(n) the n-th following allocation (1 is the next) returns NULL, once.
- * The caller owns what it gets. Any thread may call.
+ * The caller owns what it gets. Any thread may call, where nothing else is said.
  */
 #ifndef MPG_BASE_MEMORY_H
 #define MPG_BASE_MEMORY_H
@@ -15,6 +15,11 @@ void *mpg_realloc(void *memory, size_t size);
 void *mpg_aligned_malloc(size_t alignment, size_t size); /* new, or NULL; alignment: a power of two; for mpg_free */
 void mpg_free(void *memory); /* NULL is allowed */
 char *mpg_strdup(const char *text);
+
+/* Work space of one call: like mpg_malloc and mpg_free, but some is kept for calls to come, which then allocate nothing. Host lock. */
+void *mpg_space_take(size_t size);
+void mpg_space_give(void *space); /* NULL is allowed */
+void mpg_space_free_kept(void);
 
 /* Sets MPG_HOST_OUT_OF_MEMORY's text and returns it. */
 mpg_status mpg_out_of_host_memory(size_t size);

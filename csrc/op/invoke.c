@@ -218,8 +218,8 @@ static mpg_status queue(const mpg_invocation *inv, mpg_kernel_fn kernel, mpg_dev
   mpg_point stack_points[STACK_ARRAYS * (2 + MPG_FOREIGN_READS)], *points = stack_points;
   char *payload = stack_payload;
   mpg_status status = MPG_OK;
-  if (size > sizeof stack_payload) payload = mpg_malloc(size);
-  if (max_points > (int)(sizeof stack_points / sizeof *stack_points)) points = mpg_malloc((size_t)max_points * sizeof *points);
+  if (size > sizeof stack_payload) payload = mpg_space_take(size);
+  if (max_points > (int)(sizeof stack_points / sizeof *stack_points)) points = mpg_space_take((size_t)max_points * sizeof *points);
   if (!payload || !points) {
     status = mpg_out_of_host_memory(size);
     goto fail;
@@ -251,8 +251,8 @@ static mpg_status queue(const mpg_invocation *inv, mpg_kernel_fn kernel, mpg_dev
       MPG_GOTO(mpg_storage_add_read(storage, device, tick));
   }
 fail:
-  if (payload != stack_payload) mpg_free(payload);
-  if (points != stack_points) mpg_free(points);
+  if (payload != stack_payload) mpg_space_give(payload);
+  if (points != stack_points) mpg_space_give(points);
   return status;
 }
 
@@ -359,10 +359,10 @@ static mpg_status invoke(mpg_invocation *inv) {
     return mpg_fail(MPG_ERROR, "%s: %d inputs and %d outputs are more than the %d and %d that one op may have", inv->op->name,
                     inv->num_inputs, inv->num_outputs, MPG_MAX_INPUTS, MPG_MAX_OUTPUTS);
   size_t size = (size_t)count * (sizeof(mpg_desc) + sizeof(mpg_view));
-  char *memory = mpg_malloc(size);
+  char *memory = mpg_space_take(size);
   if (!memory) return mpg_out_of_host_memory(size);
   mpg_status status = invoke_with(inv, (mpg_desc *)memory, (mpg_view *)(memory + (size_t)count * sizeof(mpg_desc)));
-  mpg_free(memory);
+  mpg_space_give(memory);
   return status;
 }
 

@@ -399,6 +399,28 @@ static PyObject *current_scope(PyObject *module, PyObject *unused) {
   return PyUnicode_FromString(mpg_scope_text(mpg_autograd_scope()));
 }
 
+/* Flags of the variables in a list of arrays, which whoever calls keeps from changing. */
+static PyObject *gradients_fresh(PyObject *module, PyObject *arrays) {
+  (void)module;
+  if (!PyList_Check(arrays)) return PyErr_Format(PyExc_TypeError, "gradients_fresh takes a list of arrays, not %s", Py_TYPE(arrays)->tp_name);
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(arrays); i++) {
+    const mpg_array *array = mpg_py_expect_array(PyList_GET_ITEM(arrays, i), "gradients_fresh");
+    if (array == NULL) return NULL;
+    if (!mpg_autograd_fresh(array)) Py_RETURN_FALSE;
+  }
+  Py_RETURN_TRUE;
+}
+static PyObject *gradients_used(PyObject *module, PyObject *arrays) {
+  (void)module;
+  if (!PyList_Check(arrays)) return PyErr_Format(PyExc_TypeError, "gradients_used takes a list of arrays, not %s", Py_TYPE(arrays)->tp_name);
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(arrays); i++) {
+    mpg_array *array = mpg_py_expect_array(PyList_GET_ITEM(arrays, i), "gradients_used");
+    if (array == NULL) return NULL;
+    mpg_autograd_set_fresh(array, false);
+  }
+  Py_RETURN_NONE;
+}
+
 #define KEYWORDS(function) (PyCFunction)(void (*)(void))function
 PyMethodDef mpg_py_autograd_methods[] = {
     {"record", KEYWORDS(record), METH_FASTCALL | METH_KEYWORDS, "record(train_mode=True)\n--\n\nA scope for a with-statement in which ops are recorded for backward."},
@@ -418,6 +440,8 @@ PyMethodDef mpg_py_autograd_methods[] = {
     {"mark_variables", KEYWORDS(mark_variables), METH_VARARGS | METH_KEYWORDS,
      "mark_variables(variables, gradients, grad_reqs='write')\n--\n\nMakes arrays variables whose gradients backward writes into the given arrays."},
     {"record_function", record_function, METH_VARARGS, "record_function(backward, inputs, outputs)\n--\n\nPuts outputs on the tape as computed from inputs by a function whose gradient is `backward`."},
+    {"gradients_fresh", gradients_fresh, METH_O, "gradients_fresh(arrays)\n--\n\nWhether backward has written the gradients of all arrays of a list since `gradients_used`."},
+    {"gradients_used", gradients_used, METH_O, "gradients_used(arrays)\n--\n\nNotes that the gradients of the arrays of a list were used."},
     {"intern_scope", intern_scope, METH_O, "intern_scope(path)\n--\n\nThe number of a block path, for set_scope."},
     {"set_scope", set_scope, METH_O, "set_scope(number)\n--\n\nThe block path that errors and the profiler name for ops called from now on; returns the former number."},
     {"current_scope", current_scope, METH_NOARGS, "current_scope()\n--\n\nThe present block path."},

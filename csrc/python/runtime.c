@@ -109,6 +109,12 @@ static PyObject *memory_fail_after(PyObject *module, PyObject *number) {
   return PyBool_FromLong(mpg_memory_fail_after(n));
 }
 
+static PyObject *memory_free_kept(PyObject *module, PyObject *unused) {
+  (void)module, (void)unused;
+  mpg_space_free_kept();
+  Py_RETURN_NONE;
+}
+
 static PyObject *memory_until_failure(PyObject *module, PyObject *unused) {
   (void)module, (void)unused;
   return PyLong_FromLongLong(mpg_memory_until_failure());
@@ -165,6 +171,7 @@ PyMethodDef mpg_py_runtime_methods[] = {
     {"build_info", build_info, METH_NOARGS, "build_info()\n--\n\nWhat was built in: a dict."},
     {"set_library_folders", set_library_folders, METH_O, "set_library_folders(folders)\n--\n\nWhere oneDNN and OpenBLAS are looked for; before the first op that uses them."},
     {"libraries", libraries, METH_NOARGS, "libraries()\n--\n\nThe optional libraries: a dict each with name, found, version, path, reason."},
+    {"_memory_free_kept", memory_free_kept, METH_NOARGS, "Frees work space that is kept for further calls; for tests."},
     {"_memory_until_failure", memory_until_failure, METH_NOARGS, "How many allocations are left until the one that `_memory_fail_after` makes fail."},
     {"_memory_fail_after", memory_fail_after, METH_O, "Makes the n-th allocation of bookkeeping from now fail, once; for tests. 0 disarms. Returns whether one has failed."},
     {0}};

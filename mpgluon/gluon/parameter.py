@@ -62,6 +62,10 @@ def _same_dtype(a, b):
     return a == b or dtype_name(a) == dtype_name(b)
 
 
+# How often a parameter got other arrays: while the number is the same, so are the arrays of all parameters.
+changes = [0]
+
+
 class Parameter:
     """A weight of a block.
 
@@ -130,6 +134,8 @@ class Parameter:
         object.__setattr__(self, name, value)
         if name == "_data":
             self._unbind()
+        if name == "_data" or name == "_grad":
+            changes[0] += 1
 
     def _bound_by(self, call):
         """Notes that a compiled call holds the arrays: call.unbind() is due when there are others."""

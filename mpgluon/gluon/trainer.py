@@ -3,12 +3,12 @@
 import json
 import os
 
-from .. import autograd
+from .. import _core, autograd
 from .. import ndarray as nd
 from .. import optimizer as opt
 from ..base import MXNetError
 from ._reduction import make_buckets
-from .parameter import Parameter, ParameterDict
+from .parameter import Parameter, ParameterDict, changes
 from .utils import brief, global_norm, scale_arrays
 
 __all__ = ["Trainer"]
@@ -139,7 +139,7 @@ class Trainer:
         """Leaves the gradients where they are until there are enough of them."""
         plan = self._current_plan()
         if not ignore_stale_grad:
-            if not all([weight._fresh_grad for weight in plan.weights]):
+            if not _core.gradients_fresh(plan.weights):
                 raise self._stale(plan)
             for weight in plan.weights:
                 weight._fresh_grad = False
@@ -171,12 +171,15 @@ class Trainer:
 
     def _current_plan(self):
         """What there is to update where, made anew when a parameter's arrays are others than before."""
-        plan = self._plan
+        plan, now = self._plan, changes[0]
         if plan is not None:
+            if plan.changes == now:
+                return plan
             for param, data, grad in plan.seen:
                 if param._data is not data or param._grad is not grad:
                     break
             else:
+                plan.changes = now
                 return plan
         self._plan = _Plan(self._params, self._shard_updates)
         return self._plan
@@ -199,7 +202,7 @@ class Trainer:
     def _update(self, ignore_stale_grad):
         plan = self._current_plan()
         work = plan.work
-        if not all([weight._fresh_grad for weight in plan.weights]):
+        if not _core.gradients_fresh(plan.weights):
             if not ignore_stale_grad:
                 raise self._stale(plan)
             work = [group.fresh() for group in work]
@@ -214,13 +217,11 @@ class Trainer:
                             self._bring_state(index, group.ctx)
             for group in work:
                 group.update(self._updater(group.ctx))
-                for weight in group.weights:
-                    weight._fresh_grad = False
+                _core.gradients_used(group.weights)
             if self._shard_updates:
                 for bucket in plan.buckets:
                     bucket.spread()
-                for weight in plan.weights:
-                    weight._fresh_grad = False
+                _core.gradients_used(plan.weights)
 
     def _stale(self, plan):
         param, ctx = next((param, ctx) for param, data, _ in plan.seen for ctx, weight in data.items() if param.grad_req != "null" and not weight._fresh_grad)
@@ -383,6 +384,7 @@ class _Plan:
     """The weights to update, by device. Parameters change their dicts of arrays as a whole: that tells whether it still holds."""
 
     def __init__(self, params, sharded):
+        self.changes = changes[0]
         self.seen = [(param, param._data, param._grad) for param in params]
         self.owners = {}  # index -> device whose copy stands for all
         self.weights = []
