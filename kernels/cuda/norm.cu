@@ -1,0 +1,411 @@
+/* LayerNorm, GroupNorm and InstanceNorm, L2Normalization, LRN.
+ *
+ * Rows that lie together go to a block each; along other axes a thread goes along each row, and neighbouring threads along neighbouring rows. Sums are in float
+ * (double for float64). Sums over rows (gradients of gamma and beta) go by chunks of ROW_CHUNK, whose sums are added in order.
+ */
+#include "kernels/cuda/access.h"
+
+namespace {
+
+enum { WARP = 32, ROWS = 8, ROW_CHUNK = 256 };
+
+MPG_ANYWHERE float power(float x, double y) { return powf(x, (float)y); }
+MPG_ANYWHERE double power(double x, double y) { return pow(x, y); }
+
+/* Threads for a row of n. */
+unsigned threads_of(int64_t n) { return n <= 64 ? 32 : n <= 512 ? 128 : MPG_CUDA_THREADS; }
+
+/* Data as (outer, n, inner), normalised along n. */
+template <class T>
+struct layer_norm {
+  int64_t outer, n, inner;
+  double eps;
+  const T *x, *dy, *gamma, *beta;
+  T *y, *mean, *deviation, *dgamma, *dbeta;
+};
+
+/* A row of `n` elements `step` apart, by all threads of a block, or by one (`whole` false). */
+template <bool whole>
+struct row_threads {
+  static __device__ __forceinline__ int first() { return whole ? threadIdx.x : 0; }
+  static __device__ __forceinline__ int step() { return whole ? blockDim.x : 1; }
+  template <class C> static __device__ __forceinline__ C sum(C value) { return whole ? mpg_block_reduce(value, (C)0, mpg_plus()) : value; }
+};
+/* Rows of the block, or of the thread. */
+template <bool whole>
+__device__ __forceinline__ int64_t first_row() { return whole ? (int64_t)blockIdx.x : MPG_CUDA_INDEX; }
+template <bool whole>
+__device__ __forceinline__ int64_t row_stride() { return whole ? (int64_t)gridDim.x : MPG_CUDA_STRIDE; }
+
+template <class T, class C, bool whole>
+__global__ void layer_norm_kernel(layer_norm<T> t) {
+  typedef row_threads<whole> G;
+  for (int64_t row = first_row<whole>(); row < t.outer * t.inner; row += row_stride<whole>()) {
+    const T *x = t.x + row / t.inner * t.n * t.inner + row % t.inner;
+    T *y = t.y + (x - t.x);
+    C sum = 0, squares = 0;
+    for (int64_t i = G::first(); i < t.n; i += G::step()) sum += mpg_to<C>(x[i * t.inner]);
+    C mean = G::sum(sum) / (C)t.n;
+    for (int64_t i = G::first(); i < t.n; i += G::step()) {
+      C d = mpg_to<C>(x[i * t.inner]) - mean;
+      squares += d * d;
+    }
+    C deviation = (C)sqrt(G::sum(squares) / (C)t.n + (C)t.eps), inverse = 1 / deviation;
+    for (int64_t i = G::first(); i < t.n; i += G::step())
+      y[i * t.inner] = mpg_to<T>((mpg_to<C>(x[i * t.inner]) - mean) * inverse * mpg_to<C>(t.gamma[i]) + mpg_to<C>(t.beta[i]));
+    if (G::first() == 0) {
+      t.mean[row] = mpg_to<T>(mean);
+      t.deviation[row] = mpg_to<T>(deviation);
+    }
+  }
+}
+
+template <class T, class C, bool whole>
+__global__ void layer_norm_back_kernel(layer_norm<T> t) {
+  typedef row_threads<whole> G;
+  for (int64_t row = first_row<whole>(); row < t.outer * t.inner; row += row_stride<whole>()) {
+    int64_t start = row / t.inner * t.n * t.inner + row % t.inner;
+    const T *x = t.x + start, *dy = t.dy + start;
+    T *dx = t.y + start;
+    C mean = mpg_to<C>(t.mean[row]), inverse = 1 / mpg_to<C>(t.deviation[row]), sum = 0, product = 0;
+    for (int64_t i = G::first(); i < t.n; i += G::step()) {
+      C g = mpg_to<C>(dy[i * t.inner]) * mpg_to<C>(t.gamma[i]);
+      sum += g;
+      product += g * (mpg_to<C>(x[i * t.inner]) - mean);
+    }
+    C offset = G::sum(sum) / (C)t.n, slope = G::sum(product) / (C)t.n * inverse * inverse;
+    for (int64_t i = G::first(); i < t.n; i += G::step()) {
+      C g = mpg_to<C>(dy[i * t.inner]) * mpg_to<C>(t.gamma[i]);
+      dx[i * t.inner] = mpg_to<T>((g - offset - (mpg_to<C>(x[i * t.inner]) - mean) * slope) * inverse);
+    }
+  }
+}
+
+/* Shares of dgamma and dbeta: rows that lie together, 32 columns of a chunk of rows a block. partial: [chunk][2][n]. */
+template <class T, class C>
+__global__ void layer_norm_columns_kernel(layer_norm<T> t, C *partial) {
+  __shared__ C parts[2][ROWS][WARP];
+  int64_t tiles = (t.n + WARP - 1) / WARP, column = blockIdx.x % tiles * WARP + threadIdx.x, chunk = blockIdx.x / tiles;
+  int64_t end = (chunk + 1) * ROW_CHUNK < t.outer ? (chunk + 1) * ROW_CHUNK : t.outer;
+  C gamma = 0, beta = 0;
+  if (column < t.n)
+    for (int64_t row = chunk * ROW_CHUNK + threadIdx.y; row < end; row += ROWS) {
+      C g = mpg_to<C>(t.dy[row * t.n + column]);
+      gamma += g * ((mpg_to<C>(t.x[row * t.n + column]) - mpg_to<C>(t.mean[row])) / mpg_to<C>(t.deviation[row]));
+      beta += g;
+    }
+  parts[0][threadIdx.y][threadIdx.x] = gamma;
+  parts[1][threadIdx.y][threadIdx.x] = beta;
+  __syncthreads();
+  if (threadIdx.y < 2 && column < t.n) {
+    C total = 0;
+    for (int k = 0; k < ROWS; k++) total += parts[threadIdx.y][k][threadIdx.x];
+    partial[(chunk * 2 + threadIdx.y) * t.n + column] = total;
+  }
+}
+
+/* The same where the axis is not the last: a block a position along it. One chunk. */
+template <class T, class C>
+__global__ void layer_norm_affine_kernel(layer_norm<T> t, C *partial) {
+  for (int64_t k = blockIdx.x; k < t.n; k += gridDim.x) {
+    C gamma = 0, beta = 0;
+    for (int64_t row = threadIdx.x; row < t.outer * t.inner; row += blockDim.x) {
+      int64_t at = (row / t.inner * t.n + k) * t.inner + row % t.inner;
+      C g = mpg_to<C>(t.dy[at]);
+      gamma += g * ((mpg_to<C>(t.x[at]) - mpg_to<C>(t.mean[row])) / mpg_to<C>(t.deviation[row]));
+      beta += g;
+    }
+    gamma = mpg_block_reduce(gamma, (C)0, mpg_plus());
+    beta = mpg_block_reduce(beta, (C)0, mpg_plus());
+    if (threadIdx.x == 0) {
+      partial[k] = gamma;
+      partial[t.n + k] = beta;
+    }
+  }
+}
+
+/* The shares added up, in order: of every chunk, entries k, k + n, k + 2 n, ... below `width`. */
+template <class T, class C>
+__global__ void totals_kernel(const C *partial, int64_t chunks, int64_t width, int64_t n, T *dgamma, T *dbeta) {
+  int64_t k = MPG_CUDA_INDEX;
+  if (k >= n) return;
+  double gamma = 0, beta = 0;
+  for (int64_t chunk = 0; chunk < chunks; chunk++)
+    for (int64_t at = k; at < width; at += n) {
+      gamma += (double)partial[chunk * 2 * width + at];
+      beta += (double)partial[(chunk * 2 + 1) * width + at];
+    }
+  dgamma[k] = mpg_to<T>((C)gamma);
+  dbeta[k] = mpg_to<T>((C)beta);
+}
+
+void split_axis(const mpg_shape *shape, int64_t axis_param, int64_t *outer, int64_t *n, int64_t *inner) {
+  int axis = (int)(axis_param < 0 ? axis_param + shape->ndim : axis_param);
+  *outer = mpg_shape_product(shape, 0, axis);
+  *n = shape->dims[axis];
+  *inner = mpg_shape_product(shape, axis + 1, shape->ndim);
+}
+
+template <class T, class C>
+mpg_status layer_norm_forward(const mpg_kernel_call *call) {
+  const mpg_layer_norm_params *p = (const mpg_layer_norm_params *)call->params;
+  layer_norm<T> t = {};
+  t.eps = p->eps;
+  t.x = (const T *)call->inputs[0].data;
+  t.gamma = (const T *)call->inputs[1].data;
+  t.beta = (const T *)call->inputs[2].data;
+  t.y = (T *)call->outputs[0].data;
+  t.mean = (T *)call->outputs[1].data;
+  t.deviation = (T *)call->outputs[2].data;
+  split_axis(&call->inputs[0].desc.shape, p->axis, &t.outer, &t.n, &t.inner);
+  int64_t rows = t.outer * t.inner;
+  if (t.inner == 1) return mpg_cuda_launch(call, layer_norm_kernel<T, C, true>, mpg_cuda_blocks(rows, 1), threads_of(t.n), 0, t);
+  return mpg_cuda_launch(call, layer_norm_kernel<T, C, false>, mpg_cuda_blocks(rows), MPG_CUDA_THREADS, 0, t);
+}
+
+template <class T, class C>
+mpg_status layer_norm_backward(const mpg_kernel_call *call) {
+  const mpg_layer_norm_backward_params *p = (const mpg_layer_norm_backward_params *)call->params;
+  layer_norm<T> t = {};
+  t.dy = (const T *)call->inputs[0].data;
+  t.x = (const T *)call->inputs[1].data;
+  t.gamma = (const T *)call->inputs[2].data;
+  t.mean = (T *)call->inputs[3].data;
+  t.deviation = (T *)call->inputs[4].data;
+  t.y = (T *)call->outputs[0].data;
+  t.dgamma = (T *)call->outputs[1].data;
+  t.dbeta = (T *)call->outputs[2].data;
+  split_axis(&call->inputs[1].desc.shape, p->axis, &t.outer, &t.n, &t.inner);
+  int64_t rows = t.outer * t.inner, chunks = t.inner == 1 ? (t.outer + ROW_CHUNK - 1) / ROW_CHUNK : 1;
+  C *partial = (C *)mpg_device_scratch(call->device, (size_t)(chunks * 2 * t.n + 1) * sizeof(C));
+  if (!partial) return MPG_DEVICE_OUT_OF_MEMORY;
+  if (t.inner == 1) {
+    MPG_TRY(mpg_cuda_launch(call, layer_norm_back_kernel<T, C, true>, mpg_cuda_blocks(rows, 1), threads_of(t.n), 0, t));
+    MPG_TRY(mpg_cuda_launch(call, layer_norm_columns_kernel<T, C>, mpg_cuda_blocks(chunks * ((t.n + WARP - 1) / WARP), 1), dim3(WARP, ROWS), 0, t, partial));
+  } else {
+    MPG_TRY(mpg_cuda_launch(call, layer_norm_back_kernel<T, C, false>, mpg_cuda_blocks(rows), MPG_CUDA_THREADS, 0, t));
+    MPG_TRY(mpg_cuda_launch(call, layer_norm_affine_kernel<T, C>, mpg_cuda_blocks(t.n, 1), MPG_CUDA_THREADS, 0, t, partial));
+  }
+  return mpg_cuda_launch(call, totals_kernel<T, C>, mpg_cuda_blocks(t.n), MPG_CUDA_THREADS, 0, (const C *)partial, chunks, t.n, t.n, t.dgamma, t.dbeta);
+}
+
+/* --- GroupNorm and InstanceNorm: rows of n elements, row r belonging to group r % inner ----------------------------------- */
+
+template <class T, class C>
+__global__ void group_norm_kernel(layer_norm<T> t) {
+  for (int64_t row = blockIdx.x; row < t.outer; row += gridDim.x) {
+    const T *x = t.x + row * t.n;
+    C sum = 0, squares = 0, n = t.n ? (C)t.n : (C)1;
+    for (int64_t i = threadIdx.x; i < t.n; i += blockDim.x) sum += mpg_to<C>(x[i]);
+    C mean = mpg_block_reduce(sum, (C)0, mpg_plus()) / n;
+    for (int64_t i = threadIdx.x; i < t.n; i += blockDim.x) {
+      C d = mpg_to<C>(x[i]) - mean;
+      squares += d * d;
+    }
+    C deviation = (C)sqrt(mpg_block_reduce(squares, (C)0, mpg_plus()) / n + (C)t.eps);
+    C scale = mpg_to<C>(t.gamma[row % t.inner]) / deviation, shift = mpg_to<C>(t.beta[row % t.inner]);
+    for (int64_t i = threadIdx.x; i < t.n; i += blockDim.x) t.y[row * t.n + i] = mpg_to<T>((mpg_to<C>(x[i]) - mean) * scale + shift);
+    if (threadIdx.x == 0) {
+      t.mean[row] = mpg_to<T>(mean);
+      t.deviation[row] = mpg_to<T>(deviation);
+    }
+  }
+}
+
+template <class T, class C>
+__global__ void group_norm_back_kernel(layer_norm<T> t, C *partial) {
+  for (int64_t row = blockIdx.x; row < t.outer; row += gridDim.x) {
+    const T *x = t.x + row * t.n, *dy = t.dy + row * t.n;
+    C mean = mpg_to<C>(t.mean[row]), inverse = 1 / mpg_to<C>(t.deviation[row]), sum = 0, product = 0, n = t.n ? (C)t.n : (C)1;
+    for (int64_t i = threadIdx.x; i < t.n; i += blockDim.x) {
+      C g = mpg_to<C>(dy[i]);
+      sum += g;
+      product += g * (mpg_to<C>(x[i]) - mean);
+    }
+    sum = mpg_block_reduce(sum, (C)0, mpg_plus());
+    product = mpg_block_reduce(product, (C)0, mpg_plus());
+    if (threadIdx.x == 0) {
+      partial[row] = product * inverse;
+      partial[t.outer + row] = sum;
+    }
+    C offset = sum / n, slope = product / n * inverse * inverse, scale = mpg_to<C>(t.gamma[row % t.inner]) * inverse;
+    for (int64_t i = threadIdx.x; i < t.n; i += blockDim.x) t.y[row * t.n + i] = mpg_to<T>((mpg_to<C>(dy[i]) - offset - (mpg_to<C>(x[i]) - mean) * slope) * scale);
+  }
+}
+
+template <class T, class C>
+mpg_status group_norm_forward(const mpg_kernel_call *call) {
+  const mpg_view *x = &call->inputs[0];
+  const mpg_shape *moments = &call->outputs[1].desc.shape;
+  layer_norm<T> t = {};
+  t.outer = mpg_shape_size(moments);
+  t.inner = moments->dims[1];
+  t.x = (const T *)x->data;
+  t.gamma = (const T *)call->inputs[1].data;
+  t.beta = (const T *)call->inputs[2].data;
+  t.y = (T *)call->outputs[0].data;
+  t.mean = (T *)call->outputs[1].data;
+  t.deviation = (T *)call->outputs[2].data;
+  t.eps = call->op->id == MPG_OP_GroupNorm ? ((const mpg_group_norm_params *)call->params)->eps : ((const mpg_instance_norm_params *)call->params)->eps;
+  if (t.outer == 0) return MPG_OK;
+  t.n = mpg_shape_size(&x->desc.shape) / t.outer;
+  return mpg_cuda_launch(call, group_norm_kernel<T, C>, mpg_cuda_blocks(t.outer, 1), threads_of(t.n), 0, t);
+}
+
+template <class T, class C>
+mpg_status group_norm_backward(const mpg_kernel_call *call) {
+  const mpg_view *x = &call->inputs[1];
+  const mpg_shape *moments = &call->inputs[3].desc.shape;
+  layer_norm<T> t = {};
+  t.outer = mpg_shape_size(moments);
+  t.inner = moments->dims[1];
+  t.dy = (const T *)call->inputs[0].data;
+  t.x = (const T *)x->data;
+  t.gamma = (const T *)call->inputs[2].data;
+  t.mean = (T *)call->inputs[3].data;
+  t.deviation = (T *)call->inputs[4].data;
+  t.y = (T *)call->outputs[0].data;
+  t.dgamma = (T *)call->outputs[1].data;
+  t.dbeta = (T *)call->outputs[2].data;
+  C *partial = (C *)mpg_device_scratch(call->device, (size_t)(2 * t.outer + 1) * sizeof(C));
+  if (!partial) return MPG_DEVICE_OUT_OF_MEMORY;
+  if (t.outer) {
+    t.n = mpg_shape_size(&x->desc.shape) / t.outer;
+    MPG_TRY(mpg_cuda_launch(call, group_norm_back_kernel<T, C>, mpg_cuda_blocks(t.outer, 1), threads_of(t.n), 0, t, partial));
+  }
+  return mpg_cuda_launch(call, totals_kernel<T, C>, mpg_cuda_blocks(t.inner), MPG_CUDA_THREADS, 0, (const C *)partial, (int64_t)1, t.outer, t.inner, t.dgamma, t.dbeta);
+}
+
+/* --- L2Normalization ------------------------------------------------------------------------------------------------------- */
+
+template <class T, class C, bool whole>
+__global__ void l2_kernel(layer_norm<T> t) {
+  typedef row_threads<whole> G;
+  for (int64_t row = first_row<whole>(); row < t.outer * t.inner; row += row_stride<whole>()) {
+    int64_t start = row / t.inner * t.n * t.inner + row % t.inner;
+    C squares = 0;
+    for (int64_t i = G::first(); i < t.n; i += G::step()) {
+      C x = mpg_to<C>(t.x[start + i * t.inner]);
+      squares += x * x;
+    }
+    C norm = (C)sqrt(G::sum(squares) + (C)t.eps);
+    for (int64_t i = G::first(); i < t.n; i += G::step()) t.y[start + i * t.inner] = mpg_to<T>(mpg_to<C>(t.x[start + i * t.inner]) / norm);
+    if (G::first() == 0) t.deviation[row] = mpg_to<T>(norm);
+  }
+}
+
+template <class T, class C>
+mpg_status l2_forward(const mpg_kernel_call *call) {
+  const mpg_l2_normalization_params *p = (const mpg_l2_normalization_params *)call->params;
+  const mpg_shape *shape = &call->inputs[0].desc.shape, *norm = &call->outputs[1].desc.shape;
+  layer_norm<T> t = {};
+  t.eps = p->eps;
+  t.x = (const T *)call->inputs[0].data;
+  t.y = (T *)call->outputs[0].data;
+  t.deviation = (T *)call->outputs[1].data;
+  /* The normalised axes are those where the norm has size 1: [first, last). */
+  int first = p->mode == 2 ? 2 : 1, last = p->mode == 1 ? 2 : shape->ndim;
+  t.outer = mpg_shape_product(shape, 0, first);
+  t.n = mpg_shape_product(shape, first, last);
+  t.inner = mpg_shape_product(norm, last, norm->ndim);
+  int64_t rows = t.outer * t.inner;
+  if (t.inner == 1) return mpg_cuda_launch(call, l2_kernel<T, C, true>, mpg_cuda_blocks(rows, 1), threads_of(t.n), 0, t);
+  return mpg_cuda_launch(call, l2_kernel<T, C, false>, mpg_cuda_blocks(rows), MPG_CUDA_THREADS, 0, t);
+}
+
+/* --- LRN: a thread an element ------------------------------------------------------------------------------------------------ */
+
+template <class T>
+struct lrn {
+  int64_t count, channels, inner, nsize;
+  double alpha, beta, knorm;
+  const T *x, *dy, *norm_in;
+  T *y, *norm;
+};
+
+template <class T>
+struct neighbours { /* channels around that of element i, as offsets of elements */
+  int64_t first, last;
+  __device__ neighbours(const lrn<T> &t, int64_t i) {
+    int64_t c = i / t.inner % t.channels, half = t.nsize / 2;
+    first = (c - half < 0 ? -c : -half) * t.inner;
+    last = (c + half >= t.channels ? t.channels - 1 - c : half) * t.inner;
+  }
+};
+
+template <class T, class C>
+__global__ void lrn_kernel(lrn<T> t) {
+  int64_t i = MPG_CUDA_INDEX;
+  if (i >= t.count) return;
+  neighbours<T> around(t, i);
+  C sum = 0;
+  for (int64_t d = around.first; d <= around.last; d += t.inner) {
+    C x = mpg_to<C>(t.x[i + d]);
+    sum += x * x;
+  }
+  C norm = (C)t.knorm + (C)(t.alpha / (double)t.nsize) * sum;
+  t.norm[i] = mpg_to<T>(norm);
+  t.y[i] = mpg_to<T>(mpg_to<C>(t.x[i]) * power(norm, -t.beta));
+}
+
+template <class T, class C>
+__global__ void lrn_back_kernel(lrn<T> t) {
+  int64_t i = MPG_CUDA_INDEX;
+  if (i >= t.count) return;
+  neighbours<T> around(t, i);
+  C sum = 0;
+  for (int64_t d = around.first; d <= around.last; d += t.inner)
+    sum += mpg_to<C>(t.dy[i + d]) * mpg_to<C>(t.x[i + d]) * power(mpg_to<C>(t.norm_in[i + d]), -t.beta - 1);
+  t.y[i] = mpg_to<T>(mpg_to<C>(t.dy[i]) * power(mpg_to<C>(t.norm_in[i]), -t.beta) -
+                     (C)(2 * t.alpha * t.beta / (double)t.nsize) * mpg_to<C>(t.x[i]) * sum);
+}
+
+template <class T>
+lrn<T> lrn_of(const mpg_kernel_call *call, const mpg_view *x) {
+  const mpg_lrn_params *p = (const mpg_lrn_params *)call->params;
+  const mpg_shape *shape = &x->desc.shape;
+  lrn<T> t = {};
+  t.count = mpg_shape_size(shape);
+  t.channels = shape->dims[1];
+  t.inner = mpg_shape_product(shape, 2, shape->ndim);
+  t.nsize = p->nsize;
+  t.alpha = p->alpha;
+  t.beta = p->beta;
+  t.knorm = p->knorm;
+  t.x = (const T *)x->data;
+  t.y = (T *)call->outputs[0].data;
+  return t;
+}
+
+template <class T, class C>
+mpg_status lrn_forward(const mpg_kernel_call *call) {
+  lrn<T> t = lrn_of<T>(call, &call->inputs[0]);
+  t.norm = (T *)call->outputs[1].data;
+  return mpg_cuda_launch(call, lrn_kernel<T, C>, mpg_cuda_blocks(t.count), MPG_CUDA_THREADS, 0, t);
+}
+
+template <class T, class C>
+mpg_status lrn_back(const mpg_kernel_call *call) {
+  lrn<T> t = lrn_of<T>(call, &call->inputs[1]);
+  t.dy = (const T *)call->inputs[0].data;
+  t.norm_in = (const T *)call->inputs[2].data;
+  return mpg_cuda_launch(call, lrn_back_kernel<T, C>, mpg_cuda_blocks(t.count), MPG_CUDA_THREADS, 0, t);
+}
+
+#define RUN(dtype, function)                                       \
+  switch (dtype) {                                                 \
+    case MPG_FLOAT32: return function<float, float>(call);         \
+    case MPG_FLOAT64: return function<double, double>(call);       \
+    case MPG_FLOAT16: return function<mpg_half, float>(call);      \
+    default: return function<mpg_bfloat16, float>(call);           \
+  }
+
+} // namespace
+
+MPG_CUDA_KERNEL(layer_norm) { RUN(call->inputs[0].desc.dtype, layer_norm_forward) }
+MPG_CUDA_KERNEL(layer_norm_backward) { RUN(call->inputs[1].desc.dtype, layer_norm_backward) }
+MPG_CUDA_KERNEL(group_norm) { RUN(call->inputs[0].desc.dtype, group_norm_forward) }
+MPG_CUDA_KERNEL(group_norm_backward) { RUN(call->inputs[1].desc.dtype, group_norm_backward) }
+MPG_CUDA_KERNEL(l2_normalization) { RUN(call->inputs[0].desc.dtype, l2_forward) }
+MPG_CUDA_KERNEL(lrn) { RUN(call->inputs[0].desc.dtype, lrn_forward) }
+MPG_CUDA_KERNEL(lrn_backward) { RUN(call->inputs[1].desc.dtype, lrn_back) }
