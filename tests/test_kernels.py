@@ -130,3 +130,18 @@ def test_mistakes_are_named(call, words):
         call().wait_to_read()
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [7, 64, 200])
+def test_softmax_of_numbers_far_apart(size):
+    row = np.zeros(size, np.float32)
+    row[:7] = [0, -1, -80, -87, -95, -1000, -np.inf]
+    rows = np.stack([row, row + 300, row - 300, -row[::-1]])
+    rows[3, ~np.isfinite(rows[3])] = 1000
+    wide = rows.astype(np.float64) - rows.max(axis=1, keepdims=True).astype(np.float64)
+    expected = np.exp(wide) / np.exp(wide).sum(axis=1, keepdims=True)
+    result = mx.nd.softmax(mx.nd.array(rows)).asnumpy()
+    np.testing.assert_allclose(result, expected, rtol=1e-6, atol=np.finfo(np.float32).tiny)
+    assert (result[:3, 5:7] == 0).all()
+    rows[1, 2] = np.nan
+    assert np.isnan(mx.nd.softmax(mx.nd.array(rows)).asnumpy()[1]).all()

@@ -7,7 +7,7 @@
 #include "kernels/cpu/index.h"
 #include "kernels/cpu/vector_math.h"
 
-enum { ROW_BLOCK = 512, TILE = 16, GRAIN = 8192 };
+enum { ROW_BLOCK = 512, STRIP = 64, TILE = 16, GRAIN = 8192 };
 enum { KIND_SOFTMAX, KIND_LOG_SOFTMAX, KIND_SOFTMAX_BACK, KIND_LOG_SOFTMAX_BACK };
 
 typedef struct job { /* arrays seen as (before, n, after) */
@@ -33,23 +33,27 @@ typedef struct ce {
 #define BITS int32_t
 #define NAME(name) name##_f32
 #define EXP mpg_expf
+#define EXP_NONPOSITIVE mpg_exp_nonpositive
 #define LOG mpg_logf
 #include "kernels/cpu/softmax_rows.h"
 #undef T
 #undef BITS
 #undef NAME
 #undef EXP
+#undef EXP_NONPOSITIVE
 #undef LOG
 #define T double
 #define BITS int64_t
 #define NAME(name) name##_f64
 #define EXP exp
+#define EXP_NONPOSITIVE exp
 #define LOG log
 #include "kernels/cpu/softmax_rows.h"
 #undef T
 #undef BITS
 #undef NAME
 #undef EXP
+#undef EXP_NONPOSITIVE
 #undef LOG
 
 static mpg_status run_job(const mpg_kernel_call *call, job *p) {

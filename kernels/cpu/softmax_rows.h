@@ -1,5 +1,5 @@
 /* Softmax's arithmetic on one contiguous row, for one type. Included by softmax.c with
- *   T (float or double), BITS (an integer of its size), NAME(x) (names for that type), EXP, LOG
+ *   T (float or double), BITS (an integer of its size), NAME(x) (names for that type), EXP, EXP_NONPOSITIVE (for numbers up to 0), LOG
  * Sums are taken in 16 lanes, element i in lane i % 16, and the lanes folded pairwise: the order is the same on every instruction set
  * and does not depend on threads.
  */
@@ -51,16 +51,23 @@ static T NAME(row_sum)(const T *x, int64_t n) {
   return NAME(fold_sum)(lane);
 }
 
-/* The sum of exp(x - max); the exponentials are stored in y where that is not NULL (it may be x). */
+/* The sum of exp(x - max); the exponentials are stored in y where that is not NULL (it may be x). Additions, and fetching the next row, go on
+ * beside the exponentials of the next STRIP elements. */
 static T NAME(row_exp)(const T *x, T *y, int64_t n, T max) {
-  T lane[16] = {0}, buffer[ROW_BLOCK];
-  for (int64_t at = 0; at < n; at += ROW_BLOCK) {
-    int64_t count = n - at < ROW_BLOCK ? n - at : ROW_BLOCK;
+  T lane[16], buffer[STRIP];
+  NAME(lanes) sum = {0};
+  int64_t at = 0;
+  for (; at + STRIP <= n; at += STRIP) {
     const T *from = x + at;
     T *to = y ? y + at : buffer;
-    for (int64_t i = 0; i < count; i++) to[i] = EXP(from[i] - max);
-    NAME(add_lanes)(to, count, lane);
+    for (int i = 0; i < STRIP; i += 64 / (int)sizeof(T)) __builtin_prefetch(from + n + i, 0, 2);
+    for (int i = 0; i < STRIP; i++) to[i] = EXP_NONPOSITIVE(from[i] - max);
+    for (int i = 0; i < STRIP; i += 16) sum += *(const NAME(lanes) *)(to + i);
   }
+  memcpy(lane, &sum, sizeof sum);
+  T *to = y ? y + at : buffer;
+  for (int64_t i = 0; i < n - at; i++) to[i] = EXP_NONPOSITIVE(x[at + i] - max);
+  NAME(add_lanes)(to, n - at, lane);
   return NAME(fold_sum)(lane);
 }
 

@@ -61,6 +61,14 @@ MPG_INLINE float mpg_expf(float x) {
   return y * mpg_power_of_two(half) * mpg_power_of_two(n - half);
 }
 
+/* For x that is not above 0, with less work: results below the least normal number are 0. */
+MPG_INLINE float mpg_exp_nonpositive(float x) {
+  const float least = -0x1.5d589ep+6f; /* log of the least normal number */
+  int32_t n;
+  float y = 1.0f + mpg_exp_reduced(x < least ? least : x, &n);
+  return x < least ? 0.0f : y * mpg_power_of_two(n);
+}
+
 MPG_INLINE float mpg_expm1f(float x) {
   float bounded = x < -18.0f ? -18.0f : x > 89.0f ? 89.0f : x;
   int32_t n;
