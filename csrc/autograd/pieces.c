@@ -117,9 +117,10 @@ mpg_status mpg_pieces_check(const mpg_compiled *c, const mpg_piece_check *check)
   return status;
 }
 
-/* The whole array that split output i is rows of: as many as the pieces have together. */
+/* The whole array that split output i is rows of: as many as the pieces have together. A carried one is the last piece's, and may have
+ * another shape there: what is carried on may grow. */
 static mpg_status make_output(mpg_pieces *run, uint32_t i) {
-  mpg_desc desc = *output_desc(&run->pieces[0], i);
+  mpg_desc desc = *output_desc(&run->pieces[run->output_kinds[i] == MPG_SPLIT ? 0 : run->num_pieces - 1], i);
   mpg_device *device;
   if (run->output_kinds[i] == MPG_SPLIT) {
     if (!desc.shape.ndim) return mpg_fail(MPG_ERROR, "result %u of a pipelined block is a scalar: it has no axis along which the pieces' results can be put together", i);

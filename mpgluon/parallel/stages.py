@@ -24,7 +24,10 @@ class Stages:
         self.pieces = pieces
         self.names = first["names"]
         deferred = any(actions.get("W") for p in pieces for actions in p["segments"])
-        self.graph = StageGraph(first["devices"], first["sources"], deferred, carried, first["backward_sources"])
+        # What one micro-batch needs, the table has all wait for: the first and the last of a sequence have fewer gradients.
+        sources = [sorted({t for p in pieces for t in p["sources"][s]}) for s in range(len(first["devices"]))]
+        backward_sources = backward and [sorted({t for p in pieces for t in p["backward_sources"][s]}) for s in range(len(sources))]
+        self.graph = StageGraph(first["devices"], sources, deferred, carried, backward_sources or None)
 
     def _stages_of(self, forward, backward):
         contexts = []
@@ -73,14 +76,16 @@ class Stages:
         owner, early = {}, []
         for ctx in contexts:
             own = [n for n, i in enumerate(stages) if forward[i]["device"] == ctx]
-            for late in (False, True):
-                at = [i for i, s in enumerate(backward) if s["device"] == ctx and s["deferred"] == late and s["ops"]]
-                while not late and len(at) > len(own) and not backward[at[0]]["waits"] and len(backward[at[0]]["ops"]) == backward[at[0]]["copies"]:
-                    early.append(at.pop(0))
-                for k, i in enumerate(at):
-                    if not own:
-                        raise ScheduleError(f"{ctx} has work in the backward pass of this pipeline, but no stage")
-                    owner[i] = own[max(len(own) - 1 - k, 0)]
+            at = [i for i, s in enumerate(backward) if s["device"] == ctx and s["ops"]]
+            depths = sorted({backward[i]["depth"] for i in at})
+            while len(depths) > len(own) and at and not backward[at[0]]["waits"] and backward[at[0]]["copies"]:
+                # There may be more in it than moves: zeros, for results without a gradient.
+                early.append(at.pop(0))
+                depths = sorted({backward[i]["depth"] for i in at})
+            if at and not own:
+                raise ScheduleError(f"{ctx} has work in the backward pass of this pipeline, but no stage")
+            for i in at:
+                owner[i] = own[max(len(own) - 1 - depths.index(backward[i]["depth"]), 0)]
         return owner, early
 
     def __len__(self):

@@ -1,0 +1,337 @@
+"""Pipelines, every combination: networks x devices x schedules x along the batch or time x the ordinary loop or TrainStep, bit for bit.
+
+The quick part takes two devices; the sweep over two, three and four devices, both engines and random schedules is slow.
+"""
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import autograd, gluon, nd
+from mpgluon.gluon import nn, rnn
+from mpgluon.parallel import Pipeline, TrainStep, schedules
+from test_pipeline import CPU, NETS, data, gradients, loss_of, same
+
+VOCABULARY, WIDTH = 13, 8
+DEVICES = {"2": [0, 0, 1, 1], "3": [0, 1, 2, 2], "4": [0, 1, 2, 3], "back and forth": [0, 1, 0, 1]}
+
+
+class Model(gluon.HybridBlock):
+    """Four layers on devices, between an embedding and a decoder that are one weight: it lives on the first device, and the last gets a copy."""
+
+    def __init__(self, devices, make, dropout=0.2):
+        super().__init__()
+        self.devices, self.layers = [CPU[d] for d in devices], []
+        mx.random.seed(11)
+        with self.name_scope():
+            self.weight = self.params.get("weight", shape=(VOCABULARY, WIDTH))
+            for i, ctx in enumerate(self.devices):
+                layer = make()
+                setattr(self, f"layer{i}", layer)
+                self.layers.append(layer)
+                layer.initialize(mx.init.Xavier(), ctx=ctx)
+            self.drop = nn.Dropout(dropout)
+        self.weight.initialize(mx.init.Normal(0.5), ctx=self.devices[0])
+
+    def decode(self, F, x, weight):
+        return F.FullyConnected(x, weight.as_in_context(x.context), None, no_bias=True, num_hidden=VOCABULARY, flatten=False)
+
+
+class LSTM(Model):
+    """(time, batch) tokens; its states are an argument and a result, or begin with zeros."""
+
+    def __init__(self, devices, **options):
+        super().__init__(devices, lambda: rnn.LSTM(WIDTH, input_size=WIDTH), **options)
+
+    def states(self, batch):
+        return [layer.begin_state(batch, ctx=ctx) for layer, ctx in zip(self.layers, self.devices)]
+
+    def hybrid_forward(self, F, x, states=None, weight=None):
+        h, after = F.Embedding(x, weight, input_dim=VOCABULARY, output_dim=WIDTH), []
+        for i, (layer, ctx) in enumerate(zip(self.layers, self.devices)):
+            h = h.as_in_context(ctx)
+            h, state = layer(h, states[i]) if states else (layer(h), None)
+            h = self.drop(h)
+            after.append(state)
+        h = self.decode(F, h, weight)
+        return (h, after) if states else h
+
+
+class Attention(gluon.HybridBlock):
+    """Causal, over what was carried on and the own steps; (batch, time, width)."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.norm = nn.LayerNorm(in_channels=WIDTH)
+            self.qkv = nn.Dense(3 * WIDTH, in_units=WIDTH, flatten=False)
+            self.out = nn.Dense(WIDTH, in_units=WIDTH, flatten=False)
+
+    def hybrid_forward(self, F, x, before=None):
+        q, k, v = F.split(self.qkv(self.norm(x)), num_outputs=3, axis=-1)
+        if before is not None:
+            k, v = F.concat(before[0], k, dim=1), F.concat(before[1], v, dim=1)
+        rows, keys = q.shape[1], k.shape[1]
+        later = F.broadcast_greater(F.arange(keys, ctx=x.context), F.arange(keys - rows, keys, ctx=x.context).expand_dims(1))
+        scores = F.broadcast_sub(F.batch_dot(q, k, transpose_b=True) / WIDTH**0.5, 1e9 * later.expand_dims(0))
+        return x + self.out(F.batch_dot(F.softmax(scores), v)), [k, v]
+
+
+class Transformer(Model):
+    """(batch, time) tokens; states are the keys and values so far, and how many steps there were."""
+
+    def __init__(self, devices, **options):
+        super().__init__(devices, Attention, **options)
+        with self.name_scope():
+            self.positions = self.params.get("positions", shape=(16, WIDTH))
+        self.positions.initialize(mx.init.Normal(0.5), ctx=self.devices[0])
+
+    def states(self, batch):
+        return [nd.zeros((1,), ctx=self.devices[0]), *[[nd.zeros((batch, 0, WIDTH), ctx=ctx)] * 2 for ctx in self.devices]]
+
+    def hybrid_forward(self, F, x, states=None, weight=None, positions=None):
+        at = F.arange(x.shape[1], ctx=x.context)
+        if states:
+            at = F.broadcast_add(at, states[0])
+        h = F.Embedding(x, weight, input_dim=VOCABULARY, output_dim=WIDTH)
+        h = F.broadcast_add(h, F.Embedding(at, positions, input_dim=16, output_dim=WIDTH).expand_dims(0))
+        after = [states[0] + x.shape[1]] if states else None
+        for i, (layer, ctx) in enumerate(zip(self.layers, self.devices)):
+            h, state = layer(h.as_in_context(ctx), states[1 + i]) if states else layer(h.as_in_context(ctx))
+            h = self.drop(h)
+            if states:
+                after.append(state)
+        h = self.decode(F, h, weight)
+        return (h, after) if states else h
+
+
+class Joined(gluon.HybridBlock):
+    """Recurrent branches on two devices, joined on the first; (time, batch, features)."""
+
+    def __init__(self, devices, dropout=0.2):
+        super().__init__()
+        self.devices = [CPU[d] for d in devices]
+        mx.random.seed(11)
+        with self.name_scope():
+            self.first, self.left, self.right, self.last = self.layers = [rnn.GRU(WIDTH, input_size=WIDTH) for _ in range(4)]
+            self.drop = nn.Dropout(dropout)
+        for layer, ctx in zip(self.layers, self.devices):
+            layer.initialize(mx.init.Xavier(), ctx=ctx)
+
+    def states(self, batch):
+        return [layer.begin_state(batch, ctx=ctx) for layer, ctx in zip(self.layers, self.devices)]
+
+    def hybrid_forward(self, F, x, states):
+        one, two, three, four = self.devices
+        h, a = self.first(x, states[0])
+        h = self.drop(h)
+        left, b = self.left(h.as_in_context(two), states[1])
+        right, c = self.right(h.as_in_context(three), states[2])
+        h, d = self.last(left.as_in_context(four) * right.as_in_context(four), states[3])
+        return h.as_in_context(one), [a, b, c, d]
+
+
+def tokens(*shape):
+    return nd.array(np.random.RandomState(0).randint(0, VOCABULARY, shape))
+
+
+def token_loss(out, y):
+    return -nd.pick(nd.log_softmax(out), y)
+
+
+def square_loss(out, y):
+    return ((out - y) ** 2).mean(axis=-1)
+
+
+def sample_loss(out, y):
+    """Of each sample, whatever is behind the first axis."""
+    return loss_of(out)
+
+
+class Case:
+    """A network, what it is called with, and how it is divided."""
+
+    def __init__(self, make, x, y, loss, pieces, states=None, **options):
+        self.make, self.x, self.y, self.loss, self.pieces, self.states, self.options = make, x, y, loss, pieces, states, options
+
+    def pipeline(self, schedule="1f1b"):
+        return Pipeline(self.pieces, schedule, **self.options)
+
+    def inputs(self, net):
+        return [self.x.as_in_context(net.devices[0]), *([net.states(self.states)] if self.states else [])]
+
+    def loop(self, devices, pipeline, exact=True):
+        """The ordinary loop: losses, states and gradients."""
+        net = self.make(devices)
+        net.hybridize(exact=exact, pipeline=pipeline)
+        mx.random.seed(5)
+        with autograd.record():
+            out = net(*self.inputs(net))
+            out, after = out if self.states else (out, [])
+            loss = self.loss(out, self.y.as_in_context(out.context))
+        loss.backward()
+        return [loss.asnumpy(), *flat(after)], gradients(net)
+
+    def step(self, devices, schedule, steps=1):
+        net, results = self.make(devices), None
+        train = TrainStep(net, self.loss, None, self.pipeline(schedule), exact=True)
+        for _ in range(steps):
+            mx.random.seed(5)
+            inputs = self.inputs(net)
+            loss = train(inputs[0], self.y, *inputs[1:])
+            loss, after = loss if self.states else (loss, [])
+            results = [loss.asnumpy(), *flat(after)]
+        self.graph = train.pipeline.report().stages.graph
+        return results, gradients(net)
+
+    def expected(self):
+        """One device, by the loop; without the tables of schedules."""
+        if not hasattr(self, "_expected"):
+            self._expected = self.loop([0, 0, 0, 0], self.pipeline())
+        return self._expected
+
+    def by_hand(self):
+        """Without a pipeline and without dropout: piece by piece, gradients added up; along time the last piece's backward first, which gives
+        the gradients of the states that the piece before left."""
+        net, axis = self.make([0, 0, 0, 0], dropout=0.0), self.options.get("axis", 0)
+        net.hybridize(exact=True)
+        net.collect_params().setattr("grad_req", "add")
+        state, pieces, begin = [net.states(self.states)] if self.states else [], [], 0
+        for size in [len(part) for part in np.array_split(np.arange(self.x.shape[axis]), self.pieces)]:
+            x, y = (nd.slice_axis(a, axis=axis, begin=begin, end=begin + size) for a in (self.x, self.y))
+            begin += size
+            state = cut(state)
+            with autograd.record():
+                out = net(x, *state)
+                out, after = out if state else (out, [])
+                pieces.append((self.loss(out, y), arrays(state), arrays(after)))
+            state = [after] if state else []
+        heads = []
+        for loss, before, after in reversed(pieces) if self.states else pieces:
+            autograd.backward([loss, *after] if heads else [loss], [nd.ones_like(loss), *heads] if heads else None)
+            heads = [a.grad for a in before]
+        return np.concatenate([loss.asnumpy() for loss, _, _ in pieces], axis=axis), gradients(net)
+
+
+def arrays(value):
+    return [value] if isinstance(value, nd.NDArray) else [a for item in value for a in arrays(item)]
+
+
+def cut(state):
+    """The same arrays with gradients of their own."""
+    if isinstance(state, nd.NDArray):
+        state = state.detach()
+        state.attach_grad()
+        return state
+    return [cut(item) for item in state]
+
+
+def flat(value):
+    return [a.asnumpy() for a in arrays(value)]
+
+
+def plain(kind):
+    make, shape, _ = NETS[kind]
+
+    def made(devices, dropout=None):
+        net = make(devices)
+        if not hasattr(net, "devices"):
+            net.devices = [CPU[d] for d in devices]
+        return net
+
+    x = data(shape)
+    return Case(made, x, x, sample_loss, 4)
+
+
+CASES = {
+    "LSTM, batch": Case(LSTM, tokens(5, 7), nd.floor(tokens(5, 7) / 2), token_loss, 3, axis=1),
+    "transformer, batch": Case(Transformer, tokens(7, 5), nd.floor(tokens(7, 5) / 2), token_loss, 3),
+    "convolution, batch": plain("convolution"),
+    "branches, batch": plain("branches"),
+    "LSTM, time": Case(LSTM, tokens(11, 3), nd.floor(tokens(11, 3) / 2), token_loss, 3, 3, along="time"),
+    "transformer, time": Case(Transformer, tokens(3, 11), nd.floor(tokens(3, 11) / 2), token_loss, 3, 3, along="time", axis=1),
+    "branches, time": Case(Joined, data((11, 3, WIDTH)), data((11, 3, WIDTH), 1), square_loss, 3, 3, along="time"),
+}
+
+
+def check(got, expected, what):
+    assert len(got[0]) == len(expected[0]) and all(np.array_equal(a, b) for a, b in zip(got[0], expected[0])), what
+    assert same(got[1], expected[1]), what
+
+
+def random_table(case, devices, random):
+    """Any order that data allows: list scheduling by random times, with a random number of micro-batches in flight."""
+    graph = case.graph
+    times = {(kind, s): random.rand() + 0.1 for kind in "FBW" for s in range(len(graph))}
+    return schedules.make_table(graph, case.pieces, "1f1b", times, in_flight=int(random.randint(1, case.pieces + 1)))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_devices(name):
+    """Tied weights, dropout, pieces of different sizes: all schedules and both ways have the bits of one device."""
+    case = CASES[name]
+    check(case.loop(DEVICES["2"], case.pipeline()), case.expected(), "loop")
+    for schedule in schedules.NAMES:
+        check(case.step(DEVICES["2"], schedule), case.expected(), schedule)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "convolution" not in name])
+def test_the_bits_of_doing_it_by_hand(name):
+    """Eager micro-batches one after the other, in a plain loop."""
+    case = CASES[name]
+    losses, grads = case.by_hand()
+    quiet = Case(lambda devices: case.make(devices, dropout=0.0), case.x, case.y, case.loss, case.pieces, case.states, **case.options)
+    got = quiet.loop(DEVICES["back and forth"], quiet.pipeline())
+    assert np.array_equal(got[0][0], losses) and same(got[1], grads)
+
+
+def test_the_loss_of_pieces_is_that_of_the_whole():
+    """Along time: to rounding, what the network does on the whole sequence without a pipeline."""
+    for name in ("LSTM, time", "transformer, time"):
+        case = CASES[name]
+        whole = case.loop(DEVICES["2"], None, exact=True)
+        got = case.expected()
+        for a, b in zip(whole[0], got[0]):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+        for key, a, b in zip(whole[1], whole[1].values(), got[1].values()):
+            np.testing.assert_allclose(a, b, rtol=2e-3, atol=1e-5, err_msg=key)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "time" in name])
+def test_gradients_are_added_to_what_is_there(name):
+    """Along time with grad_req='add': each piece's gradient is added, the last one's first."""
+    case, results = CASES[name], []
+    for devices, schedule in (([0, 0, 0, 0], "gpipe"), (DEVICES["3"], "zero_bubble")):
+        net = case.make(devices)
+        net.collect_params().setattr("grad_req", "add")
+        for param in net.collect_params().values():
+            param.grad()[:] = 3
+        train = TrainStep(net, case.loss, None, case.pipeline(schedule), exact=True)
+        mx.random.seed(5)
+        inputs = case.inputs(net)
+        train(inputs[0], case.y, *inputs[1:])
+        results.append(gradients(net))
+    assert same(*results)
+    for got, fresh in zip(results[0].values(), case.expected()[1].values()):
+        np.testing.assert_allclose(got, 3 + fresh, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["async", "shuffle"])
+@pytest.mark.parametrize("placement", DEVICES)
+@pytest.mark.parametrize("name", CASES)
+def test_every_schedule_on_any_devices(name, placement, engine):
+    case, devices, random = CASES[name], DEVICES[placement], np.random.RandomState(3)
+    expected = case.expected()
+    mx.engine.set_mode(engine, 11)
+    try:
+        for schedule in (*schedules.NAMES, "auto"):
+            check(case.loop(devices, case.pipeline(schedule)), expected, ("loop", schedule))
+            check(case.step(devices, schedule, steps=4 if schedule == "auto" else 1), expected, ("step", schedule))
+        case.step(devices, "gpipe")
+        for number in range(3):
+            check(case.step(devices, random_table(case, devices, random)), expected, ("random table", number))
+            case.step(devices, "gpipe")
+    finally:
+        nd.waitall()
+        mx.engine.set_mode("async")
