@@ -15,6 +15,10 @@ tools = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(tools)
 
 
+# Stand-ins for NVIDIA's libraries, beside the GPU library, where it looks first. They use the stand-in runtime in it.
+LIBRARIES = {"cublaslt": "libcublasLt.so.13"}
+
+
 def sources():
     for pattern in ("kernels/cuda/*.c", "kernels/cuda/*.cu", "tests/hostcuda/*.cpp"):
         yield from sorted(os.path.relpath(p, ROOT) for p in glob.glob(os.path.join(ROOT, pattern)))
@@ -39,13 +43,20 @@ def build():
         else:  # kernels are not to be warned about what nvcc alone knows
             command = cxx + ["-std=c++17", "-x", "c++", "-Wno-unknown-pragmas"] + flags
         jobs.append((source, target, command))
-    tools.compile_all(jobs)
+    others = []
+    for name in LIBRARIES:
+        source = os.path.join("tests", "hostcuda", "libraries", name + ".cpp")
+        others.append((source, os.path.join(folder, source + ".o"), cxx + ["-std=c++17", "-O3"] + flags[1:]))
+    tools.compile_all(jobs + others)
     library = os.path.join(folder, "mpgluon_hostcuda.so")
     link = cxx + ["-shared", "-pthread", "-Wl,-z,defs"] + ([f"-fsanitize={sanitize}"] if sanitize else [])
     if sanitize:
         link.remove("-Wl,-z,defs")  # the sanitizer's symbols come with the process
-    if not tools.run(link + [target for _, target, _ in jobs] + ["-lm", "-ldl", "-o", library]):
+    if not tools.run(link + [target for _, target, _ in jobs] + ["-Wl,-soname,mpgluon_hostcuda.so", "-lm", "-ldl", "-o", library]):
         sys.exit("hostcuda: the linker failed")
+    for (_, target, _), name in zip(others, LIBRARIES.values()):
+        if not tools.run(link + [target, library, "-Wl,-rpath,$ORIGIN", "-Wl,-soname," + name, "-o", os.path.join(folder, name)]):
+            sys.exit("hostcuda: the linker failed")
     return library
 
 

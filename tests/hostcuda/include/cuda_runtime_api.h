@@ -11,6 +11,7 @@
 
 #define CUDART_VERSION 13000
 #define HOSTCUDA 1
+#define HOSTCUDA_SHARED __attribute__((visibility("default"))) /* with the stand-ins of other libraries */
 
 #ifdef __cplusplus
 extern "C" {
@@ -80,7 +81,7 @@ enum { cudaEnableDefault = 0 };
 cudaError_t cudaGetDeviceCount(int *count);
 cudaError_t cudaDriverGetVersion(int *version);
 cudaError_t cudaSetDevice(int device);
-cudaError_t cudaGetDevice(int *device);
+HOSTCUDA_SHARED cudaError_t cudaGetDevice(int *device);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device);
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device);
 cudaError_t cudaDeviceSynchronize(void);
@@ -98,7 +99,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaStreamQuery(cudaStream_t stream);
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags);
 typedef void (*cudaHostFn_t)(void *data);
-cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void *data);
+HOSTCUDA_SHARED cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void *data);
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags);
 cudaError_t cudaEventDestroy(cudaEvent_t event);
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
