@@ -6,6 +6,7 @@ from .check import check_against_single_device
 from .checkpoint import Saving, load, save
 from .clip import clip_global_norm
 from .collectives import all_gather, all_reduce, all_to_all, broadcast, gather, reduce, reduce_scatter, scatter
+from .heads import ParallelHeads
 from .layer_profile import Profile
 from .layers import ColumnParallelDense, ParallelConv2D, RowParallelDense, VocabParallelEmbedding, VocabParallelSoftmaxCELoss
 from .mesh import Mesh
@@ -18,7 +19,7 @@ from .splitting import shard
 from .train_step import TrainStep
 
 __all__ = [
-    "ColumnParallelDense", "HomeParameter", "Mesh", "ParallelConv2D", "ParallelLSTM", "ParallelSelfAttention", "Pipeline", "Plan", "Profile",
+    "ColumnParallelDense", "HomeParameter", "Mesh", "ParallelConv2D", "ParallelHeads", "ParallelLSTM", "ParallelSelfAttention", "Pipeline", "Plan", "Profile",
     "Report", "RowParallelDense", "Saving", "ScheduleError", "SequenceParallelDropout", "SequenceParallelLayerNorm", "ShardedParameter", "TrainStep", "VocabParallelEmbedding",
     "VocabParallelSoftmaxCELoss", "all_gather", "all_reduce", "all_to_all", "broadcast", "check_against_single_device", "clip_global_norm", "gather",
     "load", "plan", "reduce", "reduce_scatter", "save", "scatter", "schedules", "shard",

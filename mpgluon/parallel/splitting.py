@@ -7,7 +7,7 @@ from ..base import MXNetError
 from ..gluon import nn, rnn
 from ..gluon.block import Block, HybridBlock
 from ..gluon.parameter import _random_calls
-from . import collectives
+from . import collectives, heads
 from .attention import ParallelLSTM, SequenceParallelDropout, SequenceParallelLayerNorm
 from .layers import ColumnParallelDense, ParallelConv2D, RowParallelDense, VocabParallelEmbedding
 
@@ -83,6 +83,7 @@ _KINDS = {
     "vocab": [(nn.Embedding, _embedding)],
     "channel": [(nn.Conv2D, _convolution)],
     "gates": [(rnn.LSTM, _lstm)],
+    "heads": [(HybridBlock, None)],
     "sequence": [(nn.LayerNorm, _norm), (nn.Dropout, _dropout)],
 }
 
@@ -132,8 +133,11 @@ def shard(net, plan, ctx):
     plan : dict of str to str
         Regular expressions that match a layer's path in the tree (``encoder.0.qkv``) or its name (``net0_qkv``) as a whole, and how it is
         split; the first that matches counts. 'column': a Dense by its units, a Conv2D by its channels, an LSTM by its cells; 'row': a Dense by its
-        inputs; 'vocab': an Embedding by its rows; 'channel': a Conv2D; 'gates': an LSTM; 'sequence': a LayerNorm or Dropout along axis 1.
-        A pair ``('row', {'output_ctx': ctx})`` gives options of the split layer.
+        inputs; 'vocab': an Embedding by its rows; 'channel': a Conv2D; 'gates': an LSTM; 'sequence': a LayerNorm or Dropout along axis 1; 'heads': a block with
+        attention, written out, by its heads. A pair ``('row', {'output_ctx': ctx})`` gives options of the split layer; those of 'heads' are ``inputs``, the names
+        of the Dense children that make queries, keys and values (of one, the first third of the units makes queries; with ``blocks=1`` the units are apart by heads first);
+        ``output``, that of the one whose input are the heads; ``attributes``, the names of what counts heads (the first), or units of all heads, in the block. By default
+        they are found by common names.
     ctx : list of Context
 
     Returns
@@ -167,7 +171,25 @@ def matches(net, plan, who):
         if number not in used:
             known = ", ".join(path for _, _, path, layer in places if not layer._children) or "no layers"
             raise ValueError(f"{who}: '{pattern.pattern}' matches no layer, or only layers that an earlier pattern matches; there are {known}")
+    for layer, (path, kind, options) in list(work.items()):
+        if kind == "heads":
+            _divide_heads(layer, path, options, work, who)
     return work
+
+
+def _divide_heads(block, path, options, work, who):
+    """An attention is split together with the products that make its queries, keys and values, and its output."""
+    try:
+        inputs, output, count, choices, blocks = heads.find(block, options)
+    except (ValueError, NotImplementedError) as error:
+        raise type(error)(f"{who}: '{path}' ({type(block).__name__}): {error}") from error
+    parts = [(name, "column", {"blocks": blocks, "unit": block._children[name].weight.shape[0] // (blocks * count), "gather_output": False}) for name in inputs]
+    unit = parts[-1][2]["unit"] // (3 if len(inputs) == blocks == 1 else 1)  # of a head's result
+    parts.append((output, "row", {"input_is_parallel": True, "unit": unit}))
+    for name, kind, given in parts:
+        work[block._children[name]] = f"{path}.{name}", kind, given
+    del work[block]  # the block itself comes behind its parts
+    work[block] = path, "heads", {"inputs": inputs, "output": output, "heads": count, "choices": choices}
 
 
 def every_layer(net, count):
@@ -213,12 +235,12 @@ def split_layers(net, work, ctx_of, who):
         if layer in shared:
             raise MXNetError(f"{who}: '{path}' shares parameters with another layer; shared parameters can't be split")
     for layer, (path, kind, options) in work.items():
-        make = next((make for klass, make in _KINDS[kind] if isinstance(layer, klass)), None)
+        make = next((make or klass for klass, make in _KINDS[kind] if isinstance(layer, klass)), None)
         if make is None:
             known = ", ".join(klass.__name__ for klass, _ in _KINDS[kind])
             raise MXNetError(f"{who}: '{path}' is a {type(layer).__name__}, which can't be split by '{kind}'; that is for {known}")
         try:
-            made[layer] = make(layer, ctx_of(layer), options)
+            made[layer] = heads.ParallelHeads(layer, ctx_of(layer), **options) if kind == "heads" else make(layer, ctx_of(layer), options)
         except (ValueError, NotImplementedError) as error:
             raise type(error)(f"{who}: '{path}' ({type(layer).__name__}): {error}") from error
     with _random_calls(random.get_state()):  # splitting draws nothing

@@ -1,0 +1,369 @@
+"""Attention that is written out in an ordinary block, its heads split over devices.
+
+The block's own code runs once for each device, with the attributes that count its heads set to those that the device has. Up to the products that make queries,
+keys and values it computes once; there each device gets its part. Where the code comes to the product of the output, the heads of
+all devices are there; what follows runs once again, with the whole result.
+"""
+
+import copy
+import threading
+
+import numpy as np
+
+from .. import autograd, random
+from .. import ndarray as nd
+from ..base import MXNetError
+from ..gluon import nn
+from ..gluon.block import Block
+from ..gluon.parameter import _random_calls
+from . import collectives
+from .layers import _SplitLayer
+
+__all__ = ["ParallelHeads"]
+
+_HEADS = ("heads", "num_heads", "n_heads", "nhead", "_heads", "_num_heads")
+_INPUTS = (("qkv",), ("_qkv",), ("in_proj",), ("query", "key", "value"), ("q", "k", "v"), ("q_proj", "k_proj", "v_proj"), ("proj_query", "proj_key", "proj_value"))
+_OUTPUT = ("out", "output", "proj", "out_proj", "proj_out", "_out")
+
+
+class _Reached(Exception):
+    """A device's run has come to the product of the output, whose input this is."""
+
+
+class ParallelHeads(_SplitLayer):
+    """A block with attention whose heads are split; `shard` makes it, by 'heads'.
+
+    Parameters
+    ----------
+    block : HybridBlock
+        Takes batch-first arrays. Its children, of which those that are split have been replaced already, become this block's.
+    ctx : list of Context
+    inputs : tuple of str
+        The children that make queries, keys and values: `ColumnParallelDense`.
+    output : str
+        The child that has the heads of all as its input: `RowParallelDense`.
+    heads : int
+    choices : list of tuple of str
+        The attributes of the block that count what is divided: the first choice for which the parts are the whole is taken.
+    """
+
+    def __init__(self, block, ctx, inputs, output, heads, choices):
+        super().__init__(ctx, prefix=block.prefix)
+        self.__dict__["_block"] = block  # whose parameters are this block's, not known twice
+        self._children = block._children
+        self._inputs, self._output, self._heads, self._choices = inputs, output, heads, choices
+        self._checked, self._dropouts = False, []
+
+    def __getattr__(self, name):  # what the block had is still found
+        if name == "_block":
+            raise AttributeError(name)
+        return getattr(self._block, name)
+
+    def _describe(self):
+        return f"{type(self._block).__name__}, {self._heads} heads"
+
+    def _counts(self, rank, attributes):
+        begin, end = collectives.divide(self._heads, len(self._ctx))[rank]
+        return {name: getattr(self._block, name) * (end - begin) // self._heads for name in attributes}
+
+    def _complete(self, x):
+        if not isinstance(x, nd.NDArray):
+            raise MXNetError(f"{self.name}: attention that is split by 'heads' takes arrays, not lists of parts")
+
+    def hybrid_forward(self, F, x, *args):
+        home, args = x.context, [_moved(arg, self._ctx[0]) for arg in (x, *args)]
+        if not self._checked:
+            _Check(self, args).run()
+            self._checked = True
+        return _moved(_Run(self, args).block(0).forward(*args), home)
+
+    def _variant(self, stand_ins, attributes, F=None):
+        """The block with other children and attributes."""
+        block = copy.copy(self._block)
+        block.__dict__.update(attributes)
+        block._active = False
+        block._children = {name: stand_ins.get(name, child) for name, child in self._children.items()}
+        for key, value in block.__dict__.items():
+            if isinstance(value, Block):
+                name = next((name for name, child in self._children.items() if child is value), None)
+                if name in stand_ins:
+                    block.__dict__[key] = stand_ins[name]
+        if F is not None:
+            block.__dict__["hybrid_forward"] = lambda ops, *args, **params: type(block).hybrid_forward(block, F(ops), *args, **params)
+        return block
+
+
+class _Run:
+    """One call: the runs of all devices, those of others inside that of the first."""
+
+    def __init__(self, layer, args):
+        self.layer, self.args, self.batch = layer, args, args[0].shape[0]
+        self.ctx = layer._ctx
+        self.spans = collectives.divide(layer._heads, len(self.ctx))
+        self.parts, self.shared, self.draws = [], [], []  # of each projection, of each child before them, of each dropout
+
+    def block(self, rank):
+        """The block for a device's run."""
+        so_far = {"parts": 0, "shared": 0, "draws": 0, "ended": False}  # what the run has had of each
+        stand_ins = {name: self.child(name, child, rank, so_far) for name, child in self.layer._children.items()}
+        return self.layer._variant(stand_ins, self.layer._counts(rank, self.layer._choices[0]), lambda ops: _Ops(ops, self, rank, so_far))
+
+    def child(self, name, child, rank, so_far):
+        """What stands in for a child."""
+        if name in self.layer._inputs:
+            return lambda x: self.projection(child, x, rank, so_far)
+        if name == self.layer._output:
+            return lambda x: self.output(child, x, rank, so_far)
+        return lambda *args: self.other(child, args, rank, so_far)
+
+    def projection(self, child, x, rank, so_far):
+        if not rank:
+            self.parts.append(child(collectives.broadcast(x, self.ctx)))
+        so_far["parts"] += 1
+        return self.parts[so_far["parts"] - 1][rank]
+
+    def other(self, child, args, rank, so_far):
+        if so_far["ended"]:
+            return child(*args)
+        if not so_far["parts"]:  # before the heads are apart: once for all
+            if not rank:
+                self.shared.append(child(*args))
+            so_far["shared"] += 1
+            value = self.shared[so_far["shared"] - 1]
+            return _moved(value, self.ctx[rank]) if rank else value
+        if isinstance(child, nn.Dropout):
+            if child._axes:
+                raise NotImplementedError(f"{self.layer.name}: dropout with axes= between heads can't be split")
+            return self.dropout(args[0], child._rate, rank, so_far) if child._rate else args[0]
+        if child.collect_params():
+            raise NotImplementedError(f"{self.layer.name}: '{child.name}' has parameters and is used between heads, which can't be split")
+        return child(*args)
+
+    def dropout(self, x, rate, rank, so_far):
+        """With the mask that the undivided array would get."""
+        (begin, end), shape, form = self.spans[rank], x.shape, self.layer._dropouts[so_far["draws"]]
+        local, heads = end - begin, self.layer._heads
+        axis, unit = (2, shape[2] // local) if form == "units" else (1, 1)
+        if form == "samples":
+            x = nd.reshape(x, shape=(self.batch, local, *shape[1:]))
+        if not rank:
+            draw = nd._internal._dropout_draw(x, axis=axis, total=heads * unit)
+            self.draws.append(collectives.broadcast(draw, self.ctx))
+        so_far["draws"] += 1
+        out = nd._internal._dropout_part(x, self.draws[so_far["draws"] - 1][rank], p=rate, axis=axis, begin=begin * unit, total=heads * unit)
+        return nd.reshape(out, shape=shape)
+
+    def output(self, child, x, rank, so_far):
+        if rank:
+            raise _Reached(x)
+        so_far["ended"] = True
+        return child([x, *map(self.reached, range(1, len(self.ctx)))])[0]
+
+    def reached(self, rank):
+        args = [_moved(arg, self.ctx[rank]) for arg in self.args]
+        try:
+            with self.ctx[rank]:
+                self.block(rank).forward(*args)
+        except _Reached as reached:
+            return reached.args[0]
+        raise MXNetError(f"{self.layer.name}: '{self.layer._output}' was called for one device and not for another")
+
+
+def _moved(value, ctx):
+    """Arrays, in lists as may be, on that device."""
+    if isinstance(value, nd.NDArray):
+        return value.as_in_context(ctx)
+    return type(value)(_moved(item, ctx) for item in value) if isinstance(value, (list, tuple)) else value
+
+
+def _form(layer, x):
+    """How the heads lie in an array whose dropout is asked for: by an axis of their own, behind the samples', or in front of the units."""
+    heads = layer._heads  # the array is of one sample
+    if x.ndim == 4 and x.shape[1] == heads:
+        return "axis"
+    if x.ndim == 3 and x.shape[0] == heads:
+        return "samples"
+    if x.ndim == 3 and x.shape[2] % heads == 0:
+        return "units"
+    raise NotImplementedError(f"{layer.name}: dropout of shape {x.shape} (of one sample) between heads: it is not known along which axis they lie")
+
+
+class _Ops:
+    """`F`, but for dropout between heads."""
+
+    def __init__(self, ops, run, rank, so_far):
+        self._ops, self._state = ops, (run, rank, so_far)
+
+    def __getattr__(self, name):
+        return getattr(self._ops, name)
+
+    def Dropout(self, data, p=0.5, mode="training", axes=(), **kwargs):
+        run, rank, so_far = self._state
+        if not so_far["parts"] or so_far["ended"]:
+            return self._ops.Dropout(data, p=p, mode=mode, axes=axes, **kwargs)
+        if axes or mode != "training":
+            raise NotImplementedError(f"{run.layer.name}: dropout with axes= or mode= between heads can't be split")
+        return run.dropout(data, p, rank, so_far)
+
+
+class _Check:
+    """Whether the parts are the whole: the attention of random arrays, up to the product of the output, undivided and divided.
+
+    It finds out which attributes count what is divided. In a thread of its own, so that it is part of no trace, and on one sample.
+    """
+
+    def __init__(self, layer, args):
+        self.layer = layer
+        rng, batch = np.random.RandomState(1), args[0].shape[0]
+        ctx, dtype = args[0].context, args[0].dtype
+
+        def sample(arg):
+            if isinstance(arg, (list, tuple)):
+                return type(arg)(map(sample, arg))
+            if not isinstance(arg, nd.NDArray):
+                return arg
+            shape = (1, *arg.shape[1:]) if arg.ndim and arg.shape[0] == batch else arg.shape
+            return rng.standard_normal(shape), arg.dtype
+
+        self.samples, self.ctx, self.dtype, self.rng = [sample(arg) for arg in args], ctx, dtype, rng
+        self.weights, self.error, self.forms = {}, None, None
+
+    def run(self):
+        with _random_calls(random.get_state()):  # it draws nothing
+            thread = threading.Thread(target=self._guarded, name="check of heads")
+            thread.start()
+            thread.join()
+        if self.error is not None:
+            raise self.error
+
+    def _guarded(self):
+        try:
+            with autograd.pause(train_mode=False), self.ctx:
+                self._compare()
+        except Exception as error:
+            self.error = error
+
+    def _compare(self):
+        layer = self.layer
+        args = [nd.array(arg[0], ctx=self.ctx, dtype=arg[1]) if isinstance(arg, tuple) and isinstance(arg[0], np.ndarray) else arg for arg in self.samples]
+        self.forms = []
+        whole = self._reached({}, None, args).asnumpy().astype("float64")
+        layer._dropouts, self.forms = self.forms, None
+        failures = []
+        for choice in layer._choices:
+            try:
+                parts = [self._reached(layer._counts(rank, choice), rank, args).asnumpy() for rank in range(len(layer._ctx))]
+                divided = np.concatenate(parts, -1)
+                if divided.shape != whole.shape:
+                    raise MXNetError(f"the heads are of shape {divided.shape} together, not {whole.shape}")
+                if not np.abs(divided - whole).max() <= 1e-2 * np.abs(whole).max():
+                    raise MXNetError("the numbers are others")
+            except (MXNetError, ValueError, TypeError) as error:
+                failures.append(f"{', '.join(choice)}: {str(error).splitlines()[0]}")
+                continue
+            layer._choices = [choice]
+            return
+        raise MXNetError(
+            f"shard: the attention '{layer.name}' ({type(layer._block).__name__}) is not the same divided by heads ({'; '.join(failures)}). Give all attributes "
+            "of the block that count heads, or units of all heads, as in ('heads', {'attributes': ('heads', 'units')})"
+        )
+
+    def _reached(self, attributes, rank, args):
+        stand_ins = {}
+        for name, child in self.layer._children.items():
+            if name in self.layer._inputs:
+                stand_ins[name] = lambda x, name=name, child=child: self._project(x, name, child, rank)
+            elif name == self.layer._output:
+                stand_ins[name] = self._end
+            elif isinstance(child, nn.Dropout):
+                stand_ins[name] = lambda x, rate=child._rate: self.dropout(x) if rate else x
+            elif child.collect_params():
+                stand_ins[name] = lambda x, *_: x  # what is before or behind the heads
+        self.apart = False
+        block = self.layer._variant(stand_ins, attributes, lambda ops: _WithoutDropout(ops, self))
+        try:
+            block.forward(*args)
+        except _Reached as reached:
+            return reached.args[0]
+        raise MXNetError(f"'{self.layer._output}' is not called")
+
+    def dropout(self, x):
+        if self.apart and self.forms is not None:
+            self.forms.append(_form(self.layer, x))
+        return x
+
+    @staticmethod
+    def _end(x):
+        raise _Reached(x)
+
+    def _project(self, x, name, child, rank):
+        """With random weights, the same for the same child."""
+        units, self.apart = child._weight.shape[0], True
+        if name not in self.weights:
+            self.weights[name] = self.rng.standard_normal((units, x.shape[-1])) * x.shape[-1] ** -0.5
+        weight = nd.array(self.weights[name], ctx=x.context, dtype=x.dtype)
+        if rank is not None:
+            weight = child._weight.take(weight, rank)
+        return nd.FullyConnected(x, weight, num_hidden=weight.shape[0], no_bias=True, flatten=False)
+
+
+class _WithoutDropout:
+    """`F` for the check."""
+
+    def __init__(self, ops, check):
+        self._ops, self._check = ops, check
+
+    def __getattr__(self, name):
+        return getattr(self._ops, name)
+
+    def Dropout(self, data, **_):
+        return self._check.dropout(data)
+
+
+def find(block, options):
+    """The parts of an attention that is to be split: names of the inputs and of the output, number of heads, choices of attributes, blocks."""
+    options = dict(options)
+    dense = {name: child for name, child in block._children.items() if isinstance(child, nn.Dense)}
+    there = f"its Dense children are {', '.join(dense) or 'none'}"
+    inputs, output, attributes = options.pop("inputs", None), options.pop("output", None), options.pop("attributes", None)
+    blocks = options.pop("blocks", 3)
+    if options:
+        raise ValueError(f"'heads' has no option {', '.join(map(repr, options))}; there are inputs, output, attributes and blocks")
+    if block._reg_params:
+        raise NotImplementedError(f"the block has parameters of its own ({', '.join(block._reg_params)}), which can't be split by 'heads'")
+    if inputs is None:
+        inputs = next((names for names in _INPUTS if all(name in dense for name in names)), None)
+        if inputs is None:
+            raise ValueError(f"which children make queries, keys and values? {there}; say it with inputs=")
+    inputs = (inputs,) if isinstance(inputs, str) else tuple(inputs)
+    if output is None:
+        output = next((name for name in _OUTPUT if name in dense and name not in inputs), None)
+        if output is None:
+            raise ValueError(f"which child makes the output? {there}; say it with output=")
+    for name in (*inputs, output):
+        if name not in dense:
+            raise ValueError(f"'{name}' is no Dense of the block; {there}")
+    numbers = {name: value for name, value in block.__dict__.items() if type(value) is int and value > 0}
+    if attributes is None:
+        counting = next((name for name in _HEADS if name in numbers), None)
+        if counting is None:
+            raise ValueError(f"which attribute is the number of heads? There are {', '.join(numbers) or 'no numbers'}; say it with attributes=")
+        heads = numbers[counting]
+        units = dense[inputs[0]].weight.shape[0] // (blocks if len(inputs) == 1 else 1)
+        more = tuple(name for name, value in numbers.items() if value in (units, blocks * units) and name != counting)
+        choices = [(counting,), (counting, *more)] if more else [(counting,)]
+    else:
+        attributes = (attributes,) if isinstance(attributes, str) else tuple(attributes)
+        missing = [name for name in attributes if name not in numbers]
+        if missing:
+            raise ValueError(f"the block has no number '{missing[0]}'; there are {', '.join(numbers) or 'none'}")
+        heads, choices = numbers[attributes[0]], [attributes]
+    if len(inputs) > 1:
+        blocks = 1
+    for name in inputs:
+        units = dense[name].weight.shape[0]
+        if units % (blocks * heads):
+            raise ValueError(f"the {units} units of '{name}' can't be divided into {blocks} x {heads} heads")
+        if dense[name]._flatten:
+            raise ValueError(f"'{name}' has flatten=True: it makes no heads of a sequence")
+    return inputs, output, heads, choices, blocks
