@@ -505,6 +505,7 @@ def test_split_layers_load_onto_whole_ones_and_back(tmp_path):
 
 SEVERAL = {
     "lstm": (lambda ctx: ParallelLSTM(7, ctx, num_layers=2, prefix="a_") if ctx else rnn.LSTM(7, num_layers=2, prefix="a_"), (3, 2, 5)),
+    "lstm of two directions": (lambda ctx: ParallelLSTM(8, ctx, bidirectional=True) if ctx else rnn.LSTM(8, bidirectional=True), (3, 2, 5)),
     "queries, keys, values": (lambda ctx: ParallelSelfAttention(12, 4, ctx or CPU[:1], prefix="a_"), (2, 3, 12)),
     "convolution": (lambda ctx: wrapped(nn.Conv2D(8, 3, groups=4, in_channels=8), ctx, "column"), (1, 8, 5, 5)),
     "classes": (lambda ctx: wrapped(nn.Embedding(11, 4), ctx, "vocab"), (3,)),

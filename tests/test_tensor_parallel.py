@@ -128,6 +128,16 @@ LAYERS = {
         lambda ctx: par.ParallelLSTM(7, ctx, layout="NTC", input_size=4, prefix="a_"),
         (3, 2, 4),
     ),
+    "lstm bidirectional": (
+        lambda: rnn.LSTM(5, num_layers=2, bidirectional=True, dropout=0.4, prefix="a_"),
+        lambda ctx: par.ParallelLSTM(5, ctx, num_layers=2, bidirectional=True, dropout=0.4, prefix="a_"),
+        (4, 3, 6),
+    ),
+    "lstm dropout": (
+        lambda: rnn.LSTM(8, num_layers=3, dropout=0.6, layout="NTC", prefix="a_"),
+        lambda ctx: par.ParallelLSTM(8, ctx, num_layers=3, dropout=0.6, layout="NTC", prefix="a_"),
+        (3, 4, 6),
+    ),
     "layer norm": (lambda: nn.LayerNorm(prefix="a_"), lambda ctx: par.SequenceParallelLayerNorm(ctx, prefix="a_"), (3, 7, 5)),
     "attention": (
         lambda: par.ParallelSelfAttention(8, 4, DEVICES[:1], prefix="a_"),
@@ -411,16 +421,18 @@ def test_lists_in_lists_out():
 def states_of(layer, x):
     mx.random.seed(8)
     layer.initialize(mx.init.Xavier())
-    begin = [nd.array(inputs_of((2, 3, 6))), nd.array(inputs_of((2, 3, 6)) * 0.5)]
+    shape = layer.state_info(3)[0]["shape"]
+    begin = [nd.array(inputs_of(shape)), nd.array(inputs_of(shape) * 0.5)]
     out, states = layer(x, begin)
     return [out, *states]
 
 
 @COUNTS
-def test_lstm_states(count):
+@pytest.mark.parametrize("options", [{}, {"bidirectional": True}], ids=["one way", "both ways"])
+def test_lstm_states(count, options):
     x = nd.array(inputs_of((4, 3, 5)))
-    many = states_of(par.ParallelLSTM(6, DEVICES[:count], num_layers=2, prefix="l_"), x)
-    for a, b in zip(many, states_of(rnn.LSTM(6, num_layers=2, prefix="l_"), x)):
+    many = states_of(par.ParallelLSTM(6, DEVICES[:count], num_layers=2, prefix="l_", **options), x)
+    for a, b in zip(many, states_of(rnn.LSTM(6, num_layers=2, prefix="l_", **options), x)):
         close(a, b)
         assert a.context == mx.cpu(0)
 
@@ -461,7 +473,8 @@ def shared():
         (lambda: par.shard(chain(nn.Dense(3)), {"0": "vocab"}, CTX), mx.MXNetError, "'0' is a Dense, which can't be split by 'vocab'; that is for Embedding"),
         (lambda: par.shard(chain(nn.BatchNorm()), {"0": "sequence"}, CTX), mx.MXNetError, "BatchNorm"),
         (lambda: par.shard(chain(nn.Dense(1)), {"0": "column"}, CTX), ValueError, r"shard: '0' \(Dense\).*can't be split over 2 devices"),
-        (lambda: par.shard(chain(rnn.LSTM(4, bidirectional=True)), {"0": "gates"}, CTX), NotImplementedError, "one direction"),
+        (lambda: par.shard(chain(rnn.LSTM(4, state_clip_max=1.0)), {"0": "gates"}, CTX), NotImplementedError, "clipped states"),
+        (lambda: par.shard(chain(rnn.LSTM(4, projection_size=2)), {"0": "gates"}, CTX), NotImplementedError, r"shard: '0' \(LSTM\): LSTMs with a projection"),
         (lambda: par.shard(shared(), {"0": "row"}, CTX), mx.MXNetError, "shares parameter"),
         (lambda: ready(par.ColumnParallelDense(4, CTX, in_units=4)).reset_ctx(mx.cpu(0)), mx.MXNetError, r"stays on cpu\(1\)"),
     ],

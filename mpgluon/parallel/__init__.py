@@ -1,7 +1,7 @@
 """Training over several devices in one process: pipelines, layers split over devices, replicas, all of these on a mesh, and a planner."""
 
 from . import schedules
-from .attention import ParallelLSTM, ParallelSelfAttention, SequenceParallelDropout, SequenceParallelLayerNorm
+from .attention import ParallelSelfAttention, SequenceParallelDropout, SequenceParallelLayerNorm
 from .check import check_against_single_device
 from .checkpoint import Saving, load, save
 from .clip import clip_global_norm
@@ -12,6 +12,7 @@ from .layers import ColumnParallelDense, ParallelConv2D, RowParallelDense, Vocab
 from .mesh import Mesh
 from .pipeline import Pipeline
 from .planner import Plan, plan
+from .recurrent import ParallelLSTM
 from .report import Report
 from .schedules import ScheduleError
 from .shards import HomeParameter, ShardedParameter

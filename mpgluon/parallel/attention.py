@@ -1,14 +1,12 @@
-"""Attention, LSTMs, normalisation and dropout over several devices. See `mpgluon.parallel.layers`."""
-
-import re
+"""Attention, normalisation and dropout over several devices. See `mpgluon.parallel.layers`."""
 
 from .. import ndarray as nd
 from ..base import MXNetError
 from . import collectives
 from .layers import ColumnParallelDense, RowParallelDense, _SplitLayer
-from .shards import home_parameter, split_parameter
+from .shards import home_parameter
 
-__all__ = ["ParallelLSTM", "ParallelSelfAttention", "SequenceParallelDropout", "SequenceParallelLayerNorm"]
+__all__ = ["ParallelSelfAttention", "SequenceParallelDropout", "SequenceParallelLayerNorm"]
 
 
 def _drop(F, parts, rate, axis):
@@ -153,122 +151,3 @@ class ParallelSelfAttention(_SplitLayer):
             outs.append(F.reshape(F.transpose(out, axes=(0, 2, 1, 3)), shape=(batch, time, -1)))
         out = self.out(outs)
         return out[0].as_in_context(x.context) if isinstance(x, nd.NDArray) else out
-
-
-class ParallelLSTM(_SplitLayer):
-    """An `LSTM` whose cells, with all their gates, are split over devices; after every time step the outputs are exchanged.
-
-    Parameters
-    ----------
-    hidden_size : int
-    ctx : list of Context
-    num_layers : int, default 1
-    layout : {'TNC', 'NTC'}
-    input_size, dtype, i2h_weight_initializer, h2h_weight_initializer, i2h_bias_initializer, h2h_bias_initializer
-        As for `LSTM`.
-
-    Called with an array, it begins with zero states and returns the output; with an array and states, as `begin_state` makes them, it returns the
-    output and the states afterwards, all on the input's device.
-    """
-
-    def __init__(
-        self, hidden_size, ctx, num_layers=1, layout="TNC", input_size=0, i2h_weight_initializer=None, h2h_weight_initializer=None,
-        i2h_bias_initializer="zeros", h2h_bias_initializer="zeros", dtype="float32", **kwargs,
-    ):  # fmt: skip
-        super().__init__(ctx, **kwargs)
-        if layout not in ("TNC", "NTC"):
-            raise ValueError(f"ParallelLSTM: the layout must be 'TNC' or 'NTC', not {layout!r}")
-        self._hidden, self._layers, self._layout, self._dtype = hidden_size, num_layers, layout, dtype
-        rows, size = 4 * hidden_size, input_size
-        self._families = []
-        for layer in range(num_layers):
-            split = {"axis": 0, "ctx": self._ctx, "blocks": 4, "dtype": dtype}
-            self._families.append(split_parameter(self, f"l{layer}_i2h_weight", (rows, size), init=i2h_weight_initializer, **split))
-            split_parameter(self, f"l{layer}_h2h_weight", (rows, hidden_size), init=h2h_weight_initializer, **split)
-            split_parameter(self, f"l{layer}_i2h_bias", (rows,), init=i2h_bias_initializer, **split)
-            split_parameter(self, f"l{layer}_h2h_bias", (rows,), init=h2h_bias_initializer, **split)
-            size = hidden_size
-
-    def _alias(self):
-        return "lstm"
-
-    def _collect_params_with_prefix(self, prefix=""):
-        # As LSTM names them in files, but for the number of the part.
-        found = {}
-        for name, param in self._reg_params.items():
-            part, layer, rest = re.fullmatch(r"(shard\d+_)l(\d+)_(.+)", name).groups()
-            found[f"{prefix + '.' if prefix else ''}_unfused.{layer}.{part}{rest}"] = param
-        return found
-
-    def _describe(self):
-        return f"{self._families[0].shape[1] or None} -> {self._hidden}, {self._layout}, num_layers={self._layers}"
-
-    def state_info(self, batch_size=0):
-        return [{"shape": (self._layers, batch_size, self._hidden), "__layout__": "LNC"}] * 2
-
-    def begin_state(self, batch_size=0, func=nd.zeros, **kwargs):
-        """States to begin with: two arrays of shape (layers, batch_size, hidden_size); see `LSTM.begin_state`."""
-        kwargs = {"ctx": self._ctx[0], "dtype": self._dtype, **kwargs}
-        return [func(shape=info["shape"], **kwargs) for info in self.state_info(batch_size)]
-
-    def __call__(self, inputs, states=None):
-        return super().__call__(inputs, states)
-
-    def _complete(self, x):
-        if not isinstance(x, nd.NDArray) or x.ndim != 3:
-            raise MXNetError(f"ParallelLSTM: the input must be one array of 3 dimensions ({', '.join(self._layout)})")
-        if not self._families[0].shape[1]:
-            self._families[0].complete((4 * self._hidden, x.shape[2]))
-
-    def hybrid_forward(self, F, x, states=None, **params):
-        home, begins = x.context, states is None
-        if self._layout == "NTC":
-            x = F.swapaxes(x, dim1=0, dim2=1)
-        time, batch, _ = x.shape
-        # LSTM's operator takes the number of a random call, used or not: what is drawn after it stays the same.
-        F._internal._dropout_draw(x, axis=0, total=time)
-        if begins:
-            states = self.begin_state(batch, ctx=home, dtype=x.dtype)
-        for state in states:
-            if state.shape != (self._layers, batch, self._hidden):
-                raise ValueError(f"ParallelLSTM: the states must have shape {(self._layers, batch, self._hidden)}, got {state.shape}")
-        hidden, cells = [F.split(F.reshape(s, shape=(self._layers, batch, -1)), num_outputs=self._layers, axis=0, squeeze_axis=True) for s in states]
-        if self._layers == 1:
-            hidden, cells = [hidden], [cells]
-        inputs = collectives.broadcast(x, self._ctx)
-        last_h, last_c, out = [], [], None
-        for layer in range(self._layers):
-            steps, c = self._layer(F, inputs, hidden[layer], cells[layer], [self._shards(params, f"l{layer}_{name}") for name in _NAMES])
-            last_h.append(steps[-1][0])
-            last_c.append(collectives.gather(c, home, 1))
-            if layer + 1 < self._layers:
-                inputs = [F.stack(*[step[rank] for step in steps], axis=0) for rank in range(len(self._ctx))]
-            else:
-                out = F.stack(*[step[0] for step in steps], axis=0).as_in_context(home)
-        if self._layout == "NTC":
-            out = F.swapaxes(out, dim1=0, dim2=1)
-        return out if begins else (out, [F.stack(*last_h, axis=0).as_in_context(home), F.stack(*last_c, axis=0)])
-
-    def _layer(self, F, inputs, h, c, weights):
-        """The outputs of all steps, whole on every device, and the last cells of each."""
-        h = collectives.broadcast(h, self._ctx)
-        c = collectives.scatter(c, self._ctx, 1)
-        gates = []
-        for x, w, b in zip(inputs, weights[0], weights[2]):
-            all_steps = F.FullyConnected(x, w, b, num_hidden=w.shape[0], flatten=False)
-            parts = F.split(all_steps, num_outputs=x.shape[0], axis=0, squeeze_axis=True)
-            gates.append(parts if isinstance(parts, list) else [parts])
-        steps = []
-        for t in range(inputs[0].shape[0]):
-            own = []
-            for rank, (w, b) in enumerate(zip(weights[1], weights[3])):
-                pre = gates[rank][t] + F.FullyConnected(h[rank], w, b, num_hidden=w.shape[0])
-                i, f, g, o = F.split(pre, num_outputs=4, axis=1)
-                c[rank] = F.sigmoid(f) * c[rank] + F.sigmoid(i) * F.tanh(g)
-                own.append(F.sigmoid(o) * F.tanh(c[rank]))
-            h = collectives.all_gather(own, 1)
-            steps.append(h)
-        return steps, c
-
-
-_NAMES = ("i2h_weight", "h2h_weight", "i2h_bias", "h2h_bias")

@@ -8,8 +8,9 @@ from ..gluon import nn, rnn
 from ..gluon.block import Block, HybridBlock
 from ..gluon.parameter import _random_calls
 from . import collectives, heads
-from .attention import ParallelLSTM, SequenceParallelDropout, SequenceParallelLayerNorm
+from .attention import SequenceParallelDropout, SequenceParallelLayerNorm
 from .layers import ColumnParallelDense, ParallelConv2D, RowParallelDense, VocabParallelEmbedding
+from .recurrent import ParallelLSTM
 
 __all__ = ["shard"]
 
@@ -48,14 +49,15 @@ def _convolution(layer, ctx, options):
 
 def unfit_lstm(layer):
     """Whether the layer is an LSTM that can't be split."""
-    return layer._mode != "lstm" or layer._dir != 1 or layer._dropout or layer._projection_size or layer._use_sequence_length or "lstm_state_clip_min" in layer._options
+    return layer._mode != "lstm" or layer._use_sequence_length or layer._projection_size or any(name.startswith("lstm_state_clip") for name in layer._options)
 
 
 def _lstm(layer, ctx, options):
     if unfit_lstm(layer):
-        raise NotImplementedError("only LSTMs of one direction, without dropout, projection, clipped states and lengths can be split")
+        raise NotImplementedError("LSTMs with a projection, clipped states or lengths of sequences can't be split")
     return ParallelLSTM(
         layer._hidden_size, ctx, num_layers=layer._num_layers, layout=layer._layout, input_size=layer.l0_i2h_weight.shape[1], dtype=layer._dtype,
+        dropout=layer._dropout, bidirectional=layer._dir == 2,
         prefix=layer.prefix, **layer._initializers, **options,
     )  # fmt: skip
 

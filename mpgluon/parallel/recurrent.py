@@ -1,0 +1,162 @@
+"""LSTMs over several devices. See `mpgluon.parallel.layers`."""
+
+import re
+
+from .. import ndarray as nd
+from ..base import MXNetError
+from . import collectives
+from .layers import _SplitLayer
+from .shards import split_parameter
+
+__all__ = ["ParallelLSTM"]
+
+
+class ParallelLSTM(_SplitLayer):
+    """An `LSTM` whose cells, with all their gates, are split over devices; after every time step the outputs are exchanged.
+
+    Parameters
+    ----------
+    hidden_size : int
+    ctx : list of Context
+    num_layers : int, default 1
+    layout : {'TNC', 'NTC'}
+    dropout : float, default 0
+        Of the outputs of every layer but the last, with the mask of `LSTM`.
+    bidirectional : bool, default False
+    input_size, dtype, i2h_weight_initializer, h2h_weight_initializer, i2h_bias_initializer, h2h_bias_initializer
+        As for `LSTM`.
+
+    Called with an array, it begins with zero states and returns the output; with an array and states, as `begin_state` makes them, it returns the
+    output and the states afterwards, all on the input's device.
+    """
+
+    def __init__(
+        self, hidden_size, ctx, num_layers=1, layout="TNC", dropout=0, bidirectional=False, input_size=0, i2h_weight_initializer=None,
+        h2h_weight_initializer=None, i2h_bias_initializer="zeros", h2h_bias_initializer="zeros", dtype="float32", **kwargs,
+    ):  # fmt: skip
+        super().__init__(ctx, **kwargs)
+        if layout not in ("TNC", "NTC"):
+            raise ValueError(f"ParallelLSTM: the layout must be 'TNC' or 'NTC', not {layout!r}")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"ParallelLSTM: dropout must be in [0, 1), not {dropout}")
+        self._hidden, self._layers, self._layout, self._dtype, self._dropout = hidden_size, num_layers, layout, dtype, dropout
+        self._directions = "lr" if bidirectional else "l"
+        rows, size = 4 * hidden_size, input_size
+        self._inputs = []  # what depends on the size of the input
+        for layer in range(num_layers):
+            for direction in self._directions:
+                cell, split = f"{direction}{layer}_", {"axis": 0, "ctx": self._ctx, "blocks": 4, "dtype": dtype}
+                weight = split_parameter(self, cell + "i2h_weight", (rows, size), init=i2h_weight_initializer, **split)
+                split_parameter(self, cell + "h2h_weight", (rows, hidden_size), init=h2h_weight_initializer, **split)
+                split_parameter(self, cell + "i2h_bias", (rows,), init=i2h_bias_initializer, **split)
+                split_parameter(self, cell + "h2h_bias", (rows,), init=h2h_bias_initializer, **split)
+                if not layer:
+                    self._inputs.append(weight)
+            size = hidden_size * len(self._directions)
+
+    def _alias(self):
+        return "lstm"
+
+    def _collect_params_with_prefix(self, prefix=""):
+        # As LSTM names them in files, but for the number of the part.
+        found = {}
+        for name, param in self._reg_params.items():
+            part, direction, layer, rest = re.fullmatch(r"(shard\d+_)([lr])(\d+)_(.+)", name).groups()
+            cell = f"{direction}_cell." if len(self._directions) == 2 else ""
+            found[f"{prefix + '.' if prefix else ''}_unfused.{layer}.{cell}{part}{rest}"] = param
+        return found
+
+    def _describe(self):
+        text = f"{self._inputs[0].shape[1] or None} -> {self._hidden}, {self._layout}, num_layers={self._layers}"
+        return text + (", bidirectional" if len(self._directions) == 2 else "")
+
+    def state_info(self, batch_size=0):
+        count = self._layers * len(self._directions)
+        return [{"shape": (count, batch_size, self._hidden), "__layout__": "LNC"}] * 2
+
+    def begin_state(self, batch_size=0, func=nd.zeros, **kwargs):
+        """States to begin with: two arrays of shape (layers * directions, batch_size, hidden_size); see `LSTM.begin_state`."""
+        kwargs = {"ctx": self._ctx[0], "dtype": self._dtype, **kwargs}
+        return [func(shape=info["shape"], **kwargs) for info in self.state_info(batch_size)]
+
+    def __call__(self, inputs, states=None):
+        return super().__call__(inputs, states)
+
+    def _complete(self, x):
+        if not isinstance(x, nd.NDArray) or x.ndim != 3:
+            raise MXNetError(f"ParallelLSTM: the input must be one array of 3 dimensions ({', '.join(self._layout)})")
+        for family in self._inputs:
+            if not family.shape[1]:
+                family.complete((4 * self._hidden, x.shape[2]))
+
+    def hybrid_forward(self, F, x, states=None, **params):
+        home, begins = x.context, states is None
+        if self._layout == "NTC":
+            x = F.swapaxes(x, dim1=0, dim2=1)
+        time, batch, _ = x.shape
+        # LSTM's operator takes the number of a random call, used or not: what is drawn after it stays the same.
+        draw = F._internal._dropout_draw(x, axis=0, total=time)
+        if begins:
+            states = self.begin_state(batch, ctx=home, dtype=x.dtype)
+        for state, info in zip(states, self.state_info(batch)):
+            if state.shape != info["shape"]:
+                raise ValueError(f"ParallelLSTM: the states must have shape {info['shape']}, got {state.shape}")
+        hidden, cells = [self._apart(F, state) for state in states]
+        inputs = collectives.broadcast(x, self._ctx)
+        last_h, last_c, out = [], [], None
+        for layer in range(self._layers):
+            steps = []
+            for number, direction in enumerate(self._directions):
+                at = layer * len(self._directions) + number
+                own, c = self._layer(F, inputs, hidden[at], cells[at], {name: self._shards(params, f"{direction}{layer}_{name}") for name in _NAMES}, number)
+                steps.append(own)
+                last_h.append(own[0 if number else -1][0])
+                last_c.append(collectives.gather(c, home, 1))
+            if layer + 1 < self._layers:
+                inputs = self._drop(F, [self._joined(F, steps, rank) for rank in range(len(self._ctx))], draw, layer)
+            else:
+                out = self._joined(F, steps, 0).as_in_context(home)
+        if self._layout == "NTC":
+            out = F.swapaxes(out, dim1=0, dim2=1)
+        return out if begins else (out, [F.stack(*last_h, axis=0).as_in_context(home), F.stack(*last_c, axis=0)])
+
+    def _apart(self, F, state):
+        count = self._layers * len(self._directions)
+        return F.split(state, num_outputs=count, axis=0, squeeze_axis=True) if count > 1 else [F.reshape(state, shape=state.shape[1:])]
+
+    @staticmethod
+    def _joined(F, steps, rank):
+        """The outputs of a layer as one array: steps[direction][time][rank]."""
+        ways = [F.stack(*[step[rank] for step in own], axis=0) for own in steps]
+        return ways[0] if len(ways) == 1 else F.concat(*ways, dim=2)
+
+    def _drop(self, F, inputs, draw, layer):
+        """Dropout behind a layer, on every device by the same draw: what LSTM draws for that layer."""
+        if not self._dropout:
+            return inputs
+        offset = nd.array([0, 0, layer << 48, 0, 0], dtype="int64", ctx=draw.context)
+        draws = collectives.broadcast(draw + offset, self._ctx)
+        return [F._internal._dropout_part(x, own, p=self._dropout, axis=0, begin=0, total=x.shape[0]) for x, own in zip(inputs, draws)]
+
+    def _layer(self, F, inputs, h, c, weights, backwards):
+        """The outputs of all steps, whole on every device, and the last cells of each."""
+        h = collectives.broadcast(h, self._ctx)
+        c = collectives.scatter(c, self._ctx, 1)
+        gates = []
+        for x, w, b in zip(inputs, weights["i2h_weight"], weights["i2h_bias"]):
+            all_steps = F.FullyConnected(x, w, b, num_hidden=w.shape[0], flatten=False)
+            parts = F.split(all_steps, num_outputs=x.shape[0], axis=0, squeeze_axis=True)
+            gates.append(parts if isinstance(parts, list) else [parts])
+        steps = [None] * inputs[0].shape[0]
+        for t in reversed(range(len(steps))) if backwards else range(len(steps)):
+            own = []
+            for rank, (w, b) in enumerate(zip(weights["h2h_weight"], weights["h2h_bias"])):
+                pre = gates[rank][t] + F.FullyConnected(h[rank], w, b, num_hidden=w.shape[0])
+                i, f, g, o = F.split(pre, num_outputs=4, axis=1)
+                c[rank] = F.sigmoid(f) * c[rank] + F.sigmoid(i) * F.tanh(g)
+                own.append(F.sigmoid(o) * F.tanh(c[rank]))
+            steps[t] = h = collectives.all_gather(own, 1)
+        return steps, c
+
+
+_NAMES = ("i2h_weight", "h2h_weight", "i2h_bias", "h2h_bias")
