@@ -78,7 +78,8 @@ cuda-build:
 check-sanitized:
 	$(MAKE) asan
 	$(MAKE) tsan SANITIZED_TESTS="$(addprefix tests/test_,$(addsuffix .py,device context tape autograd_api hybridize_core \
-	  model_parallel pipeline pipeline_failures memory shuffle threads gluon_trainer gluon_rnn op_calls dlpack leaves call_cost)) -m 'not slow'"
+	  model_parallel pipeline pipeline_failures memory shuffle threads gluon_trainer gluon_rnn op_calls dlpack leaves call_cost \
+	  collectives mesh mesh_model tensor_parallel heads checkpoint)) -m 'not slow'"
 
 clean:
 	rm -rf build dist *.egg-info .venv .venv-* mpgluon/_core*.so

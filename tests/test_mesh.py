@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import mpgluon as mx
-from mpgluon import MXNetError, autograd, gluon, nd
+from mpgluon import MXNetError, _core, autograd, gluon, nd
 from mpgluon.gluon import nn
 from mpgluon.parallel import Mesh, Pipeline, TrainStep, clip_global_norm
 
@@ -308,11 +308,79 @@ def test_later_stages_are_reduced_while_earlier_ones_still_go_backward():
         mx.profiler.stop()
         events = mx.profiler.events()
         first, last = [str(ctx) for ctx in mesh.line("data", stage=0)], [str(ctx) for ctx in mesh.line("data", stage=1)]
-        reduced = min(event["begin"] for event in events if str(event["device"]) in last and event["name"] == "add_n")
+        reduced = min(event["begin"] for event in events if event["device"].removesuffix(" side") in last and event["name"] == "sum of replicas")
         backward = [event["end"] for event in events if str(event["device"]) in first and event["name"] in ("FullyConnected", "dot", "_backward_FullyConnected")]
         if reduced < max(backward):
             return
     pytest.fail("sums of the last stage always began behind the backward pass of the first")
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_sums_do_not_wait_for_the_end_of_backward(stages):
+    """A gradient is final at a tick inside the backward program, and its sum waits for that tick; what is final last is so at the end."""
+    net, mesh = build({"data": 2, "stage": stages}, make=lambda: mlp(800))
+    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    x, y = nd.random.normal(shape=(1024, 800)), nd.zeros(1024)
+    train(net, mesh, trainer, [(x, y)], loop="all backward together")
+    nd.waitall()
+    first, last = [list(net[layer].weight._grad.values())[1] for layer in (0, 3)]  # some megabytes each; backward makes the last layer's first
+    overlapped = False
+    for attempt in range(8):
+        mx.profiler.start()
+        with autograd.record():
+            losses = [LOSS(net(part), label) for part, label in zip(mesh.split_and_load(x), mesh.split_and_load(y, stage=-1))]
+        autograd.backward(losses)
+        ticks = [_core.written_at(grad) for grad in (first, last)]
+        trainer.allreduce_grads()
+        nd.waitall()
+        mx.profiler.stop()
+        assert ticks[1][0] < ticks[1][1] or stages == 2  # not the last tick that the device was given
+        if stages == 1:
+            assert ticks[0][1] == ticks[1][1] and ticks[1][0] < ticks[0][0] <= ticks[0][1]
+        events = mx.profiler.events()
+        sums = [event for event in events if event["name"] == "sum of replicas"]
+        backward = [event for event in events if event["backward"] and event["device"] == str(mesh.device(data=1))]
+        assert sums and all(event["device"].endswith(" side") for event in sums)
+        overlapped = overlapped or min(event["begin"] for event in sums) < max(event["end"] for event in backward)
+        trainer.update(1024)
+    assert overlapped
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_sums_in_place(dtype, everywhere):
+    rng = np.random.default_rng(4)
+    values = [[rng.standard_normal(shape) for shape in ((3, 5), (70000,), (0, 2))] for _ in range(3)]
+    lists = [[nd.array(value, dtype=dtype, ctx=ctx) for value in own] for own, ctx in zip(values, CPU)]
+    expected = [nd.add_n(*[own[i].as_in_context(CPU[0]) for own in lists]).asnumpy() for i in range(3)]
+    before = [[array.asnumpy() for array in own] for own in lists]
+    assert _core.sum_replicas(lists, 1, everywhere)
+    for replica, own in enumerate(lists):
+        for i, array in enumerate(own):
+            wanted = expected[i] if everywhere or replica == 1 else before[replica][i]
+            np.testing.assert_array_equal((array * 1).asnumpy(), wanted)
+    for bad, text in (([lists[0], lists[1][:2]], "different lengths"), ([lists[0], lists[1][::-1]], "array 0 of replica 1 is not like that of replica 0")):
+        with pytest.raises(ValueError, match=text):
+            _core.sum_replicas(bad, 0, True)
+    with pytest.raises(ValueError, match="arrays of replica 0 are on several devices"):
+        _core.sum_replicas([[lists[0][0], lists[1][0]]], 0, True)
+    with pytest.raises(ValueError, match="of which one is home"):
+        _core.sum_replicas(lists, 3, True)
+
+
+def test_a_failed_gradient_fails_its_sum():
+    """And nothing else; the next sums work."""
+    lists = [[nd.ones((3,), ctx=ctx), nd.ones((2,), ctx=ctx)] for ctx in CPU[:2]]
+    nd.waitall()
+    nd.broadcast_add(lists[1][0], nd.linalg.potrf(-nd.ones((1, 1), ctx=CPU[1])).reshape((1,)), out=lists[1][0])
+    assert _core.sum_replicas(lists, 0, True)
+    for own in lists:
+        with pytest.raises(MXNetError):
+            own[0].asnumpy()
+    nd.waitall()  # it was reported
+    fresh = [[nd.ones((3,), ctx=ctx)] for ctx in CPU[:2]]
+    assert _core.sum_replicas(fresh, 1, True)
+    assert (fresh[0][0].asnumpy() == 2).all()
 
 
 class Inception(gluon.HybridBlock):

@@ -66,7 +66,7 @@ static mpg_status open_device(mpg_device_id id, const mpg_backend *backend, mpg_
   device->ordinal = table.count;
   device->backend = backend;
   atomic_store_explicit(&device->num_threads, 1, memory_order_relaxed);
-  snprintf(device->text, sizeof device->text, "%s(%d)", id.type == MPG_GPU ? "gpu" : "cpu", id.index);
+  snprintf(device->text, sizeof device->text, "%s(%d)%s", id.type == MPG_GPU ? "gpu" : "cpu", id.index, id.type == MPG_CPU_SIDE ? " side" : "");
   device->recent = mpg_calloc(RECENT, sizeof *device->recent);
   if (!device->recent) {
     status = mpg_out_of_host_memory(RECENT * sizeof *device->recent);
@@ -107,9 +107,14 @@ mpg_status mpg_device_get(mpg_device_id id, mpg_device **device) {
     }
   }
   if (id.index < 0) return mpg_fail(MPG_ERROR, "there is no device of index %d: indices start at 0", id.index);
-  if (id.type == MPG_CPU) return open_device(id, table.mode == MPG_ENGINE_SHUFFLE ? &mpg_shuffle_backend : &mpg_cpu_backend, device);
+  if (id.type == MPG_CPU || id.type == MPG_CPU_SIDE) return open_device(id, table.mode == MPG_ENGINE_SHUFFLE ? &mpg_shuffle_backend : &mpg_cpu_backend, device);
   if (id.type == MPG_GPU) return open_gpu(id.index, device);
   return mpg_fail(MPG_ERROR, "there is no device type of number %d", id.type);
+}
+
+mpg_status mpg_device_side(mpg_device *device, mpg_device **side) {
+  *side = NULL;
+  return device->id.type == MPG_CPU ? mpg_device_get((mpg_device_id){MPG_CPU_SIDE, device->id.index}, side) : MPG_OK;
 }
 
 /* --- Submission --------------------------------------------------------------------------------------------------------- */

@@ -24,7 +24,7 @@ typedef uint64_t mpg_tick;
 typedef struct mpg_device mpg_device;
 typedef struct mpg_pool mpg_pool;
 
-typedef enum mpg_device_type { MPG_CPU = 1, MPG_GPU = 2, MPG_CPU_PINNED = 3, MPG_CPU_SHARED = 5 } mpg_device_type;
+typedef enum mpg_device_type { MPG_CPU = 1, MPG_GPU = 2, MPG_CPU_PINNED = 3, MPG_CPU_SHARED = 5, MPG_CPU_SIDE = 6 /* see mpg_device_side */ } mpg_device_type;
 
 typedef struct mpg_device_id { /* MXNet's numbering; what `Context` holds */
   int32_t type;
@@ -153,6 +153,9 @@ struct mpg_device {
 /* The device of that type and index, opened on first use. Borrowed. MPG_ERROR says why there is none. Pinned and shared
  * memory of the CPU are cpu(index) itself. */
 mpg_status mpg_device_get(mpg_device_id id, mpg_device **device);
+/* A second queue over a device's memory, of one thread, for work that goes on beside what the device itself does: it reads and writes the
+ * device's arrays as another device's work would. Opened on first use. NULL: the backend has none. */
+mpg_status mpg_device_side(mpg_device *device, mpg_device **side);
 int mpg_device_count(void);               /* opened so far */
 mpg_device *mpg_device_at(int ordinal);
 int mpg_gpu_count(void);                  /* GPUs that could be opened; 0 without driver or library */

@@ -119,7 +119,7 @@ static mpg_status new_frame(mpg_program_set *set, const mpg_launching *call, int
   return MPG_OK;
 }
 
-/* Tells the storages that a segment was queued. */
+/* Tells the storages that a segment was queued; `tick` is its last. */
 static mpg_status note_segment(const mpg_program_set *set, const mpg_program_segment *segment, const mpg_launching *call, mpg_tick tick) {
   mpg_status first = MPG_OK;
   mpg_device *device = set->programs[segment->slot].device;
@@ -131,8 +131,10 @@ static mpg_status note_segment(const mpg_program_set *set, const mpg_program_seg
       if (first == MPG_OK) first = status;
       continue;
     }
-    if (access->reads) storage->block.uses.read = tick;
-    if (access->writes) mpg_storage_add_write(storage, tick);
+    mpg_uses *uses = &storage->block.uses; /* another base may be the same storage */
+    mpg_tick last = access->done ? tick - segment->num_signals + access->done - 1 : tick;
+    if (access->reads && (last > uses->read || !tick)) uses->read = last;
+    if (access->writes) mpg_storage_add_write(storage, last > uses->write || !tick ? last : uses->write);
   }
   return first;
 }

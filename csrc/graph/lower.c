@@ -15,7 +15,20 @@ typedef struct lowering {
   uint32_t *waited; /* [slot * devices + source]: signals waited for so far */
   uint32_t *current; /* per slot: the segment that is being made; UINT32_MAX: none yet */
   uint32_t *signals; /* per slot: signals of its program so far */
+  struct external {
+    uint32_t last, next; /* position in the order where it is touched last; the next external array of which that is so */
+    uint32_t slot;       /* that touches it; UINT32_MAX: several */
+    size_t written;      /* bytes; 0: it is only read */
+    uint32_t segment, done; /* see mpg_access */
+  } *externals;
+  uint32_t *final; /* per position: an external array that is final behind it; NONE */
+  struct pending { /* per slot: arrays that are final, with no signal behind them yet */
+    uint32_t first, segment;
+    size_t bytes;
+  } *pending;
 } lowering;
+
+enum { NONE = UINT32_MAX, SIGNAL_BYTES = 1 << 18 };
 
 static mpg_status add(lowering *l, uint32_t slot, const mpg_instruction *instruction) {
   mpg_program *program = &l->set->programs[slot];
@@ -140,6 +153,73 @@ static mpg_status lower_group(lowering *l, const mpg_order *order, const mpg_fus
   return add(l, slot, &instruction);
 }
 
+static void touch(lowering *l, mpg_value value, uint32_t position, uint32_t slot, bool writes) {
+  size_t index = mpg_value_index(l->graph, value);
+  uint32_t base = l->plan->locations[index].base;
+  if (base >= l->plan->num_externals) return;
+  struct external *e = &l->externals[base];
+  e->slot = e->last == NONE || e->slot == slot ? slot : NONE;
+  if (e->last == NONE || position > e->last) e->last = position;
+  if (writes) e->written = mpg_desc_bytes(&l->graph->values[index].desc);
+}
+
+/* Finds out where external arrays are touched last, by instructions (those of a group are one, at its first node). */
+static void find_final(lowering *l, const mpg_order *order) {
+  for (uint32_t i = 0; i < l->plan->num_externals; i++) l->externals[i] = (struct external){.last = NONE, .next = NONE, .slot = NONE};
+  for (size_t k = 0; k < order->count; k++) {
+    const mpg_node *node = &l->graph->nodes[order->nodes[k]];
+    const mpg_value *inputs = mpg_node_inputs(l->graph, node);
+    if (mpg_plan_aliased(l->plan, l->graph, node)) continue;
+    const mpg_fusion_group *group = mpg_order_group(order, k);
+    uint32_t at = (uint32_t)(group ? group->first : k), slot = mpg_plan_slot(l->plan, node->device);
+    uint32_t runs_on = mpg_node_crosses(l->graph, node) ? mpg_plan_slot(l->plan, mpg_graph_at(l->graph, inputs[0])->device) : slot;
+    for (uint32_t i = 0; i < node->num_inputs; i++) touch(l, inputs[i], at, runs_on, mpg_op_input_mutable(node->op, (int)i));
+    for (uint32_t i = 0; i < node->num_outputs; i++) {
+      touch(l, (mpg_value){order->nodes[k], i}, at, runs_on, true);
+      if (runs_on != slot) touch(l, (mpg_value){order->nodes[k], i}, at, slot, true); /* which waits for it */
+    }
+  }
+  for (size_t k = 0; k < order->count; k++) l->final[k] = NONE;
+  for (uint32_t i = 0; i < l->plan->num_externals; i++) {
+    struct external *e = &l->externals[i];
+    if (e->last == NONE || e->slot == NONE || !e->written) continue;
+    e->next = l->final[e->last];
+    l->final[e->last] = i;
+  }
+}
+
+/* Behind the instruction at `position`: notes what is final now, and signals when it is enough. */
+static mpg_status signal_final(lowering *l, size_t position) {
+  for (uint32_t i = l->final[position], next; i != NONE; i = next) {
+    struct external *e = &l->externals[i];
+    uint32_t slot = e->slot;
+    next = e->next;
+    struct pending *pending = &l->pending[slot];
+    if (l->current[slot] == NONE) continue;
+    if (pending->segment != l->current[slot]) *pending = (struct pending){.first = NONE, .segment = l->current[slot]};
+    e->next = pending->first;
+    e->segment = pending->segment;
+    pending->first = i;
+    pending->bytes += e->written;
+    if (pending->bytes < SIGNAL_BYTES) continue;
+    mpg_instruction signal = {.kind = MPG_SIGNAL, .tick = l->set->segments[pending->segment].num_signals++};
+    for (uint32_t k = pending->first; k != NONE; k = l->externals[k].next) l->externals[k].done = signal.tick + 1;
+    *pending = (struct pending){.first = NONE, .segment = l->current[slot]};
+    MPG_TRY(add(l, slot, &signal));
+  }
+  return MPG_OK;
+}
+
+static void note_final(lowering *l) {
+  for (uint32_t s = 0; s < l->set->num_segments; s++) {
+    mpg_program_segment *segment = &l->set->segments[s];
+    for (uint32_t i = 0; i < segment->num_accesses; i++) {
+      uint32_t base = segment->accesses[i].base;
+      if (base < l->plan->num_externals && l->externals[base].done && l->externals[base].segment == s) segment->accesses[i].done = l->externals[base].done;
+    }
+  }
+}
+
 static mpg_status lower_all(lowering *l, const mpg_order *order) {
   static const mpg_segment last = {.depth = UINT32_MAX};
   for (size_t k = 0; k < order->count; k++) {
@@ -147,6 +227,7 @@ static mpg_status lower_all(lowering *l, const mpg_order *order) {
     const mpg_fusion_group *group = mpg_order_group(order, k);
     if (!group) MPG_TRY(lower_node(l, &l->graph->nodes[order->nodes[k]], segment));
     else if (group->first == k) MPG_TRY(lower_group(l, order, group, segment));
+    MPG_TRY(signal_final(l, k));
   }
   for (size_t k = 0; k < order->count; k++) { /* arrays that nobody read on their device: outputs */
     const mpg_node *node = &l->graph->nodes[order->nodes[k]];
@@ -228,13 +309,21 @@ mpg_status mpg_lower(const mpg_graph *graph, const mpg_order *order, const mpg_p
   l.waited = mpg_calloc((size_t)plan->num_devices * plan->num_devices + 1, sizeof *l.waited);
   l.current = mpg_malloc((plan->num_devices + 1) * sizeof *l.current);
   l.signals = mpg_calloc(plan->num_devices + 1, sizeof *l.signals);
-  if (!l.set->programs || !l.arrivals || !l.waited || !l.current || !l.signals) MPG_GOTO(mpg_out_of_host_memory(graph->num_values * sizeof *l.arrivals));
+  l.externals = mpg_malloc((plan->num_externals + 1) * sizeof *l.externals);
+  l.final = mpg_malloc((order->count + 1) * sizeof *l.final);
+  l.pending = mpg_malloc((plan->num_devices + 1) * sizeof *l.pending);
+  if (!l.set->programs || !l.arrivals || !l.waited || !l.current || !l.signals || !l.externals || !l.final || !l.pending) MPG_GOTO(mpg_out_of_host_memory(graph->num_values * sizeof *l.arrivals));
   for (size_t v = 0; v < graph->num_values; v++) l.arrivals[v] = (struct arrival){.source = UINT32_MAX};
-  for (uint32_t i = 0; i < plan->num_devices; i++) l.current[i] = UINT32_MAX;
+  for (uint32_t i = 0; i < plan->num_devices; i++) {
+    l.current[i] = UINT32_MAX;
+    l.pending[i] = (struct pending){.first = NONE, .segment = NONE};
+  }
+  find_final(&l, order);
   l.set->num_programs = plan->num_devices;
   for (uint32_t i = 0; i < plan->num_devices; i++) MPG_GOTO(mpg_device_get(plan->devices[i], &l.set->programs[i].device));
   MPG_GOTO(describe_blocks(l.set, plan));
   MPG_GOTO(lower_all(&l, order));
+  note_final(&l);
   l.set->small = is_small(l.set);
   mpg_program_set_arrange(l.set, &(mpg_parts){.count = 1, .sizes = {l.set->num_externals}});
   *result = l.set;
@@ -244,6 +333,9 @@ fail:
   mpg_free(l.waited);
   mpg_free(l.current);
   mpg_free(l.signals);
+  mpg_free(l.externals);
+  mpg_free(l.final);
+  mpg_free(l.pending);
   if (l.set) mpg_program_set_release(l.set);
   return status;
 }

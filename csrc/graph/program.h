@@ -8,7 +8,8 @@
  * one; signals are numbered within their segment. Mostly a program is one segment, and those of a set are queued together; they
  * wait for each other only in the order of one sequence, so they cannot deadlock. Pipelines queue the segments of many calls in an order
  * of their own (flight.h). When an instruction fails its segment ends and its ticks count as failed; work that waits for
- * one of these fails too.
+ * one of these fails too. A program also signals, every so many bytes, that external arrays are final which it has written, so that others need not
+ * wait for its end: sums of gradients begin while the rest goes on backward.
  *
  * What a call costs before its first kernel does not grow with the graph. External arrays come in *parts*, runs of consecutive ones.
  * A part that is the same from call to call (parameters, their gradients) is *fixed*: such parts come as one binding, and a frame that
@@ -54,6 +55,7 @@ typedef struct mpg_access { /* what a segment does to one base */
   uint8_t part;   /* of the external arrays; MPG_MAX_PARTS: a block */
   bool reads, writes;
   bool pushes;    /* it is another device's memory */
+  uint32_t done; /* 1 + the signal of the segment behind which it does not touch the base again; 0: at its end */
 } mpg_access;
 
 enum { MPG_MAX_PARTS = 7 };

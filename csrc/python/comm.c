@@ -1,5 +1,6 @@
-/* _core.collective and _core.collective_plan: collectives over arrays on several devices. See comm/collective.h. */
+/* _core.collective, _core.collective_plan and _core.sum_replicas. See comm/collective.h and comm/replicas.h. */
 #include "comm/collective.h"
+#include "comm/replicas.h"
 
 #include "python/core.h"
 
@@ -153,9 +154,74 @@ done:
   return result;
 }
 
+static PyObject *sum_replicas(PyObject *self, PyObject *args) {
+  (void)self;
+  PyObject *lists, *result = NULL, **kept = NULL;
+  int home, everywhere;
+  if (!PyArg_ParseTuple(args, "O!ip", &PyList_Type, &lists, &home, &everywhere)) return NULL;
+  Py_ssize_t count = PyList_GET_SIZE(lists), each = -1;
+  mpg_array **arrays = NULL;
+  const mpg_tensor **tensors = NULL;
+  bool done = true;
+  if (count < 1 || home < 0 || home >= count || count > MPG_COMM_MAX_RANKS)
+    return PyErr_Format(PyExc_ValueError, "sum_replicas: from 1 to %d lists, of which one is home", MPG_COMM_MAX_RANKS);
+  kept = PyMem_Calloc((size_t)count, sizeof *kept);
+  if (kept == NULL) return PyErr_NoMemory();
+  for (Py_ssize_t r = 0; r < count; r++) {
+    Py_ssize_t here = PyObject_Length(PyList_GET_ITEM(lists, r));
+    if (here < 0) goto out;
+    if (each >= 0 && here != each) {
+      PyErr_SetString(PyExc_ValueError, "sum_replicas: the lists are of different lengths");
+      goto out;
+    }
+    each = here;
+    if (arrays == NULL && (arrays = PyMem_Calloc((size_t)(count * each) + 1, sizeof *arrays)) == NULL) {
+      PyErr_NoMemory();
+      goto out;
+    }
+    if (mpg_py_array_list(PyList_GET_ITEM(lists, r), arrays + r * each, (int)each, &kept[r], "sum_replicas") < 0) goto out;
+  }
+  if ((tensors = PyMem_Calloc((size_t)(count * each) + 1, sizeof *tensors)) == NULL) {
+    PyErr_NoMemory();
+    goto out;
+  }
+  for (Py_ssize_t i = 0; i < count * each; i++) tensors[i] = &arrays[i]->tensor;
+  mpg_replicas replicas = {.arrays = tensors, .num_arrays = (uint32_t)each, .num_replicas = (uint32_t)count, .home = (uint32_t)home, .everywhere = everywhere};
+  mpg_status status = mpg_comm_sum_replicas(&replicas, &done);
+  if (status != MPG_OK)
+    mpg_py_raise(status);
+  else
+    result = PyBool_FromLong(done);
+out:
+  for (Py_ssize_t r = 0; r < count; r++) Py_XDECREF(kept[r]);
+  PyMem_Free(kept);
+  PyMem_Free(arrays);
+  PyMem_Free(tensors);
+  return result;
+}
+
+/* For tests: when the latest write of an array is done, and the last tick that its device was given. */
+static PyObject *written_at(PyObject *self, PyObject *object) {
+  (void)self;
+  mpg_array *array;
+  PyObject *keep = NULL, *list = PyList_New(1), *result = NULL;
+  if (list == NULL) return NULL;
+  PyList_SET_ITEM(list, 0, Py_NewRef(object));
+  if (mpg_py_array_list(list, &array, 1, &keep, "written_at") == 1) {
+    const mpg_storage *storage = array->tensor.storage;
+    result = Py_BuildValue("(KK)", (unsigned long long)storage->block.uses.write, (unsigned long long)storage->device->submitted);
+  }
+  Py_XDECREF(keep);
+  Py_DECREF(list);
+  return result;
+}
+
 static PyMethodDef methods[] = {
     {"collective", collective, METH_VARARGS,
      "collective(kind, arrays, devices, axis, other_axis, root, algorithm, transport) -> list of arrays; see mpgluon.parallel.collectives."},
+    {"sum_replicas", sum_replicas, METH_VARARGS,
+     "sum_replicas(lists, home, everywhere) -> bool: sums arrays of replicas in place, beside what their devices do. False, and nothing happened, where a device can't."},
+    {"written_at", written_at, METH_O, "written_at(array) -> (tick of its latest write, tick of its device's latest work)."},
     {"collective_plan", collective_plan, METH_VARARGS,
      "The same, but only what would run: {'ops': names, 'copies': between devices, 'bytes': copied}."},
     {NULL, NULL, 0, NULL}};

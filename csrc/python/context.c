@@ -278,6 +278,7 @@ static PyObject *opened_devices(PyObject *module, PyObject *unused) {
   PyObject *list = PyList_New(0);
   for (int i = 0; list != NULL && i < mpg_device_count(); i++) {
     mpg_device *device = mpg_device_at(i);
+    if (device->id.type == MPG_CPU_SIDE) continue;
     PyObject *item = Py_BuildValue("(Ni)", mpg_py_context(device->id), atomic_load(&device->num_threads));
     if (item == NULL || PyList_Append(list, item) < 0) Py_CLEAR(list);
     Py_XDECREF(item);

@@ -3,7 +3,7 @@
 import math
 
 from .. import ndarray as nd
-from .._core import dtype_name
+from .._core import dtype_name, sum_replicas
 
 _BUCKET = 1 << 20  # bytes; smaller arrays travel together
 
@@ -24,6 +24,7 @@ class Bucket:
         self._begins = tuple(ends[:-1])
         # The arrays on each device, seen as flat ones where they travel together.
         self._grads, self._weights = self._flat("_grad"), self._flat("_data")
+        self._lists = [[param._grad[ctx] for param in params] for ctx in contexts]
 
     def _flat(self, which):
         arrays = {ctx: [getattr(param, which)[ctx] for param in self.params] for ctx in self.contexts}
@@ -41,7 +42,13 @@ class Bucket:
             nd._internal._split_v2(value.as_in_context(arrays[0].context), indices=self._begins, axis=0, squeeze_axis=False, sections=0, out=arrays)
 
     def sum(self, everywhere):
-        """Sums the gradients, in the order of the devices: on the bucket's own device, or for all of them."""
+        """Sums the gradients, in the order of the devices: on the bucket's own device, or for all of them.
+
+        Beside what the devices do: as soon as these gradients are final, while others are still computed. Where a device can't do that, behind what
+        it does.
+        """
+        if sum_replicas(self._lists, self.contexts.index(self.home), everywhere):
+            return
         total = nd.add_n(*[self._joined(self._grads[ctx]).as_in_context(self.home) for ctx in self.contexts])
         for ctx in self.contexts if everywhere else [self.home]:
             self._hand_out(total, self._grads[ctx])
