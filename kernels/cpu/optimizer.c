@@ -6,14 +6,11 @@
 
 #include "base/memory.h"
 #include "device/device.h"
+#include "kernels/common/update.h"
 #include "kernels/cpu/convert.h"
 
-enum { MAX_STATES = 3 };
-
-/* The numbers of an update but for learning rate and weight decay, which are the segment's. */
-typedef struct constants {
-  double rescale, clip, momentum, beta1, beta2, epsilon, gamma1, gamma2, clip_weights, lamda1, wd_lh, eta, correct1, correct2;
-} constants;
+enum { MAX_STATES = MPG_UPDATE_STATES };
+typedef mpg_update_constants constants;
 
 typedef struct segment {
   const void *weight; /* read: the float32 copy in mixed precision */
@@ -56,68 +53,21 @@ typedef void (*step_fn)(const constants *c, double lr, double wd, const void *we
 #define CONSTANT(name) const __typeof__(*ws) name = (__typeof__(*ws))c->name
 #define SIGN(x) ((__typeof__(x))(((x) > 0) - ((x) < 0)))
 
-STEP(sgd, , result = (1 - lr * wd) * w - lr * CLIPPED(rescale * g))
-STEP(sgd_momentum, CONSTANT(momentum),
-     g = CLIPPED(rescale * g);
-     s0[i] = momentum * s0[i] - lr * wd * w - lr * g;
-     result = w + s0[i])
-STEP(nesterov, CONSTANT(momentum),
-     const __typeof__(g) decayed = momentum * s0[i], step = lr * (CLIPPED(rescale * g) + wd * w), moved = decayed - step;
-     s0[i] = moved;
-     result = w - decayed + (momentum + 1) * moved)
-STEP(adam, CONSTANT(beta1); CONSTANT(beta2); CONSTANT(epsilon),
-     g = CLIPPED(g * rescale + w * wd);
-     s0[i] = beta1 * s0[i] + (1 - beta1) * g;
-     s1[i] = beta2 * s1[i] + (1 - beta2) * g * g;
-     result = w - lr * s0[i] / (ROOT(s1[i]) + epsilon))
-STEP(adamw, CONSTANT(beta1); CONSTANT(beta2); CONSTANT(epsilon); CONSTANT(eta),
-     g = CLIPPED(g * rescale);
-     s0[i] = beta1 * s0[i] + (1 - beta1) * g;
-     s1[i] = beta2 * s1[i] + (1 - beta2) * (g * g);
-     result = w - eta * (lr * s0[i] / (ROOT(s1[i]) + epsilon) + wd * w))
-STEP(adagrad, CONSTANT(epsilon),
-     g = CLIPPED(g * rescale);
-     s0[i] += g * g;
-     result = w - lr * (g / ROOT(s0[i] + epsilon) + wd * w))
-STEP(rmsprop, CONSTANT(gamma1); CONSTANT(epsilon); const __typeof__(*ws) edge = (__typeof__(*ws))(c->clip_weights >= 0 ? c->clip_weights : (double)INFINITY),
-     g = CLIPPED(rescale * g + wd * w);
-     s0[i] = (1 - gamma1) * (g * g) + gamma1 * s0[i];
-     const __typeof__(g) moved = w - lr * (g / ROOT(s0[i] + epsilon));
-     result = LIMIT(moved, edge))
-STEP(rmsprop_centred, CONSTANT(gamma1); CONSTANT(gamma2); CONSTANT(epsilon); const __typeof__(*ws) edge = (__typeof__(*ws))(c->clip_weights >= 0 ? c->clip_weights : (double)INFINITY),
-     g = CLIPPED(rescale * g + wd * w);
-     s0[i] = (1 - gamma1) * g * g + gamma1 * s0[i];
-     s1[i] = (1 - gamma1) * g + gamma1 * s1[i];
-     s2[i] = gamma2 * s2[i] - lr * g / ROOT(s0[i] - s1[i] * s1[i] + epsilon);
-     const __typeof__(g) moved = w + s2[i];
-     result = LIMIT(moved, edge))
-STEP(ftrl, CONSTANT(lamda1); CONSTANT(beta1),
-     g = CLIPPED(g * rescale);
-     s0[i] += g - (ROOT(s1[i] + g * g) - ROOT(s1[i])) * w / lr;
-     s1[i] += g * g;
-     const __typeof__(g) z = s0[i], size = z < 0 ? -z : z;
-     result = size > lamda1 ? (SIGN(z) * lamda1 - z) / ((beta1 + ROOT(s1[i])) / lr + wd) : 0)
-STEP(ftml, CONSTANT(beta1); CONSTANT(beta2); CONSTANT(epsilon); CONSTANT(correct1); CONSTANT(correct2),
-     g = CLIPPED(rescale * g + wd * w);
-     s1[i] = beta2 * s1[i] + (1 - beta2) * (g * g);
-     const __typeof__(g) d = correct1 / lr * (ROOT(s1[i] / correct2) + epsilon);
-     s2[i] = beta1 * s2[i] + (1 - beta1) * g - (d - beta1 * s0[i]) * w;
-     s0[i] = d;
-     result = -s2[i] / d)
-STEP(sign_sgd, , result = (1 - lr * wd) * w - lr * SIGN(g))
-STEP(signum, CONSTANT(momentum); CONSTANT(wd_lh),
-     g = CLIPPED(rescale * g);
-     s0[i] = momentum * s0[i] - (1 - momentum) * wd * w - (1 - momentum) * g;
-     result = (1 - lr * wd_lh) * w + lr * SIGN(s0[i]))
-STEP(lamb_direction, CONSTANT(beta1); CONSTANT(beta2); CONSTANT(epsilon); CONSTANT(correct1); CONSTANT(correct2),
-     g = CLIPPED(g * rescale);
-     s0[i] = beta1 * s0[i] + (1 - beta1) * g;
-     s1[i] = beta2 * s1[i] + (1 - beta2) * g * g;
-     result = s0[i] / correct1 / (ROOT(s1[i] / correct2) + epsilon) + wd * w)
-STEP(plain, , result = w - lr * g)
+#define LIMIT_CONSTANT(name, number) const __typeof__(*ws) name = (__typeof__(*ws))(c->number >= 0 ? c->number : (double)INFINITY)
+#define S0 s0[i]
+#define S1 s1[i]
+#define S2 s2[i]
+#include "kernels/common/update.def"
+#undef STEP
+
+static const step_fn steps[MPG_RULES][2] = {
+#define STEP(name, ...) [MPG_RULE_##name] = {name##_f32, name##_f64},
+#include "kernels/common/update.def"
+#undef STEP
+};
 
 typedef struct update_plan {
-  step_fn f32, f64;
+  mpg_update_rule rule;
   constants c;
   int num_states, num_segments;
   const segment *segments;
@@ -127,7 +77,7 @@ static void run_segment(const update_plan *p, const segment *s, int64_t begin, i
   mpg_compute compute = s->weight_dtype == MPG_FLOAT64 ? MPG_COMPUTE_F64 : MPG_COMPUTE_F32;
   mpg_dtype native = mpg_compute_dtype(compute);
   mpg_dtype state_dtype = s->weight_dtype; /* in mixed precision both are float32 */
-  step_fn step = compute == MPG_COMPUTE_F64 ? p->f64 : p->f32;
+  step_fn step = steps[p->rule][compute == MPG_COMPUTE_F64];
   bool direct = s->weight_dtype == native && s->grad_dtype == native && s->out_dtype == native;
   int64_t size = (int64_t)mpg_dtype_size(native), piece = direct ? end - begin : MPG_CPU_BLOCK;
   mpg_block_buffer w, g, o, buffers[MAX_STATES];
@@ -183,125 +133,23 @@ static segment segment_of(const mpg_view *inputs, const mpg_view *out, int num_s
   return s;
 }
 
-#define PLAN(name, states) {name##_f32, name##_f64, {.rescale = p->rescale_grad, .clip = p->clip_gradient}, states, 0, NULL}
-
-static mpg_status single(const mpg_kernel_call *call, update_plan *plan, double lr, double wd, bool mixed) {
-  segment s = segment_of(call->inputs, call->outputs, plan->num_states, mixed, lr, wd);
-  update(call, plan, &s, 1);
-  return MPG_OK;
-}
-
 MPG_CPU_KERNEL(update) {
-  switch (call->op->id) {
-    case MPG_OP_sgd_update: case MPG_OP_mp_sgd_update: {
-      const mpg_sgd_params *p = call->params;
-      update_plan plan = PLAN(sgd, 0);
-      return single(call, &plan, p->lr, p->wd, call->op->id == MPG_OP_mp_sgd_update);
-    }
-    case MPG_OP_sgd_mom_update: case MPG_OP_mp_sgd_mom_update: {
-      const mpg_sgd_mom_params *p = call->params;
-      update_plan plan = PLAN(sgd_momentum, 1);
-      plan.c.momentum = p->momentum;
-      return single(call, &plan, p->lr, p->wd, call->op->id == MPG_OP_mp_sgd_mom_update);
-    }
-    case MPG_OP_nag_mom_update: case MPG_OP_mp_nag_mom_update: {
-      const mpg_nag_mom_params *p = call->params;
-      update_plan plan = PLAN(nesterov, 1);
-      plan.c.momentum = p->momentum;
-      return single(call, &plan, p->lr, p->wd, call->op->id == MPG_OP_mp_nag_mom_update);
-    }
-    case MPG_OP_adam_update: {
-      const mpg_adam_params *p = call->params;
-      update_plan plan = PLAN(adam, 2);
-      plan.c.beta1 = p->beta1;
-      plan.c.beta2 = p->beta2;
-      plan.c.epsilon = p->epsilon;
-      return single(call, &plan, p->lr, p->wd, false);
-    }
-    case MPG_OP__sparse_adagrad_update: {
-      const mpg_adagrad_params *p = call->params;
-      update_plan plan = PLAN(adagrad, 1);
-      plan.c.epsilon = p->epsilon;
-      return single(call, &plan, p->lr, p->wd, false);
-    }
-    case MPG_OP_rmsprop_update: {
-      const mpg_rmsprop_params *p = call->params;
-      update_plan plan = PLAN(rmsprop, 1);
-      plan.c.gamma1 = p->gamma1;
-      plan.c.epsilon = p->epsilon;
-      plan.c.clip_weights = p->clip_weights;
-      return single(call, &plan, p->lr, p->wd, false);
-    }
-    case MPG_OP_rmspropalex_update: {
-      const mpg_rmspropalex_params *p = call->params;
-      update_plan plan = PLAN(rmsprop_centred, 3);
-      plan.c.gamma1 = p->gamma1;
-      plan.c.gamma2 = p->gamma2;
-      plan.c.epsilon = p->epsilon;
-      plan.c.clip_weights = p->clip_weights;
-      return single(call, &plan, p->lr, p->wd, false);
-    }
-    case MPG_OP_ftrl_update: {
-      const mpg_ftrl_params *p = call->params;
-      update_plan plan = PLAN(ftrl, 2);
-      plan.c.lamda1 = p->lamda1;
-      plan.c.beta1 = p->beta;
-      return single(call, &plan, p->lr, p->wd, false);
-    }
-    case MPG_OP_ftml_update: {
-      const mpg_ftml_params *p = call->params;
-      update_plan plan = {ftml_f32, ftml_f64, {.rescale = p->rescale_grad, .clip = p->clip_grad}, 3, 0, NULL};
-      plan.c.beta1 = p->beta1;
-      plan.c.beta2 = p->beta2;
-      plan.c.epsilon = p->epsilon;
-      plan.c.correct1 = 1 - pow(p->beta1, (double)p->t);
-      plan.c.correct2 = 1 - pow(p->beta2, (double)p->t);
-      return single(call, &plan, p->lr, p->wd, false);
-    }
-    case MPG_OP_signsgd_update: {
-      const mpg_signsgd_params *p = call->params;
-      update_plan plan = PLAN(sign_sgd, 0);
-      return single(call, &plan, p->lr, p->wd, false);
-    }
-    case MPG_OP_signum_update: {
-      const mpg_signum_params *p = call->params;
-      update_plan plan = PLAN(signum, 1);
-      plan.c.momentum = p->momentum;
-      plan.c.wd_lh = p->wd_lh;
-      return single(call, &plan, p->lr, p->wd, false);
-    }
-    case MPG_OP__adamw_update: case MPG_OP__mp_adamw_update: {
-      const mpg_adamw_params *p = call->params;
-      bool mixed = call->op->id == MPG_OP__mp_adamw_update;
-      const mpg_view *scale = &call->inputs[mixed ? 5 : 4];
-      mpg_block_buffer buffer;
-      double rescale = *(const double *)mpg_cpu_load(MPG_COMPUTE_F64, scale->desc.dtype, scale->data, 0, 1, &buffer);
-      if (!isfinite(rescale) || rescale == 0) { /* an overflow of mixed precision: the weight stays */
-        if (call->outputs[0].data != call->inputs[0].data)
-          memcpy(call->outputs[0].data, call->inputs[0].data, (size_t)mpg_shape_size(&call->inputs[0].desc.shape) * mpg_dtype_size(call->inputs[0].desc.dtype));
-        return MPG_OK;
-      }
-      update_plan plan = {adamw_f32, adamw_f64, {.rescale = rescale, .clip = p->clip_gradient}, 2, 0, NULL};
-      plan.c.beta1 = p->beta1;
-      plan.c.beta2 = p->beta2;
-      plan.c.epsilon = p->epsilon;
-      plan.c.eta = p->eta;
-      return single(call, &plan, p->lr, p->wd, mixed);
-    }
-    default: { /* lamb_update_phase1 and mp_lamb_update_phase1, whose result is a direction: the copy is only read */
-      const mpg_lamb_phase1_params *p = call->params;
-      update_plan plan = PLAN(lamb_direction, 2);
-      plan.c.beta1 = p->beta1;
-      plan.c.beta2 = p->beta2;
-      plan.c.epsilon = p->epsilon;
-      plan.c.correct1 = p->bias_correction ? 1 - pow(p->beta1, (double)p->t) : 1;
-      plan.c.correct2 = p->bias_correction ? 1 - pow(p->beta2, (double)p->t) : 1;
-      segment s = segment_of(call->inputs, call->outputs, 2, call->op->id == MPG_OP_mp_lamb_update_phase1, 0, p->wd);
-      s.master = NULL;
-      update(call, &plan, &s, 1);
+  mpg_update u = mpg_update_single(call);
+  update_plan plan = {u.rule, u.c, u.num_states, 0, NULL};
+  if (u.rescale) {
+    mpg_block_buffer buffer;
+    plan.c.rescale = *(const double *)mpg_cpu_load(MPG_COMPUTE_F64, u.rescale->desc.dtype, u.rescale->data, 0, 1, &buffer);
+    if (!isfinite(plan.c.rescale) || plan.c.rescale == 0) { /* an overflow of mixed precision: the weight stays */
+      const mpg_view *weight = &call->inputs[0];
+      if (call->outputs[0].data != weight->data)
+        memcpy(call->outputs[0].data, weight->data, (size_t)mpg_shape_size(&weight->desc.shape) * mpg_dtype_size(weight->desc.dtype));
       return MPG_OK;
     }
   }
+  segment s = segment_of(call->inputs, call->outputs, u.num_states, u.mixed, u.lr, u.wd);
+  if (u.keeps_copy) s.master = NULL;
+  update(call, &plan, &s, 1);
+  return MPG_OK;
 }
 
 MPG_CPU_KERNEL(lamb_phase2) {
@@ -314,7 +162,7 @@ MPG_CPU_KERNEL(lamb_phase2) {
   if (params->upper_bound >= 0 && norms[0] > params->upper_bound) norms[0] = params->upper_bound;
   if (norms[0] != 0 && norms[1] != 0) lr = lr * norms[0] / norms[1];
   bool mixed = call->op->id == MPG_OP_mp_lamb_update_phase2;
-  update_plan plan = {plain_f32, plain_f64, {.rescale = 1, .clip = -1}, 0, 0, NULL};
+  update_plan plan = {MPG_RULE_plain, {.rescale = 1, .clip = -1}, 0, 0, NULL};
   segment s = segment_of(call->inputs, call->outputs, 0, false, lr, 0);
   if (mixed) {
     s.weight = s.master = call->inputs[4].data;
@@ -325,48 +173,21 @@ MPG_CPU_KERNEL(lamb_phase2) {
 }
 
 MPG_CPU_KERNEL(multi_update) {
-  const mpg_floats *lrs = NULL, *wds = NULL;
-  int64_t count = 0;
-  bool mixed = false;
-  update_plan plan;
-  switch (call->op->id) {
-#define GROUP(structure, name, states, more)               \
-  {                                                        \
-    const mpg_##structure##_params *p = call->params;      \
-    plan = (update_plan)PLAN(name, states);                \
-    count = p->num_weights;                                \
-    more;                                                  \
-    break;                                                 \
-  }
-#define RATES (lrs = &p->lrs, wds = &p->wds)
-    case MPG_OP_multi_mp_sgd_update: mixed = true; __attribute__((fallthrough));
-    case MPG_OP_multi_sgd_update: GROUP(multi_sgd, sgd, 0, RATES)
-    case MPG_OP_multi_mp_sgd_mom_update: mixed = true; __attribute__((fallthrough));
-    case MPG_OP_multi_sgd_mom_update: GROUP(multi_sgd_mom, sgd_momentum, 1, (RATES, plan.c.momentum = p->momentum))
-    case MPG_OP__multi_nag_mom_update: GROUP(multi_sgd_mom, nesterov, 1, (RATES, plan.c.momentum = p->momentum))
-    case MPG_OP_preloaded_multi_mp_sgd_update: mixed = true; __attribute__((fallthrough));
-    case MPG_OP_preloaded_multi_sgd_update: GROUP(preloaded_sgd, sgd, 0, )
-    case MPG_OP_preloaded_multi_mp_sgd_mom_update: mixed = true; __attribute__((fallthrough));
-    case MPG_OP_preloaded_multi_sgd_mom_update: GROUP(preloaded_sgd_mom, sgd_momentum, 1, plan.c.momentum = p->momentum)
-    case MPG_OP__multi_adam_update:
-      GROUP(multi_adam, adam, 2, (RATES, plan.c.beta1 = p->beta1, plan.c.beta2 = p->beta2, plan.c.epsilon = p->epsilon))
-    case MPG_OP__multi_rmsprop_update:
-      GROUP(multi_rmsprop, rmsprop, 1, (RATES, plan.c.gamma1 = p->gamma1, plan.c.epsilon = p->epsilon, plan.c.clip_weights = p->clip_weights))
-    default: GROUP(multi_adagrad, adagrad, 1, (RATES, plan.c.epsilon = p->epsilon))
-  }
+  mpg_update u = mpg_update_several(call);
+  update_plan plan = {u.rule, u.c, u.num_states, 0, NULL};
+  int count = u.count, per_weight = mpg_update_inputs(&u);
   enum { STACK = 64 };
   segment stack[STACK], *segments = stack;
   if (count > STACK) {
     segments = mpg_device_scratch(call->device, (size_t)count * sizeof *segments);
     if (!segments) return MPG_DEVICE_OUT_OF_MEMORY;
   }
-  int per_weight = 2 + plan.num_states + mixed;
-  const float *preloaded_lrs = lrs ? NULL : call->inputs[count * per_weight].data;
-  const float *preloaded_wds = lrs ? NULL : call->inputs[count * per_weight + 1].data;
+  const float *preloaded_lrs = u.lrs ? NULL : call->inputs[count * per_weight].data;
+  const float *preloaded_wds = u.lrs ? NULL : call->inputs[count * per_weight + 1].data;
   for (int k = 0; k < count; k++)
-    segments[k] = segment_of(&call->inputs[k * per_weight], &call->outputs[k], plan.num_states, mixed,
-                             lrs ? lrs->values[k] : (double)preloaded_lrs[k], lrs ? wds->values[k] : (double)preloaded_wds[k]);
-  update(call, &plan, segments, (int)count);
+    segments[k] = segment_of(&call->inputs[k * per_weight], &call->outputs[k], plan.num_states, u.mixed,
+                             u.lrs ? u.lrs->values[k] : (double)preloaded_lrs[k], u.lrs ? u.wds->values[k] : (double)preloaded_wds[k]);
+  update(call, &plan, segments, count);
   return MPG_OK;
 }
 
