@@ -43,12 +43,12 @@ PYTEST_SANITIZED = pytest -p no:cacheprovider --capture=sys
 
 .venv-asan/.made: $(SOURCES)
 	$(PYTHON) -m venv .venv-asan
-	MPGLUON_SANITIZE=address,undefined MPGLUON_ISA=$(SANITIZED_ISA) .venv-asan/bin/python -m pip install -q '.[viz,test]'
+	MPGLUON_CUDA=0 MPGLUON_SANITIZE=address,undefined MPGLUON_ISA=$(SANITIZED_ISA) .venv-asan/bin/python -m pip install -q '.[viz,test]'
 	touch $@
 
 .venv-tsan/.made: $(SOURCES)
 	$(PYTHON) -m venv .venv-tsan
-	MPGLUON_SANITIZE=thread MPGLUON_ISA=$(SANITIZED_ISA) .venv-tsan/bin/python -m pip install -q '.[viz,test]'
+	MPGLUON_CUDA=0 MPGLUON_SANITIZE=thread MPGLUON_ISA=$(SANITIZED_ISA) .venv-tsan/bin/python -m pip install -q '.[viz,test]'
 	touch $@
 
 asan: .venv-asan/.made
