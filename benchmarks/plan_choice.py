@@ -3,7 +3,8 @@
     python benchmarks/plan_choice.py [--cases mlp,transformer,convolutions] [--seconds S] [--json FILE]
 
 Two CPU devices with a thread each. All splits of the layers over the two devices run with the number of micro-batches and the schedule of the
-plan, in turn, and the best round of each counts; so does the choice, measured in the same rounds.
+plan, and so does the choice; they take turns step by step, and the quickest step of each counts. The
+prediction is held against the choice running alone. Memory is predicted beside what the devices held at most in a step.
 """
 
 import argparse
@@ -56,17 +57,6 @@ def loss(out, *_):
     return (out.reshape((out.shape[0], -1)) ** 2).mean(axis=1)
 
 
-def seconds_of(step, x, count=3):
-    """Of the quickest of a few steps."""
-    shortest = float("inf")
-    for _ in range(count):
-        begin = time.perf_counter()
-        step(x, [])
-        nd.waitall()
-        shortest = min(shortest, time.perf_counter() - begin)
-    return shortest
-
-
 def run(case, seconds):
     end = time.perf_counter() + seconds
     net, shape = CASES[case]()
@@ -76,27 +66,59 @@ def run(case, seconds):
     spent = time.perf_counter() - begin
     layers, chosen, predicted = list(made.placement), dict(made.placement), made.seconds
     print(made)
-    contenders = {}
+    contenders, memory = {}, {}
     for cut in range(len(layers) + 1):  # 0: the choice, which may begin on the other device
         own, _ = CASES[case]()
         for i, layer in enumerate(layers):
             made.move(layer, DEVICES[i >= cut] if cut else chosen[layer])
         own.place(made)
         step = TrainStep(own, loss, gluon.Trainer(own.collect_params(), "sgd", {"learning_rate": 1e-4}), made.pipeline())
+        contenders[cut] = step, made.seconds
+        memory[cut] = memory_of(step, x, own, made)
+        if not cut:  # as it is trained: alone
+            alone = min(seconds_of(step, x) for _ in range(max(8, round(2 / made.seconds))))
+    taken = {cut: [] for cut in contenders}
+    while not taken[0] or time.perf_counter() < end:
+        for cut, (step, _) in contenders.items():
+            taken[cut].append(seconds_of(step, x))
+    quickest = {cut: min(times) for cut, times in taken.items()}
+    for cut, (_, expected) in contenders.items():
+        name = f"first {cut} layers on {DEVICES[0]}" if cut else "the choice"
+        sizes = ", ".join(f"{expected:,} and {measured:,}" for expected, measured in memory[cut])
+        print(f"  {name}: predicted {expected * 1e3:.2f} ms, measured {quickest[cut] * 1e3:.2f} ms; bytes {sizes}")
+    shortest = min(quickest.values())
+    off = [expected / measured - 1 for expected, measured in memory[0]]
+    print(
+        f"{case}: chosen in {spent:.1f} s; {quickest[0] / shortest - 1:+.1%} from the best of {len(contenders)} splits; predicted {predicted * 1e3:.2f} ms, "
+        f"measured {alone * 1e3:.2f} ms ({predicted / alone - 1:+.1%}); memory {', '.join(f'{x:+.1%}' for x in off)}; {len(taken[0])} rounds"
+    )
+    return {"chosen_ms": quickest[0] * 1e3, "best_ms": shortest * 1e3, "predicted_ms": predicted * 1e3, "measured_ms": alone * 1e3, "memory_off": off, "seconds_of_planning": spent}
+
+
+def seconds_of(step, x):
+    nd.waitall()
+    begin = time.perf_counter()
+    step(x, [])
+    nd.waitall()
+    return time.perf_counter() - begin
+
+
+def memory_of(step, x, net, made):
+    """(predicted, measured) bytes of each device: parameters, gradients and states of this network, and the most that a step takes beside."""
+    for _ in range(2):
         step(x, [])
-        contenders[cut] = (step, not cut, made.seconds)
-    best = dict.fromkeys(contenders, float("inf"))
-    rounds = 0
-    while not rounds or time.perf_counter() < end:
-        for cut, (step, _, _) in contenders.items():
-            best[cut] = min(best[cut], seconds_of(step, x))
-        rounds += 1
-    for cut, (_, is_chosen, expected) in contenders.items():
-        print(f"  {'the choice' if is_chosen else f'first {cut} layers on {DEVICES[0]}'}: predicted {expected * 1e3:.2f} ms, measured {best[cut] * 1e3:.2f} ms")
-    taken = next(best[cut] for cut, (_, is_chosen, _) in contenders.items() if is_chosen)
-    shortest = min(best.values())
-    print(f"{case}: chosen in {spent:.1f} s; {taken / shortest - 1:+.1%} from the best of {len(contenders)} splits; predicted {predicted * 1e3:.2f} ms, measured {taken * 1e3:.2f} ms ({predicted / taken - 1:+.1%}); {rounds} rounds")
-    return {"chosen_ms": taken * 1e3, "best_ms": shortest * 1e3, "predicted_ms": predicted * 1e3, "seconds_of_planning": spent}
+    nd.waitall()
+    found = []
+    before = {ctx: mx.context.memory_stats(ctx)["in_use"] for ctx in DEVICES}
+    for ctx in DEVICES:
+        mx.context.reset_peak_memory(ctx)
+    step(x, [])
+    nd.waitall()
+    for ctx in DEVICES:
+        params = [p for p in net.collect_params().values() if p.list_ctx() == [ctx]]
+        held = sum(p.data().size * 4 * (2 if p.grad_req != "null" else 1) for p in params)
+        found.append((made.memory[ctx], held + mx.context.memory_stats(ctx)["peak_in_use"] - before[ctx]))
+    return found
 
 
 def main():

@@ -10,7 +10,7 @@ import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn
 from mpgluon.gluon.contrib.nn import HybridConcurrent
-from mpgluon.parallel import Pipeline, Plan, Profile, TrainStep, plan
+from mpgluon.parallel import Pipeline, Plan, Profile, TrainStep, plan, schedules, trials
 from mpgluon.parallel.layer_profile import Cost, Layer
 from mpgluon.parallel.placement import Search
 
@@ -175,6 +175,60 @@ def test_a_small_network(tmp_path):
         made.change(micro_batches=4).compare(pipeline.report())
     matplotlib = pytest.importorskip("matplotlib")
     assert matplotlib and made.plot(tmp_path / "plan.png") and (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_choice_was_run_and_is_predicted_as_measured():
+    made = small_plan(layered())
+    key = made._candidate.placement, made.micro_batches, made.schedule
+    seconds, sizes = made.profile.trials[key]
+    assert len(made.profile.trials) <= 6 and made.seconds == seconds
+    net = layered()
+    net.place(made)
+    pipeline = made.pipeline()
+    train(net, pipeline, 2)
+    assert [size for _, size in made._candidate.memory] == sizes == [pipeline.report().planned_bytes.get(ctx, 0) for ctx in CPU[:2]]
+    assert all(measured == expected for expected, measured in made.compare(pipeline.report()).memory.values())
+    assert not small_plan(layered(), trials=0).profile.trials
+
+
+def test_no_plan_is_run_where_a_limit_leaves_no_room_for_a_copy(monkeypatch):
+    for limit, run in ((9_000_000, False), (90_000_000, True)):
+        monkeypatch.setattr(trials, "memory_stats", lambda ctx, limit=limit: {"limit": limit, "in_use": 8_999_000})
+        made = small_plan(layered())
+        assert bool(made.profile.trials) == run and made.seconds > 0
+
+
+def test_costs_are_corrected_by_what_stages_took():
+    """A device that is slower than its layers alone said gets fewer of them; other micro-batches' costs follow."""
+    profile = synthetic(1, 6)
+    candidate = Search(profile, None, [4], ["1f1b"]).run()
+    spans = candidate.simulation.spans
+    took = {}
+    for s, d in enumerate(candidate.where):
+        passes = {a.kind: end - begin for a, (begin, end) in spans.items() if a.stage == s}
+        took.setdefault(CPU[d], []).append({k: 2 * t if d else t for k, t in passes.items()})
+    before = {n: [c.forward for c in column] for n, column in profile.costs[CPU[1]].items()}
+    trials._correct(profile, candidate, took, set())
+    late = candidate.stages[candidate.where.index(1)]
+    for n in (2, 4, 8):
+        for i, cost in enumerate(profile.costs[CPU[1]][n]):
+            assert cost.forward / before[n][i] == pytest.approx(2 if i in late else 1, rel=0.05)
+    again = Search(profile, None, [4], ["1f1b"]).simulated(candidate.placement, 4, "1f1b")
+    for a, (begin, end) in again.simulation.spans.items():
+        assert end - begin == pytest.approx((spans[a][1] - spans[a][0]) * (2 if candidate.where[a.stage] else 1), rel=1e-6)
+
+
+def test_what_only_sends_the_batch_does_not_slow_a_pipeline():
+    plain = schedules.StageGraph([0, 1], [[], [0]], True)
+    sent = schedules.StageGraph([1, 0, 1], [[], [0], [1]], True, senders=[0])
+    times = {("F", 0): 2, ("B", 0): 0, ("W", 0): 4, ("F", 1): 2, ("B", 1): 2, ("W", 1): 2}
+    longer = {("F", 0): 0, ("B", 0): 0, ("W", 0): 0, **{(kind, s + 1): t for (kind, s), t in times.items()}}
+    for schedule in ("gpipe", "1f1b", "zero_bubble"):
+        one, two = (schedules.simulate(schedules.make_table(g, 6, schedule, t), g, 6, t) for g, t in ((plain, times), (sent, longer)))
+        assert two.length == one.length, schedule
+    row = schedules.make_table(sent, 6, "1f1b", longer)[1]
+    at = {(a.stage, a.micro_batch): i for i, a in enumerate(row) if a.kind == "F"}
+    assert at[0, 5] > at[2, 0]  # not all of the batch at once
 
 
 @pytest.mark.parametrize("hybrid", [False, True, "pipeline"])

@@ -89,9 +89,14 @@ class Profile:
         Seconds until a device goes on after another has finished what it waits for.
     beside : float
         Seconds of a step beside its stages and the updates: what the host does.
+    trials : dict
+        Plans that were run: (placement, micro-batches, schedule) -> (seconds of the quickest step, bytes of micro-batches on each device), where a
+        placement is the number of each layer's device.
+    memory_factor : float
+        By how much the bytes of micro-batches in compiled pipelines differ from those of layers compiled alone.
     """
 
-    def __init__(self, layers, devices, rows, costs, update=None, state_factor=0.0, transfer=None, home=None, input_bytes=0, waits=None, beside=0.0):
+    def __init__(self, layers, devices, rows, costs, update=None, state_factor=0.0, transfer=None, home=None, input_bytes=0, waits=None, beside=0.0, trials=None, memory_factor=1.0):
         self.layers, self.devices, self.rows, self.costs = list(layers), list(devices), rows, costs
         self.update = update or {ctx: 0.0 for ctx in devices}
         self.state_factor = state_factor
@@ -99,6 +104,11 @@ class Profile:
         self.home, self.input_bytes = home, input_bytes
         self.waits = waits or dict.fromkeys(self.transfer, 0.0)
         self.beside = beside
+        self.trials, self.memory_factor = dict(trials or {}), memory_factor
+
+    def trial(self, candidate):
+        """(seconds, bytes on each device) of a `Candidate` that was run; None where it was not."""
+        return self.trials.get((candidate.placement, candidate.micro_batches, candidate.schedule))
 
     def piece_rows(self, micro_batches):
         """Rows of the largest micro-batch."""
@@ -134,6 +144,8 @@ class Profile:
             "input_bytes": self.input_bytes,
             "waits": [[str(a), str(b), seconds] for (a, b), seconds in self.waits.items()],
             "beside": self.beside,
+            "trials": [[*key, *values] for key, values in self.trials.items()],
+            "memory_factor": self.memory_factor,
             "transfer": [[str(a), str(b), *seconds] for (a, b), seconds in self.transfer.items()],
         }
 
@@ -154,8 +166,10 @@ class Profile:
                 data["input_bytes"],
                 {(parse_context(a), parse_context(b)): seconds for a, b, seconds in data["waits"]},
                 data["beside"],
+                {(tuple(placement), m, schedule): (seconds, sizes) for placement, m, schedule, seconds, sizes in data["trials"]},
+                data["memory_factor"],
             )
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise MXNetError(f"the profile is damaged: {type(error).__name__}: {error}") from error
 
     def save(self, path):
@@ -403,11 +417,11 @@ def _measure(call, devices, repeats, known):
     key = next(iter(benches.values())).same_as()
     if key in known:
         return known[key]
-    whole = _middle(benches, repeats)
+    whole = _quickest(benches, repeats)
     inner = {ctx: 0.0 for ctx in devices}  # input gradients alone
     if len(call.given) < sum(np.dtype(a.dtype).kind == "f" for a in call.inputs):
         trained = isinstance(call.block, HybridBlock) and call.block.collect_params()
-        inner = {ctx: b for ctx, (_, b) in (_middle({ctx: _Bench(call, ctx, False) for ctx in devices}, repeats) if trained else whole).items()}
+        inner = {ctx: b for ctx, (_, b) in (_quickest({ctx: _Bench(call, ctx, False) for ctx in devices}, repeats) if trained else whole).items()}
     costs = known[key] = {}
     for ctx, bench in benches.items():
         forward, backward = whole[ctx]
@@ -416,8 +430,8 @@ def _measure(call, devices, repeats, known):
     return costs
 
 
-def _middle(benches, repeats):
-    """Medians of forward and backward passes, all devices at work together."""
+def _quickest(benches, repeats):
+    """Forward and backward passes, all devices at work together: the median of the pieces, in the repetition where that is smallest."""
     times = {ctx: ([], []) for ctx in benches}
     for repeat in range(repeats + 1):
         for bench in benches.values():
@@ -426,8 +440,8 @@ def _middle(benches, repeats):
         for ctx, bench in benches.items():
             if repeat:  # the first warms up
                 for found, kind in zip(times[ctx], "FB"):
-                    found += bench.spans(kind)
-    return {ctx: tuple(map(statistics.median, pair)) for ctx, pair in times.items()}
+                    found.append(statistics.median(bench.spans(kind)))
+    return {ctx: tuple(map(min, pair)) for ctx, pair in times.items()}
 
 
 def _measure_update(call, devices, optimizer, optimizer_params):

@@ -82,6 +82,7 @@ class Pipeline:
         self.carry = ({1: 1} if carry is None else dict(carry)) if along == "time" else {}
         self.check = bool(check)
         self._last = None
+        self._expected = None  # of a plan: the devices of its stages, and what their actions take
 
     def __repr__(self):
         schedule = repr(self.schedule) if isinstance(self.schedule, str) else "a table of its own"
@@ -384,6 +385,8 @@ class _Driver:
         prepared = self.entry.tables.get(key)
         if prepared is None:
             described = Stages([run.describe(k, 0) for k in range(pieces)], [run.describe(k, 1) for k in range(pieces)] if "B" in phases else None, bool(pipeline.carry))
+            if self.pipeline._expected and described.placement() == self.pipeline._expected[0]:
+                described.weights = {**described.weights, **self.pipeline._expected[1]}
             table = described.table(schedule, pieces, phases)
             items = array.array("I", described.items(table, pieces, phases))
             prepared = self.entry.tables[key] = (described, table, items)

@@ -1,6 +1,6 @@
 """Which device each layer goes to: the search behind `mpgluon.parallel.plan`, on a profile alone.
 
-A candidate is a placement with a number of micro-batches and a schedule. Its step is simulated (`schedules.simulate`) with the sums of
+A candidate is a placement with a number of micro-batches and a schedule. Unless it has been run, its step is simulated (`schedules.simulate`) with the sums of
 the layers' times; on CPU devices, where whoever sends also copies, transfers count as work of the sender. Placements are listed
 (contiguous ones, in rounds for the interleaved schedule, and all of them where branches make few enough), ordered by a bound that no schedule can beat,
 and simulated until the bound reaches the best so far. Where they are too many to list, dynamic programming over cut points finds, for each
@@ -83,13 +83,18 @@ class Search:
         return [found[key] for key in sorted(found)]
 
     def evaluate(self, placement, micro_batches, schedule):
-        """The candidate, simulated."""
+        """The candidate, simulated; where it was run, with the time and the memory that it took."""
         key = (tuple(placement), micro_batches, schedule)
         if key not in self._seen:
-            self._seen[key] = self._evaluate(*key)
+            candidate, trial = self.simulated(*key), self.profile.trials.get(key)
+            if trial is not None:
+                seconds, sizes = trial
+                candidate = candidate._replace(seconds=seconds, memory=[(fixed, size) for (fixed, _), size in zip(candidate.memory, sizes)])
+            self._seen[key] = candidate
         return self._seen[key]
 
-    def _evaluate(self, placement, micro_batches, schedule):
+    def simulated(self, placement, micro_batches, schedule):
+        """The candidate by its layers' costs alone."""
         devices = self.whole(placement)
         stages = self.stages(devices)
         deferred = schedule == "zero_bubble"
@@ -129,7 +134,7 @@ class Search:
             for s, before in enumerate(sources):
                 if not before:
                     times["W", s], times["B", s] = times["W", s] + times["B", s], 0.0
-        graph = StageGraph([used.index(d) for d in where], sources, deferred)
+        graph = StageGraph([used.index(d) for d in where], sources, deferred, senders=[0] if elsewhere else ())
         table = schedules.make_table(graph, micro_batches, schedule, times)
         contexts = self.profile.devices
         simulation = schedules.simulate(
@@ -176,7 +181,7 @@ class Search:
                 held += bytes_kept if kind == "F" else gradients if kind == "B" else 0
                 pieces[d] = max(pieces[d], held + working)
                 held -= bytes_kept + gradients if kind == ("W" if deferred else "B") else 0
-        return [(round(fixed), round(moving)) for fixed, moving in zip(self.fixed_memory(devices), pieces)]
+        return [(round(fixed), round(moving * self.profile.memory_factor)) for fixed, moving in zip(self.fixed_memory(devices), pieces)]
 
     def _passed(self, stage):
         inside = set(stage)
@@ -243,6 +248,9 @@ class Search:
 
     def bound(self, placement, micro_batches, schedule):
         """A time that no simulation of the placement can be below: the work of the busiest device, and what must come before and behind."""
+        trial = self.profile.trials.get((tuple(placement), micro_batches, schedule))
+        if trial is not None:
+            return trial[0]
         devices, costs = self.whole(placement), self.costs(micro_batches)
         deferred = schedule == "zero_bubble"
         load, update, first = [0.0] * self.count, [0.0] * self.count, {}

@@ -9,6 +9,7 @@ from ..gluon.block import HybridBlock
 from . import layer_profile, schedules
 from .placement import Search
 from .report import draw_spans
+from .trials import improve
 
 __all__ = ["Comparison", "Plan", "plan"]
 
@@ -18,7 +19,7 @@ GROUP = "plan:"  # in front of the names of the groups that a plan makes
 
 def plan(
     net, sample, devices, memory=None, objective="throughput", micro_batches=None, schedules=schedules.NAMES, loss=None, labels=(), optimizer="sgd",
-    optimizer_params=None, profile=None, repeats=3, progress=None,
+    optimizer_params=None, profile=None, repeats=3, progress=None, trials=6,
 ):  # fmt: skip
     """Finds the placement of a network's layers, the number of micro-batches and the schedule with the smallest predicted step.
 
@@ -46,9 +47,12 @@ def plan(
     profile : Profile, optional
         Measurements made before (``plan.profile``, `Profile.load`); nothing is measured then.
     repeats : int, default 3
-        Of each measurement; medians count.
+        Of each measurement; the quickest counts.
     progress : bool, optional
         Whether to show a bar while measuring; by default on terminals.
+    trials : int, default 6
+        How many plans are run at most, for some steps on a copy of the network, to correct what was measured of layers alone. The best of
+        them is chosen. 0, or a `profile`: none. Where a device's memory limit leaves no room for the copy none is run either.
 
     Returns
     -------
@@ -73,20 +77,20 @@ def plan(
     first = sample[0] if isinstance(sample, (list, tuple)) else sample
     rows = first.shape[0]
     numbers = _numbers(micro_batches, rows, len(devices))
+    limits, found = _limits(memory, devices), None
     if profile is None:
         uninitialized = [p.name for p in net.collect_params().values() if p._data is None and not p._deferred_init]
         if uninitialized:
             raise MXNetError(f"plan: parameter '{uninitialized[0]}' is not initialized; call net.initialize() before")
         profile = layer_profile.measure(net, sample, devices, numbers, loss, labels, optimizer, optimizer_params, repeats, progress)
+        found = improve(profile, limits, numbers, names, lambda c: Plan(profile, limits, c), trials, net, sample, labels, loss, optimizer, optimizer_params)
     missing = [ctx for ctx in devices if ctx not in profile.devices]
     if missing:
         raise MXNetError(f"plan: the profile has no measurements on {missing[0]}; it has {', '.join(map(str, profile.devices))}")
     if profile.rows != rows:
         raise MXNetError(f"plan: the profile was made for batches of {profile.rows} rows, the sample has {rows}")
     profile = _restricted(profile, devices)
-    limits = _limits(memory, devices)
-    search = Search(profile, limits, numbers, names)
-    return Plan(profile, limits, search.run())
+    return Plan(profile, limits, found or Search(profile, limits, numbers, names).run())
 
 
 _NAMES = schedules.NAMES
@@ -122,7 +126,7 @@ def _restricted(profile, devices):
     pairs = {pair: seconds for pair, seconds in profile.transfer.items() if pair[0] in devices and pair[1] in devices}
     return layer_profile.Profile(
         profile.layers, devices, profile.rows, {ctx: profile.costs[ctx] for ctx in devices}, {ctx: profile.update[ctx] for ctx in devices}, profile.state_factor, pairs, profile.home, profile.input_bytes,
-        {pair: seconds for pair, seconds in profile.waits.items() if pair in pairs}, profile.beside,
+        {pair: seconds for pair, seconds in profile.waits.items() if pair in pairs}, profile.beside, None, profile.memory_factor,
     )  # fmt: skip
 
 
@@ -200,10 +204,12 @@ class Plan:
     # Using it
 
     def pipeline(self):
-        """The `Pipeline` that is planned."""
+        """The `Pipeline` that is planned; its schedule is made with the planned times."""
         from .pipeline import Pipeline
 
-        return Pipeline(self.micro_batches, self.schedule)
+        pipeline = Pipeline(self.micro_batches, self.schedule)
+        pipeline._expected = [self.devices[d] for d in self._candidate.where], self._stage_times()
+        return pipeline
 
     def place(self, net):
         """Moves the parameters of a network to the planned devices, and lets its layers compute there; its code stays as it is.

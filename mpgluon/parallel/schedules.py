@@ -45,10 +45,13 @@ class StageGraph:
     carried : bool
         Whether a stage carries state from each piece to the next (pipelines along time): then backward passes go from
         the last piece to the first.
+    senders : collection of int
+        Stages that compute nothing: they send the batch to where it is needed. They keep one micro-batch ahead, and are no stages when it is
+        counted how many micro-batches may be under way.
     """
 
-    def __init__(self, devices, sources, deferred=False, carried=False, backward_sources=None):
-        self.devices, self.deferred, self.carried = list(devices), deferred, carried
+    def __init__(self, devices, sources, deferred=False, carried=False, backward_sources=None, senders=()):
+        self.devices, self.deferred, self.carried, self.senders = list(devices), deferred, carried, frozenset(senders)
         self.sources = [sorted(set(s)) for s in sources]
         self.targets = [[t for t, needs in enumerate(self.sources) if s in needs] for s in range(len(self.devices))]
         self.backward_sources = self.targets if backward_sources is None else [sorted(set(s)) for s in backward_sources]
@@ -57,7 +60,7 @@ class StageGraph:
         self.behind = [[t for t in range(s + 1, len(self.devices)) if self.devices[t] == self.devices[s]] for s in range(len(self.devices))]
         self.after = [0] * len(self.devices)  # the longest chain of stages behind each
         for s in reversed(range(len(self.devices))):
-            self.after[s] = max([1 + self.after[t] for t in self.targets[s] if t > s], default=0)
+            self.after[s] = max([(s not in self.senders) + self.after[t] for t in self.targets[s] if t > s], default=0)
 
     def __len__(self):
         return len(self.devices)
@@ -113,7 +116,7 @@ def make_table(stages, micro_batches, schedule="1f1b", times=None, phases="FB", 
     whole = phases == "FB" and schedule != "gpipe" and not stages.carried
     if in_flight is None and whole and schedule == "zero_bubble":
         in_flight = max(stages.after, default=0) + 1  # no device holds more than the first does with 1f1b
-    limits = [(stages.after[s] + 1 if in_flight is None else in_flight) if whole else micro_batches for s in range(len(stages))]
+    limits = [(stages.after[s] + 1 if in_flight is None else in_flight) if whole and s not in stages.senders else micro_batches for s in range(len(stages))]
     if whole and schedule == "interleaved" and in_flight is None:
         table = _interleaved(stages, micro_batches)
         if table is not None:
@@ -133,12 +136,13 @@ def make_table(stages, micro_batches, schedule="1f1b", times=None, phases="FB", 
             return (2, 0, m, s)
         if kind == "B":
             return (0, 0, m, -s)
-        return (1, 0, -s, m)
+        return (-1 if s in stages.senders else 1, 0, -s, m)
 
     def allowed(action):
         kind, s, m = action
         if kind == "F":
-            return held[s] < limits[s]
+            ahead = whole and s in stages.senders and m > 1 + min((following["F", t] for t in stages.targets[s]), default=m)
+            return held[s] < limits[s] and not ahead
         if kind == "B" and not whole and "F" in phases:
             return not forwards_left[stages.devices[s]]
         return True

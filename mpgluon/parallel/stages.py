@@ -3,6 +3,8 @@
 from . import schedules
 from .schedules import Action, ScheduleError, StageGraph
 
+SENDING = 1e-3  # of what a stage takes that computes
+
 
 class Stages:
     """Stages of the pieces of a run.
@@ -27,7 +29,28 @@ class Stages:
         # What one micro-batch needs, the table has all wait for: the first and the last of a sequence have fewer gradients.
         sources = [sorted({t for p in pieces for t in p["sources"][s]}) for s in range(len(first["devices"]))]
         backward_sources = backward and [sorted({t for p in pieces for t in p["backward_sources"][s]}) for s in range(len(sources))]
-        self.graph = StageGraph(first["devices"], sources, deferred, carried, backward_sources or None)
+        self.weights = self._weights(deferred)
+        senders = [s for s in range(len(sources)) if backward and self.weights["F", s] == SENDING and not self.weights["B", s] and not self.weights["W", s]]
+        self.graph = StageGraph(first["devices"], sources, deferred, carried, backward_sources or None, senders)
+
+    def _weights(self, deferred):
+        """(kind, stage) -> what an action is taken to last, of stages that are equally heavy: those that only send take next to nothing."""
+        weights = {}
+        for s in range(len(self.pieces[0]["segments"])):
+            own = dict.fromkeys("FBW", 0)
+            for k, piece in enumerate(self.pieces):
+                for kind in "FBW" if self.backward else "F":
+                    described = (self.forward if kind == "F" else self.backward)[k]["segments"]
+                    for i in piece["segments"][s][kind]:
+                        own[kind] = max(own[kind], 1 if len(described[i]["ops"]) > described[i]["copies"] else SENDING)
+            weights["F", s] = own["F"]
+            weights["B", s] = own["B"] if deferred else 2 * own["B"]
+            weights["W", s] = own["W"] if own["B"] else 2 * own["W"]  # all of the backward pass, where no one waits for gradients
+        return weights
+
+    def placement(self):
+        """The device of each stage."""
+        return [self.contexts[d] for d in self.graph.devices]
 
     def _stages_of(self, forward, backward):
         contexts = []
@@ -95,7 +118,7 @@ class Stages:
         """The table of a named schedule or of a user's table, checked."""
         graph = self.graph
         if isinstance(schedule, str):
-            return schedules.make_table(graph, micro_batches, "1f1b" if schedule == "auto" else schedule, times, phases)
+            return schedules.make_table(graph, micro_batches, "1f1b" if schedule == "auto" else schedule, times or self.weights, phases)
         kinds = {"F", "B", "W"} if phases == "FB" else set("BW" if phases == "B" else "F")
         table = schedules.parse_table(schedule, graph)
         schedules.verify(table, graph, micro_batches, "FB")
@@ -106,7 +129,7 @@ class Stages:
         numbers = []
         schedules.verify(table, self.graph, micro_batches, phases)
         # In the order in which actions begin on paper, so that memory goes on from what ends early to what begins late.
-        spans = schedules.simulate(table, self.graph, micro_batches, None, phases).spans
+        spans = schedules.simulate(table, self.graph, micro_batches, self.weights, phases).spans
         for action in sorted(spans, key=lambda a: (spans[a][0], self.graph.devices[a.stage])):
             phase = 0 if action.kind == "F" else 1
             if action.kind == "B":
