@@ -191,3 +191,84 @@ def test_batches_share_nothing_they_should_not():
     first = [net(x).asnumpy() for x in inputs]
     again = [net(x).asnumpy() for x in inputs]
     assert all(np.array_equal(a, b) for a, b in zip(first, again))
+
+
+# --- Dense layers ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows, features, hidden", [(1, 512, 1000), (7, 100, 65), (200, 64, 64), (3, 5, 1000), (16, 1000, 10)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_packed_dense(rows, features, hidden, bias):
+    x, weight, arrays = random((rows, features), 1), random((hidden, features), 2), [random((hidden,), 3)] * bias
+    expected = call("FullyConnected", *[a.astype("float64") for a in (x, weight, *arrays)], num_hidden=hidden, no_bias=not bias).asnumpy()
+    packed = call("_pack_fully_connected", weight, rows=rows, no_bias=not bias)
+    result = call("_packed_fully_connected", x, packed, *arrays, num_hidden=hidden, no_bias=not bias).asnumpy()
+    assert np.linalg.norm(result - expected) <= 1e-6 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize(
+    "name, shapes, params",
+    [
+        ("_pack_fully_connected", [(4, 3, 3)], {"rows": 4}),
+        ("_packed_fully_connected", [(), (4112,), (4,)], {"num_hidden": 4}),
+        ("_packed_fully_connected", [(2, 65), (4112,), (4,)], {"num_hidden": 4}),
+        ("_packed_fully_connected", [(2, 6), (4112,), (5,)], {"num_hidden": 4}),
+    ],
+)
+def test_wrong_shapes_of_dense_layers(name, shapes, params):
+    with pytest.raises(mx.base.MXNetError, match=name):
+        call(name, *[nd.zeros(shape) for shape in shapes], **params).wait_to_read()
+
+
+class Dense(gluon.HybridBlock):
+    def __init__(self, device=0):
+        super().__init__()
+        self._device = device
+        with self.name_scope():
+            self.first = nn.Dense(96, activation="relu", flatten=False, in_units=80)
+            self.last = nn.HybridSequential()
+            self.last.add(nn.Dense(128, use_bias=False, in_units=480), nn.BatchNorm(in_channels=128), nn.Dense(3, in_units=128))
+
+    def hybrid_forward(self, F, x):
+        return self.last(self.first(x).as_in_context(mx.cpu(self._device)))
+
+
+def dense(device=0):
+    mx.random.seed(5)
+    net = Dense(device)
+    net.first.initialize(mx.init.Xavier(), ctx=mx.cpu(0))
+    net.last.initialize(mx.init.Xavier(), ctx=mx.cpu(device))
+    return net, random((6, 5, 80))
+
+
+def test_dense_layers_for_prediction():
+    net, x = dense()
+    net.hybridize()
+    for scale in (1, 2):
+        for param in net.collect_params(".*weight").values():
+            param.set_data(param.data() * scale)
+        result = net(x).asnumpy()
+        forward = ops(net)
+        assert forward.count("_packed_fully_connected") == 2 and forward.count("FullyConnected") == 1  # the last one is small
+        assert "_pack_fully_connected" not in forward and ops(net, "prologue").count("_pack_fully_connected") == 2
+        net.hybridize(False)
+        expected = net(x).asnumpy()
+        assert np.linalg.norm(result - expected) <= 1e-6 * np.linalg.norm(expected)
+        net.hybridize()
+    net.hybridize(exact=True)
+    assert np.array_equal(net(x).asnumpy(), expected)
+    assert "_packed_fully_connected" not in ops(net)
+    net.hybridize()
+    with autograd.record():
+        net(x)
+    assert "_packed_fully_connected" not in ops(net)
+
+
+def test_dense_layers_have_the_same_bits_over_devices():
+    results = []
+    for device in (0, 1):
+        net, x = dense(device)
+        net.hybridize()
+        results.append(net(x).asnumpy())
+        assert ops(net).count("_packed_fully_connected") == 2
+    assert np.array_equal(*results)

@@ -1,4 +1,4 @@
-/* Rules for prediction: convolutions read their weight packed once, and do what follows them. */
+/* Rules for prediction: convolutions and dense layers read their weight packed once; convolutions do what follows them. */
 #include <string.h>
 
 #include "graph/rewrite.h"
@@ -116,5 +116,29 @@ static bool pack(mpg_rewrite *r, uint32_t n) {
   return true;
 }
 
+/* A dense layer. Small products are not worth it: they are done by a loop that packs nothing. */
+static bool pack_dense(mpg_rewrite *r, uint32_t n) {
+  const mpg_node *node = &r->graph->nodes[n];
+  mpg_operand shown = mpg_rewrite_shown(r), data = mpg_rewrite_input(r, shown, 0), weight = mpg_rewrite_input(r, shown, 1);
+  const mpg_desc *desc = mpg_rewrite_desc(r, shown);
+  const int64_t least = MPG_PACKED_BLOCK * MPG_PACKED_BLOCK;
+  int budget = 48;
+  if (node->op->id != MPG_OP_FullyConnected || desc->dtype != MPG_FLOAT32 || mpg_shape_size(&desc->shape) == 0) return false;
+  if (mpg_shape_size(&mpg_rewrite_desc(r, weight)->shape) < least || !known_before(r, weight, &budget)) return false;
+  const mpg_fully_connected_params *p = node->params;
+  mpg_fully_connected_params params = *p;
+  mpg_pack_fully_connected_params pack;
+  memset(&pack, 0, sizeof pack);
+  pack.rows = mpg_shape_size(&desc->shape) / p->num_hidden;
+  pack.no_bias = params.no_bias = node->num_inputs == 2;
+  mpg_value inputs[3] = {mpg_rewrite_take(r, data), mpg_rewrite_take(r, weight)}, result;
+  if (!params.no_bias) inputs[2] = mpg_rewrite_take(r, mpg_rewrite_input(r, shown, 2));
+  mpg_rewrite_emit(r, MPG_OP__pack_fully_connected, &pack, &inputs[1], 1, &inputs[1]);
+  mpg_rewrite_emit(r, MPG_OP__packed_fully_connected, &params, inputs, params.no_bias ? 2 : 3, &result);
+  mpg_rewrite_replace(r, 0, result);
+  return true;
+}
+
+const mpg_rewrite_rule mpg_rule_packed_dense = {.name = "packed dense layers", .apply = pack_dense, .prediction = true, .keeps = true};
 const mpg_rewrite_rule mpg_rule_packed_relu = {.name = "convolutions with relu", .apply = pack_with_relu, .prediction = true, .keeps = true};
 const mpg_rewrite_rule mpg_rule_packed = {.name = "packed convolutions", .apply = pack, .prediction = true, .keeps = true};

@@ -11,6 +11,7 @@ static const mpg_rewrite_rule *const rules[] = {
     &mpg_rule_channels_last, /* behind those that match convolutions as they are traced */
     &mpg_rule_packed_relu,
     &mpg_rule_packed,
+    &mpg_rule_packed_dense,
     &mpg_rule_winograd, /* what is not packed */
 };
 

@@ -115,7 +115,7 @@ extern const mpg_rewrite_rule mpg_rule_folded_norm;        /* fold.c */
 extern const mpg_rewrite_rule mpg_rule_attention;          /* attention.c */
 extern const mpg_rewrite_rule mpg_rule_attention_result;   /* attention.c */
 extern const mpg_rewrite_rule mpg_rule_channels_last;      /* layout.c */
-extern const mpg_rewrite_rule mpg_rule_packed_relu, mpg_rule_packed; /* pack.c: after what chooses layouts */
+extern const mpg_rewrite_rule mpg_rule_packed_relu, mpg_rule_packed, mpg_rule_packed_dense; /* pack.c: after what chooses layouts */
 extern const mpg_rewrite_rule mpg_rule_winograd;           /* winograd.c */
 
 #endif

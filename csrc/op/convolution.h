@@ -4,6 +4,7 @@
 #define MPG_OP_CONVOLUTION_H
 
 #include "op/op.h"
+#include "op/packed.h"
 
 enum { MPG_MAX_SPATIAL = 3, MPG_POOLING_INDEX_NONE = 255 };
 
@@ -55,9 +56,7 @@ void mpg_convolution_set(mpg_convolution *c, mpg_layout layout, const mpg_shape 
                          const mpg_tuple *stride, const mpg_tuple *dilate, const mpg_tuple *pad, int64_t groups);
 /* The layout of a Convolution, its channels-last form, a Deconvolution, or of their backward ops. */
 mpg_layout mpg_convolution_layout(const mpg_op *op, const void *params);
-/* A packed weight (packed_convolution.c): an array of so many floats, of which the first MPG_PACKED_HEADER say what the rest is. It has room
- * for the weight as it is, and for layouts in blocks of 16 and 64 channels. */
-enum { MPG_PACKED_HEADER = 16 };
+/* A packed weight (op/packed.h) has room for layouts in blocks of 16 and 64 channels. */
 /* What a convolution's parameters have in common with those of its packed form; the rest is as by default. */
 void mpg_packed_params_from(mpg_packed_convolution_params *to, const mpg_convolution_params *from);
 void mpg_packed_params_to(const mpg_packed_convolution_params *from, mpg_convolution_params *to);

@@ -1,5 +1,6 @@
 /* Matrix products: inference and gradients. Every product's gradient is two products. */
 #include "op/infer.h"
+#include "op/packed.h"
 
 /* Elements of the dims [begin, end), -1 when one of them is not known. */
 static int64_t known_product(const mpg_shape *shape, int begin, int end) {
@@ -163,6 +164,39 @@ void mpg_gradient_fully_connected(mpg_gradient *g) {
   if (g->needed[0]) g->in_grads[0] = mpg_emit_reshape(g, emit_dot(g, grad, g->inputs[1], false, false), &data_shape);
   if (g->needed[1]) g->in_grads[1] = emit_dot(g, grad, as_matrix(g, g->inputs[0], rows, features), true, false);
   if (g->num_inputs == 3 && g->needed[2]) g->in_grads[2] = mpg_emit_sum_to(g, grad, &(mpg_shape){.ndim = 1, .dims = {hidden}});
+}
+
+/* --- FullyConnected with its weight packed: only the graph makes these, the checks keep a call by hand from harm -------- */
+int64_t mpg_packed_matrix_elements(int64_t rows, int64_t columns) {
+  return MPG_PACKED_HEADER + (rows + MPG_PACKED_BLOCK - 1) / MPG_PACKED_BLOCK * MPG_PACKED_BLOCK * ((columns + MPG_PACKED_BLOCK - 1) / MPG_PACKED_BLOCK * MPG_PACKED_BLOCK);
+}
+
+mpg_status mpg_infer_pack_fully_connected(mpg_infer *infer) {
+  const mpg_shape *weight = &infer->inputs[0].shape;
+  MPG_TRY(mpg_infer_expect_dtype(infer, 0, MPG_FLOAT32));
+  infer->outputs[0].dtype = MPG_FLOAT32;
+  if (!mpg_shape_known(weight)) return MPG_OK;
+  if (weight->ndim != 2) return mpg_infer_fail(infer, "the weight must be (num_hidden, features)");
+  mpg_infer_set(infer, 0, &(mpg_shape){.ndim = 1, .dims = {mpg_packed_matrix_elements(weight->dims[0], weight->dims[1])}}, MPG_FLOAT32);
+  return MPG_OK;
+}
+
+mpg_status mpg_infer_packed_fully_connected(mpg_infer *infer) {
+  const mpg_fully_connected_params *p = infer->params;
+  mpg_shape data = infer->inputs[0].shape;
+  for (int i = 0; i < infer->num_inputs; i++) MPG_TRY(mpg_infer_expect_dtype(infer, i, MPG_FLOAT32));
+  infer->outputs[0].dtype = MPG_FLOAT32;
+  if (!mpg_shape_known(&data)) return MPG_OK;
+  if (data.ndim == 0) return mpg_infer_fail(infer, "data must have at least one axis");
+  int last = p->flatten ? 1 : data.ndim - 1;
+  int64_t features = mpg_shape_product(&data, last, data.ndim);
+  MPG_TRY(mpg_shape_check(&(mpg_shape){.ndim = 2, .dims = {p->num_hidden, features}}, MPG_FLOAT32, NULL));
+  MPG_TRY(mpg_infer_expect_shape(infer, 1, &(mpg_shape){.ndim = 1, .dims = {mpg_packed_matrix_elements(p->num_hidden, features)}}));
+  if (!p->no_bias) MPG_TRY(mpg_infer_expect_shape(infer, 2, &(mpg_shape){.ndim = 1, .dims = {p->num_hidden}}));
+  data.ndim = last + 1;
+  data.dims[last] = p->num_hidden;
+  mpg_infer_set(infer, 0, &data, MPG_FLOAT32);
+  return MPG_OK;
 }
 
 /* --- linalg --------------------------------------------------------------------------------------------------------- */

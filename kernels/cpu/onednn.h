@@ -42,7 +42,8 @@ typedef struct mpg_onednn_key {
   int64_t values[MPG_ONEDNN_KEY_VALUES];
 } mpg_onednn_key;
 typedef enum mpg_onednn_kind { MPG_ONEDNN_MATMUL = 1, MPG_ONEDNN_CONVOLUTION, MPG_ONEDNN_CONVOLUTION_DATA, MPG_ONEDNN_CONVOLUTION_WEIGHT,
-  MPG_ONEDNN_PACK_CONVOLUTION, MPG_ONEDNN_PACKED_CONVOLUTION } mpg_onednn_kind;
+  MPG_ONEDNN_PACK_CONVOLUTION, MPG_ONEDNN_PACKED_CONVOLUTION,
+  MPG_ONEDNN_PACK_MATMUL, MPG_ONEDNN_PACKED_MATMUL } mpg_onednn_kind;
 
 /* One step of a prepared operation: a primitive, and for each argument which slot of memory it works on. */
 enum { MPG_ONEDNN_SLOTS = 12, MPG_ONEDNN_STEPS = 4, MPG_ONEDNN_ARGS = 6 };

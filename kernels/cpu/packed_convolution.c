@@ -2,13 +2,8 @@
  * by the primitive. The packed weight begins with a header that says what lies behind; without oneDNN, the weight as it was. */
 #include <string.h>
 
-#include "kernels/cpu/onednn.h"
+#include "kernels/cpu/packed.h"
 #include "op/convolution.h"
-
-typedef struct header {
-  int32_t packed;      /* else the plain weight follows */
-  int32_t num_threads; /* for which the primitive was chosen */
-} header;
 
 #ifdef MPG_WITH_ONEDNN
 typedef struct building {
@@ -176,19 +171,13 @@ static mpg_onednn_key key_of(const building *b, mpg_onednn_kind kind) {
     for (int i = 0; i < w->ndim; i++) key.values[key.count++] = parts[part][i];
   return key;
 }
-
-static mpg_status run_prepared(const mpg_kernel_call *call, const mpg_onednn_prepared *prepared, void *const *outer) {
-  void *scratch = NULL;
-  if (prepared->scratch && !(scratch = mpg_device_scratch(call->device, prepared->scratch))) return MPG_DEVICE_OUT_OF_MEMORY;
-  return mpg_cpu_onednn_run(call, prepared, outer, scratch);
-}
 #endif
 
 MPG_CPU_KERNEL(pack_convolution) {
   const mpg_packed_convolution_params *p = call->params;
   const mpg_view *weight = &call->inputs[0], *packed = &call->outputs[0];
-  header *head = packed->data;
-  char *contents = (char *)packed->data + MPG_PACKED_HEADER * sizeof(float);
+  mpg_packed_header *head = packed->data;
+  void *contents = mpg_packed_contents(packed->data);
   size_t size = (size_t)mpg_shape_size(&packed->desc.shape) * sizeof(float), plain = (size_t)mpg_shape_size(&weight->desc.shape) * sizeof(float);
   memset(packed->data, 0, size);
   head->num_threads = call->num_threads;
@@ -201,7 +190,7 @@ MPG_CPU_KERNEL(pack_convolution) {
   const mpg_onednn_prepared *prepared = plain && mpg_shape_size(&data) ? mpg_cpu_onednn_find(call, &key, build_pack, &b) : NULL;
   if (prepared) {
     head->packed = 1;
-    return run_prepared(call, prepared, (void *const[]){weight->data, contents});
+    return mpg_packed_run(call, prepared, (void *const[]){weight->data, contents});
   }
 #else
   (void)p;
@@ -247,8 +236,8 @@ static mpg_status run_plain(const mpg_kernel_call *call, const void *weight) {
 
 MPG_CPU_KERNEL(packed_convolution) {
   const mpg_packed_convolution_params *p = call->params;
-  const header *head = call->inputs[1].data;
-  void *weight = (char *)call->inputs[1].data + MPG_PACKED_HEADER * sizeof(float);
+  const mpg_packed_header *head = call->inputs[1].data;
+  void *weight = mpg_packed_contents(call->inputs[1].data);
   if (mpg_shape_size(&call->outputs[0].desc.shape) == 0) return MPG_OK;
   if (!head->packed) return run_plain(call, weight);
 #ifdef MPG_WITH_ONEDNN
@@ -261,7 +250,7 @@ MPG_CPU_KERNEL(packed_convolution) {
   if (prepared) {
     void *outer[5] = {call->inputs[0].data, weight, call->outputs[0].data};
     for (int i = 2; i < call->num_inputs; i++) outer[i + 1] = call->inputs[i].data;
-    return run_prepared(&as_packed, prepared, outer);
+    return mpg_packed_run(&as_packed, prepared, outer);
   }
 #else
   (void)p;

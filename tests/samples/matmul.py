@@ -29,6 +29,21 @@ def fully_connected(data, weight, bias=None, num_hidden=0, no_bias=False, flatte
     return out if no_bias else out + bias
 
 
+def packed_dense(data, num_hidden, name, no_bias=False, flatten=True):
+    """A sample whose packed weight is the plain one behind its header."""
+    features = int(np.prod(data[1:])) if flatten else data[-1]
+    values = np.random.RandomState(1).uniform(-1, 1, (num_hidden, features)).astype(np.float32)
+    up = lambda n: -(-n // 64) * 64
+    buffer = np.zeros(16 + up(num_hidden) * up(features), np.float32)
+    buffer[16 : 16 + values.size] = values.ravel()
+
+    def reference(x, _, *bias, **params):
+        return fully_connected(x, values.astype(np.float64), *bias, **params)
+
+    return Sample([data, buffer] + [(num_hidden,)] * (not no_bias), dict(num_hidden=num_hidden, no_bias=no_bias, flatten=flatten), reference,
+                  grad=False, dtypes=("float32",), name=name)
+
+
 def gemm2(a, b, transpose_a=False, transpose_b=False, alpha=1.0, axis=-2):
     a, b = np.moveaxis(a, axis, -2), np.moveaxis(b, axis, -2)
     return np.moveaxis(alpha * (swap(a, transpose_a) @ swap(b, transpose_b)), -2, axis)
@@ -90,6 +105,17 @@ SAMPLES = {
         Sample([(0, 6), (3, 6), (3,)], dict(num_hidden=3), fully_connected, name="no_rows"),
         Sample([(4, 0), (3, 0), (3,)], dict(num_hidden=3), fully_connected, name="no_features"),
         Sample([(60, 120), (90, 120), (90,)], dict(num_hidden=90), fully_connected, grad=False, dtypes=HALVES, rtol=1e-4, atol=2e-5, name="large"),
+    ],
+    "_pack_fully_connected": [
+        Sample([(65, 7)], dict(rows=4), grad=False, dtypes=("float32",), name="plain"),
+        Sample([(64, 100)], dict(rows=70, no_bias=True), grad=False, dtypes=("float32",), name="no_bias"),
+    ],
+    "_packed_fully_connected": [
+        packed_dense((4, 6), 3, "plain"),
+        packed_dense((4, 2, 3), 5, "flatten", no_bias=True),
+        packed_dense((4, 2, 3), 5, "last_axis", flatten=False),
+        packed_dense((0, 6), 3, "no_rows"),
+        packed_dense((60, 120), 90, "large"),
     ],
     "_linalg_gemm": [
         Sample([transposed(4, 5, ta), transposed(5, 3, tb), (4, 3)], dict(transpose_a=ta, transpose_b=tb, alpha=0.5, beta=2.0), gemm,
