@@ -165,6 +165,52 @@ def test_gradients_of_gradients():
     np.testing.assert_allclose(a.grad.asnumpy(), 6 * a.asnumpy(), rtol=1e-6)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_second_gradients_of_each(name):
+    """Of the cubes of what is exchanged: gradients are exchanged back, and so are theirs. Against the same written out on one device."""
+    call = cases(3, 0)[name][0]
+
+    def second(devices):
+        arrays = [nd.array(np.random.RandomState(i).standard_normal((6, 2)), ctx=ctx) for i, ctx in enumerate(devices)]
+        for array in arrays:
+            array.attach_grad()
+        with autograd.record():
+            outputs = alone(arrays) if devices is ONE else call(arrays)
+            loss = sum(((out * out * out) * (i + 1)).sum().as_in_context(mx.cpu(0)) for i, out in enumerate(outputs))
+            used = arrays[:1] if name in ("scatter", "broadcast") else arrays
+            slopes = autograd.grad(loss, used, create_graph=True)
+            total = sum((slope * slope).sum().as_in_context(mx.cpu(0)) for slope in slopes)
+        total.backward()
+        return [array.grad.asnumpy() for array in used]
+
+    ONE = [mx.cpu(0)] * 3
+
+    def alone(x):
+        total = lambda: nd.add_n(*x)
+        halves = lambda whole: nd.split(whole, 3, axis=0)
+        return {
+            "all_reduce": lambda: [total() for _ in x], "two_shot": lambda: [total() for _ in x], "reduce": lambda: [total()],
+            "reduce_scatter": lambda: halves(total()), "all_gather": lambda: [nd.concat(*x, dim=0) for _ in x], "gather": lambda: [nd.concat(*x, dim=0)],
+            "scatter": lambda: halves(x[0]), "broadcast": lambda: [x[0] * 1 for _ in x],
+            "all_to_all": lambda: [nd.concat(*parts, dim=0) for parts in zip(*[halves(one) for one in x])],
+        }[name]()  # fmt: skip
+
+    for many, one in zip(second(DEVICES[:3]), second(ONE)):
+        np.testing.assert_allclose(many, one, rtol=2e-5, atol=1e-4 * np.abs(one).max())
+
+
+def test_devices_that_are_listed_twice_or_missing():
+    """A device may have several ranks; layers and meshes say which device is missing or named twice."""
+    x = [nd.ones((2,), ctx=ctx) for ctx in (DEVICES[0], DEVICES[1], DEVICES[0])]
+    assert all((out.asnumpy() == 3).all() for out in par.all_reduce(x))
+    with pytest.raises(ValueError, match=r"cpu\(1\) is named twice"):
+        par.Mesh({"model": 2}, devices=[DEVICES[1]] * 2)
+    layer = par.ColumnParallelDense(4, DEVICES[:3], in_units=2)
+    layer.initialize()
+    with pytest.raises(mx.MXNetError, match=r"must hold one array on each of \[cpu\(0\), cpu\(1\), cpu\(2\)\], in this order, but they are on \[cpu\(0\), cpu\(1\)\]"):
+        layer([nd.ones((1, 2), ctx=ctx) for ctx in DEVICES[:2]])
+
+
 def test_results_are_arrays_of_their_own():
     """Writing to a result leaves what it came from alone, and other results."""
     x = nd.ones((2,))
