@@ -20,6 +20,16 @@ def gpu_memory_info(device_id=0):
     return stats["limit"] - stats["held"], stats["limit"]
 
 
+class _DefaultContext:
+    """``Context.default_ctx``, the name by which older programs ask for the current device."""
+
+    def __get__(self, instance, owner):
+        return current_context()
+
+
+Context.default_ctx = _DefaultContext()
+
+
 def opened_devices():
     """The devices used so far: a list of ``(Context, threads)``."""
     return _core.opened_devices()

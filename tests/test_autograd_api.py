@@ -97,6 +97,27 @@ def test_head_gradients():
         a.backward(nd.ones((3, 3)))
 
 
+def test_head_gradient_with_more_rows():
+    # of arrays joined along the first axis, as in MXNet; anything else of another size is an error
+    for pieces in (1, 2):
+        x, y = variable([[1, 2], [3, 4]]), variable([[1, 2], [3, 4]])
+        head_grad = nd.arange(4 * pieces + 2).reshape((-1, 2))
+        with autograd.record():
+            longer = nd.concat(*[x * 3] * pieces, dim=0)
+            same = nd.concat(*[y * 3] * pieces, dim=0)
+            other = nd.concat(x, x, dim=1)
+        longer.backward(head_grad)
+        same.backward(head_grad[: 2 * pieces])
+        assert x.grad.asnumpy().tolist() == y.grad.asnumpy().tolist()
+        with pytest.raises(ValueError, match="another number of elements"):
+            other.backward(nd.ones((3, 4)))
+        with autograd.record():
+            longer = nd.concat(x, x, dim=0)
+        for shape in ((3, 2), (5, 3), (5,)):
+            with pytest.raises(ValueError, match="another number of elements"):
+                longer.backward(nd.ones(shape))
+
+
 def test_backward_of_what_was_not_recorded():
     x = variable([1.0])
     y = x * 2

@@ -169,6 +169,21 @@ def test_batch_norm_statistics():
     np.testing.assert_array_equal(layer.running_mean.data().asnumpy(), mean)
 
 
+@pytest.mark.parametrize("exact", [None, True, False])
+def test_batch_norm_gradient_that_cancels(exact):
+    # The gradient of the sum is zero: what is left is the error of the mean, unless it is taken out.
+    net = nn.BatchNorm(in_channels=20)
+    net.initialize()
+    if exact is not None:
+        net.hybridize(exact=exact)
+    x = mx.nd.random.uniform(100, 101, shape=(8, 20, 9, 9))
+    x.attach_grad()
+    with autograd.record():
+        net(x).backward()
+    assert abs(x.grad.asnumpy()).max() < 1e-9
+    assert abs(net.gamma.grad().asnumpy()).max() < 1e-4
+
+
 def test_batch_norm_with_relu():
     x = inputs(4, 3, 5)
     plain, fused = nn.BatchNorm(), nn.BatchNormReLU()

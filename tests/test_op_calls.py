@@ -125,6 +125,13 @@ def test_wrong_calls(call, words):
         assert word in str(caught.value)
 
 
+def test_ops_without_parameters_pass_over_them():
+    with pytest.warns(UserWarning, match="broadcast_maximum has no parameters; 'axis' is ignored"):
+        assert nd.broadcast_maximum(nd.array([0]), nd.array([-1, 2]), axis=1).asnumpy().tolist() == [0, 2]
+    with pytest.warns(UserWarning, match="broadcast_maximum has no parameters; 'axis' is ignored"):
+        mx.sym.broadcast_maximum(mx.sym.var("a"), mx.sym.var("b"), axis=1)
+
+
 def test_signatures_and_docs():
     assert str(inspect.signature(nd.sum)) == "(data, axis=None, keepdims=False, exclude=False, out=None, name=None)"
     assert list(inspect.signature(nd.FullyConnected).parameters)[:4] == ["data", "weight", "bias", "num_hidden"]

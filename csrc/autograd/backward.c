@@ -36,6 +36,14 @@ static void walk_end(mpg_walk *walk) {
   kept_walks = walk;
 }
 
+/* Whether the head was joined along the first axis and the gradient only has more rows: as in MXNet the first ones count then. */
+static bool has_more_rows(const mpg_graph *graph, mpg_value head, const mpg_shape *want, const mpg_shape *have) {
+  const mpg_node *node = &graph->nodes[head.node];
+  if (!node->op || node->op->id != MPG_OP_Concat || ((const mpg_concat_params *)node->params)->dim != 0) return false;
+  return have->ndim == want->ndim && have->dims[0] > want->dims[0] &&
+         memcmp(have->dims + 1, want->dims + 1, (size_t)(want->ndim - 1) * sizeof *want->dims) == 0;
+}
+
 /* The gradient of a head: ones, or the array given, seen in the head's shape when it has another one of as many elements. */
 static mpg_status head_gradient(mpg_walk *walk, const mpg_array *head, const mpg_array *gradient, mpg_value value, mpg_value *result) {
   mpg_graph *graph = &walk->graph;
@@ -49,7 +57,8 @@ static mpg_status head_gradient(mpg_walk *walk, const mpg_array *head, const mpg
   if (gradient->trace) return mpg_fail(MPG_ERROR, "backward cannot take head gradients from inside a hybridized block");
   char have[MPG_SHAPE_TEXT_SIZE], want[MPG_SHAPE_TEXT_SIZE];
   const mpg_desc *desc = &head->tensor.desc;
-  if (mpg_shape_size(&gradient->tensor.desc.shape) != mpg_shape_size(&desc->shape))
+  bool more = has_more_rows(graph, value, &desc->shape, &gradient->tensor.desc.shape);
+  if (!more && mpg_shape_size(&gradient->tensor.desc.shape) != mpg_shape_size(&desc->shape))
     return mpg_fail(MPG_VALUE_ERROR, "backward: a head of shape %s was given a head gradient of shape %s, which has another number of elements",
                     mpg_shape_text(&desc->shape, want, sizeof want), mpg_shape_text(&gradient->tensor.desc.shape, have, sizeof have));
   if (gradient->tensor.desc.dtype != desc->dtype)
@@ -63,6 +72,12 @@ static mpg_status head_gradient(mpg_walk *walk, const mpg_array *head, const mpg
   MPG_TRY(mpg_graph_input(graph, &gradient->tensor.desc, device->id, result));
   if (mpg_shape_equal(&gradient->tensor.desc.shape, &desc->shape)) return MPG_OK;
   mpg_value given = *result;
+  if (more) {
+    mpg_slice_axis_params part;
+    memset(&part, 0, sizeof part);
+    part.end = (mpg_opt_int){desc->shape.dims[0], 1};
+    return mpg_graph_emit(graph, mpg_op_get(MPG_OP_slice_axis), &part, &given, 1, given, result);
+  }
   mpg_exact_shape_params params;
   memset(&params, 0, sizeof params);
   params.shape.count = desc->shape.ndim;
@@ -163,7 +178,7 @@ static void consume(mpg_walk *walk) {
   for (size_t i = 0; i < walk->num_nodes; i++) mpg_tape_consume(walk->nodes[i]);
 }
 
-/* The input behind a head gradient, which may be a reshape of it. */
+/* The input behind a head gradient, which may be a reshape or a part of it. */
 static mpg_value given(const mpg_graph *graph, mpg_value value) {
   const mpg_node *node = &graph->nodes[value.node];
   return mpg_node_is_input(node) ? value : mpg_node_inputs(graph, node)[0];

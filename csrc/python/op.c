@@ -86,7 +86,10 @@ static int add_param(call *c, int index, PyObject *value) {
   return mpg_py_param_set(c->self->op->params, c->self->op->name, c->params, index, value);
 }
 
+/* Ops without parameters take any in MXNet, and so do programs written for it. */
 static int unknown_keyword(const op_object *self, PyObject *keyword) {
+  if (self->op->params->size == 0)
+    return PyErr_WarnFormat(PyExc_UserWarning, 1, "%s has no parameters; '%U' is ignored, as in MXNet", self->op->name, keyword);
   PyObject *comma = PyUnicode_FromString(", "), *list = comma ? PyUnicode_Join(comma, self->names) : NULL;
   if (list != NULL)
     PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s has no parameter '%U'; it takes: %U%sout, name", self->op->name, keyword, list,

@@ -61,7 +61,7 @@ static inline A NAME(through_one)(const batch_norm *t, const uint8_t *mask, int6
   return __builtin_expect(mask[2 * t->mask_bytes], 0) && mask[t->mask_bytes + c / 8] >> c % 8 & 1 ? (A)NAN : v;
 }
 
-/* Sums over a piece of rows, of u = (x - center) and u * u, or with dy: of dy and dy * u, dy being 0 where relu cut off. */
+/* Sums over a piece of rows, of u = (x - center) and u * u, or with dy: of dy, dy * u and u, dy being 0 where relu cut off. */
 static void NAME(last_sums)(void *context, int64_t begin, int64_t end) {
   const batch_norm *t = context;
   const int64_t channels = t->channels, mask_stride = 2 * t->mask_bytes + 1;
@@ -70,15 +70,15 @@ static void NAME(last_sums)(void *context, int64_t begin, int64_t end) {
     int64_t first = piece * t->piece_rows, last = t->outer - first < t->piece_rows ? t->outer : first + t->piece_rows;
     for (int64_t c = 0; c < channels; c += NAME(COLUMNS)) {
       int width = channels - c < NAME(COLUMNS) ? (int)(channels - c) : NAME(COLUMNS), vectors = width / NAME(LANES);
-      double *sum = t->partial + piece * 2 * channels + c, *product = sum + channels;
-      for (int j = 0; j < width; j++) sum[j] = product[j] = 0;
+      double *sum = t->partial + piece * SUMS * channels + c, *product = sum + channels, *away = product + channels;
+      for (int j = 0; j < width; j++) sum[j] = product[j] = away[j] = 0;
       for (int64_t r0 = first; r0 < last; r0 += NAME(ROWS)) {
         int64_t r1 = last - r0 < NAME(ROWS) ? last : r0 + NAME(ROWS);
         if (vectors == NAME(VECTORS)) {
-          NAME(vector) as[NAME(VECTORS)] = {{0}}, bs[NAME(VECTORS)] = {{0}}, middle[NAME(VECTORS)];
+          NAME(vector) as[NAME(VECTORS)] = {{0}}, bs[NAME(VECTORS)] = {{0}}, us[NAME(VECTORS)] = {{0}}, middle[NAME(VECTORS)];
           for (int k = 0; k < NAME(VECTORS); k++) memcpy(&middle[k], center + c + k * NAME(LANES), sizeof middle[k]);
           for (int64_t rf = r0; rf < r1; rf += NAME(FEW)) {
-            NAME(vector) a[NAME(VECTORS)] = {{0}}, b[NAME(VECTORS)] = {{0}};
+            NAME(vector) a[NAME(VECTORS)] = {{0}}, b[NAME(VECTORS)] = {{0}}, d[NAME(VECTORS)] = {{0}};
             for (int64_t r = rf; r < (r1 - rf < NAME(FEW) ? r1 : rf + NAME(FEW)); r++) {
               const S *x = (const S *)t->x + r * channels + c, *dy = t->dy ? (const S *)t->dy + r * channels + c : NULL;
               const uint8_t *mask = t->mask ? t->mask + r * mask_stride : NULL;
@@ -89,6 +89,7 @@ static void NAME(last_sums)(void *context, int64_t begin, int64_t end) {
                 if (dy) {
                   GATHER(v, dy + k * NAME(LANES));
                   if (mask) v = NAME(through)(t, mask, c + k * NAME(LANES), v);
+                  d[k] += u;
                 } else {
                   v = u;
                 }
@@ -96,17 +97,18 @@ static void NAME(last_sums)(void *context, int64_t begin, int64_t end) {
                 b[k] += v * u;
               }
             }
-            for (int k = 0; k < NAME(VECTORS); k++) as[k] += a[k], bs[k] += b[k];
+            for (int k = 0; k < NAME(VECTORS); k++) as[k] += a[k], bs[k] += b[k], us[k] += d[k];
           }
           for (int k = 0; k < NAME(VECTORS); k++)
             for (int l = 0; l < NAME(LANES); l++) {
               sum[k * NAME(LANES) + l] += (double)as[k][l];
               product[k * NAME(LANES) + l] += (double)bs[k][l];
+              away[k * NAME(LANES) + l] += (double)us[k][l];
             }
         } else {
-          A as[NAME(COLUMNS)] = {0}, bs[NAME(COLUMNS)] = {0};
+          A as[NAME(COLUMNS)] = {0}, bs[NAME(COLUMNS)] = {0}, us[NAME(COLUMNS)] = {0};
           for (int64_t rf = r0; rf < r1; rf += NAME(FEW)) {
-            A a[NAME(COLUMNS)] = {0}, b[NAME(COLUMNS)] = {0};
+            A a[NAME(COLUMNS)] = {0}, b[NAME(COLUMNS)] = {0}, d[NAME(COLUMNS)] = {0};
             for (int64_t r = rf; r < (r1 - rf < NAME(FEW) ? r1 : rf + NAME(FEW)); r++) {
               const S *x = (const S *)t->x + r * channels + c, *dy = t->dy ? (const S *)t->dy + r * channels + c : NULL;
               const uint8_t *mask = t->mask ? t->mask + r * mask_stride : NULL;
@@ -115,11 +117,12 @@ static void NAME(last_sums)(void *context, int64_t begin, int64_t end) {
                 if (mask) v = NAME(through_one)(t, mask, c + j, v);
                 a[j] += v;
                 b[j] += v * u;
+                d[j] += u;
               }
             }
-            for (int j = 0; j < width; j++) as[j] += a[j], bs[j] += b[j];
+            for (int j = 0; j < width; j++) as[j] += a[j], bs[j] += b[j], us[j] += d[j];
           }
-          for (int j = 0; j < width; j++) sum[j] += (double)as[j], product[j] += (double)bs[j];
+          for (int j = 0; j < width; j++) sum[j] += (double)as[j], product[j] += (double)bs[j], away[j] += (double)us[j];
         }
       }
     }
@@ -131,11 +134,9 @@ static void NAME(last_total)(void *context, int64_t begin, int64_t end) {
   const batch_norm *t = context;
   int64_t pieces = (t->outer + t->piece_rows - 1) / t->piece_rows;
   for (int64_t piece = 1; piece < pieces; piece++) {
-    const double *from = t->partial + piece * 2 * t->channels;
-    for (int64_t c = begin; c < end; c++) {
-      t->partial[c] += from[c];
-      t->partial[t->channels + c] += from[t->channels + c];
-    }
+    const double *from = t->partial + piece * SUMS * t->channels;
+    for (int k = 0; k < SUMS; k++)
+      for (int64_t c = begin; c < end; c++) t->partial[k * t->channels + c] += from[k * t->channels + c];
   }
 }
 
@@ -228,6 +229,7 @@ static void NAME(last_backward_statistics)(const batch_norm *t) {
   double count = (double)t->outer;
   for (int64_t c = 0; c < t->channels; c++) {
     double sum = t->outer ? t->partial[c] : 0, product = t->outer ? t->partial[t->channels + c] : 0;
+    if (t->batch_stats) product = about_mean(product, sum, t->partial[2 * t->channels + c], count);
     A inv = inverse[c], gamma = t->gamma ? ((const A *)t->gamma)[c] : 1;
     ((A *)t->dgamma)[c] = t->gamma ? (A)(product * inv) : 0;
     ((A *)t->dbeta)[c] = (A)sum;

@@ -16,7 +16,7 @@ typedef struct batch_norm {
   const void *x, *dy, *gamma, *beta; /* gamma NULL: taken as 1 */
   void *y;                           /* output, or dx */
   void *moving_mean, *moving_var, *mean, *inverse, *dgamma, *dbeta;
-  double *partial;      /* per piece of rows, two sums per channel */
+  double *partial;      /* per piece of rows, SUMS sums per channel */
   int64_t piece_rows;
   void *center, *scale, *shift, *kept_mean; /* per channel, apart from inputs that may be written over */
   const void *residual;                     /* added before relu; NULL: none */
@@ -24,6 +24,12 @@ typedef struct batch_norm {
   uint8_t *mask; /* of op/norm.c; NULL: no relu */
   int64_t mask_bytes;
 } batch_norm;
+
+enum { SUMS = 3 };
+
+/* The sum of dy * (x - mean) about the mean itself, from that about the mean as it was rounded: away is the sum of distances from the
+ * latter. Where dy hardly varies it is all that is left. */
+static double about_mean(double product, double sum, double away, double count) { return count > 0 ? product - away / count * sum : product; }
 
 /* LayerNorm and L2Normalization: data as (outer, n, inner), normalised along n. GroupNorm: outer rows of n, inner groups. */
 typedef struct layer_norm {
@@ -95,7 +101,7 @@ static mpg_status last_setup(const mpg_kernel_call *call, batch_norm *t, int64_t
   if (t->piece_rows < ROWS) t->piece_rows = ROWS;
   *pieces = (t->outer + t->piece_rows - 1) / t->piece_rows;
   size_t vector = mpg_align_up((size_t)t->channels * sizeof(double), 64);
-  char *scratch = mpg_device_scratch(call->device, vector * (size_t)(2 * *pieces + 4));
+  char *scratch = mpg_device_scratch(call->device, vector * (size_t)(SUMS * *pieces + 4));
   if (!scratch) return MPG_DEVICE_OUT_OF_MEMORY;
   t->center = scratch;
   t->scale = scratch + vector;
@@ -114,7 +120,7 @@ static mpg_status last_forward(const mpg_kernel_call *call, batch_norm *t, mpg_d
     t->mask = NULL;
     INSTANCE(dtype, last_center)(t);
     mpg_cpu_parallel_for(call, pieces, 1, INSTANCE(dtype, last_sums), t);
-    mpg_cpu_parallel_for(call, t->channels, grain(2 * pieces), INSTANCE(dtype, last_total), t);
+    mpg_cpu_parallel_for(call, t->channels, grain(SUMS * pieces), INSTANCE(dtype, last_total), t);
     t->mask = mask;
   }
   INSTANCE(dtype, last_statistics)(t);
@@ -127,7 +133,7 @@ static mpg_status last_backward(const mpg_kernel_call *call, batch_norm *t, mpg_
   if (t->channels == 0) return MPG_OK;
   MPG_TRY(last_setup(call, t, &pieces));
   mpg_cpu_parallel_for(call, pieces, 1, INSTANCE(dtype, last_sums), t);
-  if (pieces) mpg_cpu_parallel_for(call, t->channels, grain(2 * pieces), INSTANCE(dtype, last_total), t);
+  if (pieces) mpg_cpu_parallel_for(call, t->channels, grain(SUMS * pieces), INSTANCE(dtype, last_total), t);
   INSTANCE(dtype, last_backward_statistics)(t);
   mpg_cpu_parallel_for(call, t->outer, grain(t->channels), INSTANCE(dtype, last_backward_apply), t);
   return MPG_OK;

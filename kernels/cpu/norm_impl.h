@@ -47,6 +47,16 @@ static double NAME(sum)(const S *x, int64_t n) {
   return result;
 }
 
+static double NAME(sum_away)(const S *x, int64_t n, A mean) { /* of distances from mean, with their signs */
+  double result = 0;
+  for (int64_t begin = 0; begin < n; begin += NAME(CHUNK)) {
+    const S *c = x + begin;
+    int64_t length = n - begin < NAME(CHUNK) ? n - begin : NAME(CHUNK);
+    CHUNK_SUM(result, length, GATHER(v, c + i), (v - mean), (A)LOAD(c[i]) - mean);
+  }
+  return result;
+}
+
 static double NAME(sum_squares)(const S *x, int64_t n, A mean) { /* of distances from mean */
   double result = 0;
   for (int64_t begin = 0; begin < n; begin += NAME(CHUNK)) {
@@ -137,13 +147,15 @@ static void NAME(batch_norm_backward_channels)(void *context, int64_t begin, int
   S *dx = t->y;
   double count = (double)t->outer * (double)t->inner;
   for (int64_t c = begin; c < end; c++) {
-    double sum = 0, product = 0;
+    double sum = 0, product = 0, away = 0;
     A mean = ((const A *)t->mean)[c], inverse = ((const A *)t->inverse)[c];
     for (int64_t o = 0; o < t->outer; o++) {
       int64_t at = (o * t->channels + c) * t->inner;
       sum += NAME(sum)(dy + at, t->inner);
       product += NAME(sum_product)(x + at, dy + at, t->inner, mean);
+      if (t->batch_stats) away += NAME(sum_away)(x + at, t->inner, mean);
     }
+    if (t->batch_stats) product = about_mean(product, sum, away, count);
     ((A *)t->dgamma)[c] = t->gamma ? (A)(product * inverse) : 0;
     ((A *)t->dbeta)[c] = (A)sum;
     A scale = inverse * (t->gamma ? ((const A *)t->gamma)[c] : 1);

@@ -318,6 +318,16 @@ class Block:
             return
         self._load_structured(loaded, source, ctx, allow_missing, ignore_extra, cast_dtype, dtype_source)
 
+    def save_params(self, filename):
+        """Deprecated: writes the parameters by their full names, less the block's prefix. Use `save_parameters`."""
+        warnings.warn("save_params is deprecated. Please use save_parameters.", DeprecationWarning, stacklevel=2)
+        self.collect_params().save(filename, strip_prefix=self.prefix)
+
+    def load_params(self, filename, ctx=None, allow_missing=False, ignore_extra=False):
+        """Deprecated: the same as `load_parameters`."""
+        warnings.warn("load_params is deprecated. Please use load_parameters.", DeprecationWarning, stacklevel=2)
+        self.load_parameters(filename, ctx, allow_missing, ignore_extra)
+
     def load_dict(
         self, param_dict, ctx=None, allow_missing=False, ignore_extra=False, cast_dtype=False, dtype_source="current"
     ):
@@ -579,10 +589,14 @@ class HybridBlock(Block):
         Of Symbols the result is a Symbol: ``F`` is `mx.sym` then, and the parameters are variables.
         """
         if _symbolic((x, *args)):
+            if _holds((x, *args), nd.NDArray):
+                raise ValueError(f"{block_path() or type(self).__name__}: the inputs are NDArrays or Symbols, not some of either")
             return self._forward_symbols(x, *args)
         if self._active and _tracing.current() is None:
             return self._call_compiled((x, *args))
         ctx = x.context if isinstance(x, nd.NDArray) else first_context((x, *args))
+        if ctx is None and x is None and not any(arg is not None for arg in args):
+            raise ValueError(f"{block_path() or type(self).__name__}: the inputs hold no NDArray and no Symbol, all are None")
         if ctx is not None and ctx != current_context():
             with ctx:  # arrays that are made without saying where belong beside the input
                 return self._forward_arrays(ctx, x, *args)
@@ -696,7 +710,7 @@ class HybridBlock(Block):
 
 def _symbolic(args):
     """Whether a block is called on Symbols; the package of symbols is not loaded before somebody makes one."""
-    if isinstance(args[0] if args else None, nd.NDArray):
+    if len(args) == 1 and isinstance(args[0], nd.NDArray):
         return False
     package = sys.modules.get("mpgluon.symbol.symbol")
     return package is not None and _holds(args, package.Symbol)

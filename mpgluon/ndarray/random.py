@@ -26,8 +26,8 @@ def _draw(name, params, shape, dtype, ctx, out):
     for param in params:
         if not hasattr(param, "__float__"):
             raise ValueError(f"random.{name}: parameters are numbers or NDArrays, got {type(param).__name__}")
-    if out is not None and shape is None:
-        shape = out.shape
+    if out is not None:
+        shape = out.shape if shape is None else shape
         options.setdefault("dtype", out.dtype)
     if ctx is None:
         ctx = out.context if out is not None else _core.current_context()

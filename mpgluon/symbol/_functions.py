@@ -1,5 +1,7 @@
 """The functions of ``mx.sym``: for every op one that makes a node of it."""
 
+import warnings
+
 import numpy as np
 
 from .. import _core
@@ -100,6 +102,8 @@ class Function:
                     raise TypeError(f"{op}: {key} has to be a Symbol, got {type(value).__name__}")
             elif key in HIDDEN or (key.startswith("__") and key.endswith("__")):
                 extra[key] = str(value)
+            elif not self._params:  # ops without parameters take any in MXNet, and so do programs written for it
+                warnings.warn(f"{op} has no parameters; {key!r} is ignored, as in MXNet", stacklevel=2)
             else:
                 raise MXNetError(f"{op} has no parameter {key!r}; it takes {', '.join([*self._inputs, *self._params]) or 'none'}, name, attr")
         attrs = attributes(attr, extra)

@@ -52,8 +52,9 @@ def batch_norm_relu_backward(grad, data, gamma, mean, inverse, mask, fix_gamma=T
     dz = grad.reshape(rows.shape) * masked(mask, rows.shape[1])
     gamma = np.ones_like(gamma) if fix_gamma else gamma
     unit = (rows - mean) * inverse
-    dx = dz - dz.mean(0) - unit * (dz * unit).mean(0) if batch_stats else dz
-    dgamma = np.zeros_like(gamma) if fix_gamma else (dz * unit).sum(0)
+    about = (rows - rows.mean(0)) * inverse if batch_stats else unit  # see batch_norm_backward
+    dx = dz - dz.mean(0) - unit * (dz * about).mean(0) if batch_stats else dz
+    dgamma = np.zeros_like(gamma) if fix_gamma else (dz * about).sum(0)
     results = [(dx * inverse * gamma).reshape(data.shape), dgamma, dz.sum(0)]
     return results + ([dz.reshape(data.shape)] if add else [])
 
@@ -104,13 +105,14 @@ def standard_backward(grad, data, gamma, mean, deviation, axes, channel_axes, st
 def batch_norm_backward(grad, data, gamma, mean, inverse, axis=1, fix_gamma=True, batch_stats=True):
     axis %= data.ndim
     rest = tuple(i for i in range(data.ndim) if i != axis)
-    # The statistics given need not be the data's: the formula in terms of them.
+    # The statistics given need not be the data's: the formula in terms of them, but products are about the true mean of a batch.
     m, i, w = (along(v, data.ndim, axis) for v in (mean, inverse, np.ones_like(gamma) if fix_gamma else gamma))
     centred, count = data - m, data.size / data.shape[axis]
+    about = data - data.mean(rest, keepdims=True) if batch_stats else centred
     result = grad
     if batch_stats:
-        result = grad - grad.sum(rest, keepdims=True) / count - centred * i * i * (grad * centred).sum(rest, keepdims=True) / count
-    dgamma = (grad * centred * i).sum(rest) * (not fix_gamma)
+        result = grad - grad.sum(rest, keepdims=True) / count - centred * i * i * (grad * about).sum(rest, keepdims=True) / count
+    dgamma = (grad * about * i).sum(rest) * (not fix_gamma)
     return result * i * w, dgamma, grad.sum(rest)
 
 
