@@ -135,11 +135,11 @@ class Tracer:
 
     def host(self, name, run, inputs, outputs, bodies=()):
         """A step whose results' descriptions ``(shape, dtype, ctx)`` are known. Returns arrays that stand for them."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not define host")
 
     def dynamic(self, name, run, inputs):
         """A step whose results' shapes depend on values."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not define dynamic")
 
     def _new(self, host, descs):
         """Traced arrays for what a host step gives."""

@@ -669,7 +669,7 @@ def write_in_body(F, x):
         (lambda F, x: x.wait_to_read() or x, r"wait_to_read\(\) needs", "outside of the block"),
         (lambda F, x: x[(x[:, 0] > 0).astype("bool")], "indexing by this array", "F.contrib.boolean_mask picks rows"),
         (overwrite, "_plus_scalar: out= is not possible", r"y = y \+ x instead of y \+= x"),
-        (overwrite_part, r"x\[...\] = value needs the value", "F.where, F.concat, F.scatter_nd"),
+        (overwrite_part, r"x\[...\] = value overwrites an array of shape", "F.where, F.concat, F.scatter_nd"),
         (write_outside, r"x\[...\] = value: an array from outside", "Return the value from the block"),
         (write_traced_outside, "_copyto: an array from outside", "write it outside"),
         (write_out, "relu: an array from outside", "would happen once"),

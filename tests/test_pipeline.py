@@ -515,7 +515,6 @@ def test_mistakes():
         Pipeline(2, along="space")
     with pytest.raises(mx.base.MXNetError, match="must be an mx.parallel.Pipeline"):
         net.hybridize(pipeline=4)
-        net(data((4, 16)))
 
     class Mean(gluon.HybridBlock):
         def hybrid_forward(self, F, x):

@@ -54,7 +54,8 @@ static mpg_status head_gradient(mpg_walk *walk, const mpg_array *head, const mpg
     params.dtype = MPG_DTYPE_NONE;
     return mpg_graph_emit(graph, mpg_op_get(MPG_OP__full_like), &params, &value, 1, value, result);
   }
-  if (gradient->trace) return mpg_fail(MPG_ERROR, "backward cannot take head gradients from inside a hybridized block");
+  if (gradient->trace)
+    return mpg_fail(MPG_ERROR, "backward: a head gradient was made inside a hybridized block that is being traced, so it has no value; call backward outside of the block");
   char have[MPG_SHAPE_TEXT_SIZE], want[MPG_SHAPE_TEXT_SIZE];
   const mpg_desc *desc = &head->tensor.desc;
   bool more = has_more_rows(graph, value, &desc->shape, &gradient->tensor.desc.shape);
@@ -252,9 +253,11 @@ static mpg_status reserve_lists(mpg_walk *walk, int num_heads, size_t per_variab
   return MPG_OK;
 }
 
-static mpg_status check_heads(mpg_array *const *heads, int num_heads) {
+static mpg_status check_heads(mpg_array *const *heads, int num_heads, const char *what) {
   for (int i = 0; i < num_heads; i++)
-    if (heads[i]->trace) return mpg_fail(MPG_ERROR, "backward cannot be called inside a hybridized block's forward");
+    if (heads[i]->trace)
+      return mpg_fail(MPG_ERROR, "%s cannot be called inside a hybridized block: there the computation is being traced, and nothing is recorded. Call it outside, on "
+                      "what the block returns, or call the block without hybridize()", what);
   return MPG_OK;
 }
 
@@ -276,7 +279,7 @@ static mpg_status try_backward(head_list *list, bool retain, bool train, bool to
 mpg_status mpg_autograd_backward(mpg_array *const *heads, mpg_array *const *head_grads, int num_heads, bool retain_graph, bool train) {
   head_list list = {.heads = heads, .gradients = head_grads, .count = num_heads};
   bool again = false, unused = false;
-  MPG_TRY(check_heads(heads, num_heads));
+  MPG_TRY(check_heads(heads, num_heads, "backward"));
   mpg_status status = try_backward(&list, retain_graph, train, true, &again);
   return again ? try_backward(&list, retain_graph, train, false, &unused) : status;
 }
@@ -309,7 +312,7 @@ mpg_status mpg_autograd_grad(mpg_array *const *heads, mpg_array *const *head_gra
                              int num_variables, bool retain_graph, bool create_graph, bool train, mpg_array *gradients) {
   mpg_walk *walk;
   head_list list = {.heads = heads, .gradients = head_grads};
-  MPG_TRY(check_heads(heads, num_heads));
+  MPG_TRY(check_heads(heads, num_heads, "autograd.grad"));
   MPG_TRY(walk_begin(&walk));
   mode former = enter(create_graph, train);
   mpg_status status = mpg_walk_collect(walk, heads, num_heads, create_graph, false);

@@ -132,7 +132,7 @@ mpg_status mpg_trace_call(mpg_trace *trace, const mpg_op *op, const void *params
                           mpg_array *outputs, int num_visible, bool train, uint32_t scope) {
   mpg_value stack[32], *values = stack;
   mpg_status status = MPG_OK;
-  if (trace->closed) return mpg_fail(MPG_ERROR, "%s: the trace this array belongs to has ended; it has no contents", op->name);
+  if (trace->closed) return mpg_fail(MPG_ERROR, MPG_TRACE_OVER, op->name);
   if (op->flags & MPG_OP_DYNAMIC)
     return mpg_fail(MPG_NOT_IMPLEMENTED, "%s: the shape of its result depends on values, and what is traced here can't be cut; call it on its own through mx.nd "
                     "or in a hybridized block, or use where, one_hot or sequence masks, whose shapes are fixed", op->name);

@@ -53,6 +53,10 @@ mpg_status mpg_trace_array(mpg_trace *trace, mpg_value value, mpg_array *array);
 mpg_status mpg_trace_value(mpg_trace *trace, const mpg_array *array, const char *op, mpg_value *value);
 /* Fails where the array may not be written to now: values of a trace never are, and what is written to an array from outside of the
  * active trace would be written once, while it is traced. */
+/* The error of an array that outlived its trace; %s: what it was used for. */
+#define MPG_TRACE_OVER                                                                                                        \
+  "%s: the array was made inside a hybridized block (or the body of a loop) while it was traced, and kept beyond: it has no value. " \
+  "Return it from the block to use it outside"
 mpg_status mpg_trace_check_write(const mpg_array *array, const char *what);
 /* Emits an op; outputs: num_visible empty structs. */
 mpg_status mpg_trace_call(mpg_trace *trace, const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs,

@@ -112,8 +112,6 @@ bool mpg_node_crosses(const mpg_graph *graph, const mpg_node *node);
 /* place.c: where a node runs. Fails, naming op, block path and which input is where, when inputs are on different devices. */
 mpg_status mpg_place(const mpg_graph *graph, const mpg_op *op, const void *params, const mpg_value *inputs, int num_inputs,
                      mpg_value like, mpg_device_id *device);
-/* The error for inputs on different devices, for eager calls too. */
-mpg_status mpg_place_fail(const mpg_op *op, int num_inputs, const mpg_device_id *devices, uint32_t scope);
 
 /* gradient.c: appends the gradient of sum(heads[i] * head_grads[i]) with respect to `wanted`. gradients[i] is MPG_NO_VALUE where
  * it is zero. Contributions to one value are added in reverse order of their users, so the bits do not depend on placement. */

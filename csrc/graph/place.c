@@ -9,7 +9,7 @@ static const char *device_text(mpg_device_id id, char *buffer, size_t size) {
   return buffer;
 }
 
-mpg_status mpg_place_fail(const mpg_op *op, int num_inputs, const mpg_device_id *devices, uint32_t scope) {
+static mpg_status place_fail(const mpg_op *op, int num_inputs, const mpg_device_id *devices) {
   char where[512], name[64], device[32], first[32];
   size_t used = 0;
   int other = 0;
@@ -20,10 +20,10 @@ mpg_status mpg_place_fail(const mpg_op *op, int num_inputs, const mpg_device_id 
     used += (size_t)snprintf(where + used, sizeof where - used, "%s%s on %s", i ? ", " : "",
                              mpg_op_input_name(op, i, name, sizeof name), device_text(devices[i], device, sizeof device));
   }
-  const char *path = mpg_scope_text(scope);
   device_text(devices[0], first, sizeof first);
-  return mpg_fail(MPG_ERROR, "%s: the inputs are on different devices%s%s: %s. Move one with as_in_context, e.g. %s.as_in_context(mx.%s)",
-                  op->name, *path ? " in block " : "", path, where, mpg_op_input_name(op, other, name, sizeof name), first);
+  return mpg_fail(MPG_ERROR, "%s: the inputs are on different devices: %s. Nothing is copied silently: move one first, e.g. with "
+                  "%s.as_in_context(mx.%s)",
+                  op->name, where, mpg_op_input_name(op, other, name, sizeof name), first);
 }
 
 mpg_status mpg_place(const mpg_graph *graph, const mpg_op *op, const void *params, const mpg_value *inputs, int num_inputs,
@@ -46,7 +46,7 @@ mpg_status mpg_place(const mpg_graph *graph, const mpg_op *op, const void *param
     int shown = num_inputs < 16 ? num_inputs : 16;
     for (int k = 0; k < shown; k++) devices[k] = mpg_graph_at(graph, inputs[k])->device;
     if (i >= shown) devices[shown - 1] = mpg_graph_at(graph, inputs[i])->device;
-    return mpg_place_fail(op, shown, devices, graph->scope);
+    return place_fail(op, shown, devices);
   }
   return MPG_OK;
 }

@@ -97,15 +97,16 @@ static mpg_status device_mismatch(const mpg_invocation *inv) {
   mpg_text text = {0};
   char name[64];
   mpg_device *device = mpg_tensor_device(&inv->inputs[0]);
-  int listed = 0;
+  int listed = 0, other = 0;
   for (int i = 0; i < inv->num_inputs && listed < 8; i++) {
+    if (!other && mpg_tensor_device(&inv->inputs[i]) != device) other = i;
     /* Of many inputs only the first and those that are elsewhere. */
     if (i && inv->num_inputs > 8 && mpg_tensor_device(&inv->inputs[i]) == device) continue;
     mpg_text_append(&text, "%s%s on %s", listed++ ? ", " : "", mpg_op_input_name(inv->op, i, name, sizeof name),
                     mpg_device_text(mpg_tensor_device(&inv->inputs[i])));
   }
   mpg_fail(MPG_ERROR, "%s: the inputs are on different devices: %s. Nothing is copied silently: move one first, e.g. with "
-           ".as_in_context(mx.%s)", inv->op->name, mpg_text_string(&text), mpg_device_text(device));
+           "%s.as_in_context(mx.%s)", inv->op->name, mpg_text_string(&text), mpg_op_input_name(inv->op, other, name, sizeof name), mpg_device_text(device));
   mpg_text_free(&text);
   return MPG_ERROR;
 }

@@ -78,6 +78,10 @@ int mpg_py_expect_value(const mpg_array *array, const char *what) {
     PyErr_Format(mpg_py->errors[MPG_ERROR], "%s: the array is empty", what);
     return -1;
   }
+  if (array->trace->closed) {
+    PyErr_Format(mpg_py->errors[MPG_ERROR], MPG_TRACE_OVER, what);
+    return -1;
+  }
   static const struct {
     const char *what, *way;
   } ways[] = {
@@ -89,19 +93,22 @@ int mpg_py_expect_value(const mpg_array *array, const char *what) {
       {"int()", "Keep it as an array of one element and compute with F: F.take and F.pick choose by index, F.where by a condition, F.contrib.foreach and while_loop repeat; what "
                 "is a size has to follow from shapes"},
       {"an index", "F.take and F.pick choose by index, F.contrib.foreach and while_loop repeat, and what is a size has to follow from shapes"},
-      {"x[...] = value", "Values in a block are never overwritten: make a new array with F.where, F.concat, F.scatter_nd or F.contrib.index_copy"},
+      {"x[...] = value", "Make a new array with F.where, F.concat, F.scatter_nd or F.contrib.index_copy"},
       {"indexing by this array together with others, or in an assignment",
        "F.contrib.boolean_mask picks rows by a mask, F.take and F.gather_nd by indices, F.where chooses between elements"},
   };
+  const bool overwrites = strcmp(what, "x[...] = value") == 0;
   const char *way = "Compute it with the ops of F (F.where, F.sum, ...), or do this step outside of the block";
   for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++)
     if (strcmp(what, ways[i].what) == 0) way = ways[i].way;
   PyObject *line = PyObject_CallMethod(PyImport_AddModule("mpgluon._core"), "_current_line", NULL);
   char shape[MPG_SHAPE_TEXT_SIZE];
   PyErr_Format(mpg_py->errors[strcmp(what, "an index") ? MPG_ERROR : MPG_TYPE_ERROR],
-               "%s needs the value of an array of shape %s that hybridize() is tracing: it has a shape, a dtype and a device, but no value yet (%S).\n"
+               "%s %s an array of shape %s that hybridize() is tracing: %s (%S).\n"
                "%s; or call the block without hybridize().",
-               what, mpg_shape_text(&array->tensor.desc.shape, shape, sizeof shape), line ? line : Py_None, way);
+               what, overwrites ? "overwrites" : "needs the value of", mpg_shape_text(&array->tensor.desc.shape, shape, sizeof shape),
+               overwrites ? "values in a block are never overwritten" : "it has a shape, a dtype and a device, but no value yet",
+               line ? line : Py_None, way);
   Py_XDECREF(line);
   return -1;
 }

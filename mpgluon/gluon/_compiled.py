@@ -195,10 +195,10 @@ class CompiledCall:
         self._make(structure, flat, autograd.is_training())
 
     def _make(self, structure, flat, training):
-        if not flat:
-            raise ValueError("A hybridized block must be called with at least one array")
         from .block import block_path
 
+        if not flat:
+            raise ValueError(f"{block_path() or type(self._block).__name__}: the inputs of a hybridized block must hold an NDArray, and all are None or numbers")
         signature = _Signature(self._block, block_path() or type(self._block).__name__, structure, training)
         signature.discover(flat)
         return signature

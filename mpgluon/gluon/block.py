@@ -10,11 +10,13 @@ import sys
 import threading
 import warnings
 
+import numpy as np
+
 from .. import _core
 from .. import ndarray as nd
 from .._groups import check as check_groups
 from ..attribute import AttrScope
-from ..base import MXNetError
+from ..base import MXNetError, MXNetTypeError
 from ..context import current_context
 from ..name import NameManager, Prefix
 from . import _grouped, _recompute, _tracing
@@ -314,6 +316,11 @@ class Block:
             params = self.collect_params()
             plain = {name[4:] if name.startswith(("arg:", "aux:")) else name for name in loaded}
             prefix = "" if any(name in params for name in plain) else self.prefix
+            if params and plain and not any(prefix + name in params for name in plain):
+                raise AssertionError(
+                    f"{source} holds parameters by their full names ({brief(plain)}), and none is one of the network's "
+                    f"({brief(params)}). Make the network with the prefix it had when it was saved, or save it with save_parameters"
+                )
             params.load_dict(loaded, ctx, allow_missing, ignore_extra, prefix, filename, cast_dtype, dtype_source)
             return
         self._load_structured(loaded, source, ctx, allow_missing, ignore_extra, cast_dtype, dtype_source)
@@ -342,7 +349,7 @@ class Block:
         wanted = {name: param for name, param in params.items() if name in arrays or param not in there}
         check_names(wanted, arrays, source, allow_missing, True)
         check_names(params, arrays, source, True, ignore_extra)
-        load_values([(params[name], array) for name, array in arrays.items() if name in params], ctx, cast_dtype, dtype_source)
+        load_values([(name, params[name], array) for name, array in arrays.items() if name in params], source, ctx, cast_dtype, dtype_source)
 
     # Computation
 
@@ -366,7 +373,7 @@ class Block:
                     hook(self, args, out)
             return out
         except MXNetError as error:
-            _add_path(error)
+            _add_path(error, getattr(self, "_active", False))
             raise
         finally:
             _core.set_scope(outer)
@@ -435,28 +442,30 @@ def block_path():
     return path
 
 
-def _add_path(error):
-    """Adds the path of the running block to the text of an error that passes through it, once; and while it is traced, the user's line."""
+def _add_path(error, hybridized):
+    """Adds the path of the running block to the text of an error that passes through it, once; and where it is traced, the user's line."""
     if getattr(error, "block_path", None) is None:
         path = block_path()
         text = str(error)
         error.block_path = path
-        line = _line_of(error) if _tracing.current() is not None else ""
+        tracing = _tracing.current() is not None
+        line = _line_of(error, tracing) if tracing or hybridized else ""
+        where = [] if path in text else [f"in block {path}"]
         if line and line.rpartition(" in ")[0] not in text:
-            error.args = (f"{text}\n  in block {path}, at {line}", *error.args[1:])
-        elif path not in text:
-            error.args = (f"{text}\n  in block {path}", *error.args[1:])
+            where.append(f"at {line}")
+        if where:
+            error.args = (f"{text}\n  {', '.join(where)}", *error.args[1:])
 
 
-def _line_of(error):
-    """The innermost line outside of this package on the way to an error."""
+def _line_of(error, around):
+    """The innermost line outside of this package on the way to an error, from the block on, or (`around`) further out."""
     found, step = None, error.__traceback__
     while step is not None:
         if not step.tb_frame.f_code.co_filename.startswith(_PACKAGE):
             found = step.tb_frame.f_code, step.tb_lineno
         step = step.tb_next
     frame = sys._getframe(1)
-    while found is None and frame is not None:
+    while around and found is None and frame is not None:
         if not frame.f_code.co_filename.startswith(_PACKAGE):
             found = frame.f_code, frame.f_lineno
         frame = frame.f_back
@@ -534,6 +543,14 @@ class HybridBlock(Block):
         if unknown:
             raise MXNetError(f"hybridize: unknown option {brief(sorted(unknown))}; there are {brief(sorted(_FLAGS), 20)}")
         pipeline = flags.pop("pipeline", None)
+        if pipeline is not None:
+            from ..parallel import Pipeline
+
+            if not isinstance(pipeline, Pipeline):
+                raise MXNetTypeError(f"hybridize: pipeline must be an mx.parallel.Pipeline, such as Pipeline(micro_batches=4), not {pipeline!r}")
+        if not isinstance(flags.get("exact", False), (bool, int, np.bool_)):
+            raise MXNetTypeError(f"hybridize: exact must be True or False, not {flags['exact']!r}")
+        _check_backend("hybridize", flags.get("backend"))
         _recompute.limits(flags.get("recompute"))
         if "recompute" in flags or "recompute" in self._flags:
             _recompute.changes += 1
@@ -703,9 +720,18 @@ class HybridBlock(Block):
         return export_block(self, path, epoch, remove_amp_cast)
 
     def optimize_for(self, x, *args, backend=None, clear=False, **kwargs):
-        """Hybridizes the block and calls it on the inputs: every block is compiled, and there are no other backends."""
-        self.hybridize(True, **{name: value for name, value in kwargs.items() if name in _FLAGS})
+        """Hybridizes the block, with the options of `hybridize`, and calls it on the inputs.
+
+        There is one compiler and no other backend: `backend` is None, or the call is an MXNetError.
+        """
+        _check_backend("optimize_for", backend)
+        self.hybridize(True, **kwargs)
         return self(x, *args)
+
+
+def _check_backend(what, backend):
+    if backend is not None:
+        raise MXNetError(f"{what}: there is no backend {backend!r}, nor any other but the compiler itself; leave backend out")
 
 
 def _symbolic(args):

@@ -397,11 +397,11 @@ class Parameter:
         self._grad = {ctx: nd.zeros(array.shape, ctx=ctx, dtype=array.dtype) for ctx, array in self._data.items()}
         autograd.mark_variables(list(self._data.values()), list(self._grad.values()), self._grad_req)
 
-    def _check_load(self, data, ctx, cast_dtype, dtype_source):
-        """Raises when `data` is no value for this parameter, before anything is changed."""
+    def _check_load(self, data, ctx, cast_dtype, dtype_source, source="saved params"):
+        """Raises when `data` is no value for this parameter, before anything is changed. `source`: where it is from, in words."""
         if cast_dtype and dtype_source not in ("current", "saved"):
             raise ValueError(f"dtype_source must be 'current' or 'saved', not {dtype_source!r}")
-        failed = f"Failed loading Parameter '{self.name}' from saved params"
+        failed = f"Failed loading Parameter '{self.name}' from {source}"
         if self._shape is not None and (
             len(self._shape) != len(data.shape)
             or any(known not in (-1, 0, size) for known, size in zip(self._shape, data.shape))
@@ -717,7 +717,10 @@ class ParameterDict:
             restore_prefix + (name[4:] if name.startswith(("arg:", "aux:")) else name): array for name, array in param_dict.items()
         }
         check_names(self._params, arrays, source, allow_missing, ignore_extra, len(restore_prefix))
-        load_values([(self._params[name], array) for name, array in arrays.items() if name in self._params], ctx, cast_dtype, dtype_source)
+        load_values(
+            [(name[len(restore_prefix) :], self._params[name], array) for name, array in arrays.items() if name in self._params],
+            source, ctx, cast_dtype, dtype_source,
+        )  # fmt: skip
 
 
 def check_names(params, arrays, source, allow_missing, ignore_extra, skip=0):
@@ -738,9 +741,9 @@ def check_names(params, arrays, source, allow_missing, ignore_extra, skip=0):
                 )
 
 
-def load_values(pairs, ctx, cast_dtype, dtype_source):
-    """Loads (parameter, array) pairs: all of them or, when one does not fit, none."""
-    for param, array in pairs:
-        param._check_load(array, ctx, cast_dtype, dtype_source)
-    for param, array in pairs:
+def load_values(items, source, ctx, cast_dtype, dtype_source):
+    """Loads (name in the source, parameter, array): all of them or, when one does not fit, none."""
+    for name, param, array in items:
+        param._check_load(array, ctx, cast_dtype, dtype_source, f"'{name}' of {source}")
+    for _, param, array in items:
         param._load_init(array, ctx, cast_dtype, dtype_source)

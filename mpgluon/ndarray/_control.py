@@ -47,14 +47,14 @@ def _concat(arrays):
 
 
 def _slices(array, count):
-    """The entries along the first axis. Where gradients may be taken, as the results of one op: its gradient is one op, too."""
+    """The entries along the first axis, of shape (1,) where there is no other. Where gradients may be taken, as the results of one op: its gradient is one op, too."""
     if not (array._traced or (_core.is_recording() and _core.on_tape(array))):
         return [array[i] for i in range(count)]
     slices = []
     for begin in range(0, count, _PIECES):
         size = min(_PIECES, count - begin)
         piece = array if size == count else _core.get_op("slice_axis")(array, axis=0, begin=begin, end=begin + size)
-        found = _core.get_op("SliceChannel")(piece, num_outputs=size, axis=0, squeeze_axis=True)
+        found = _core.get_op("SliceChannel")(piece, num_outputs=size, axis=0, squeeze_axis=len(array.shape) > 1)
         slices += found if isinstance(found, (list, tuple)) else [found]
     return slices
 
@@ -104,7 +104,7 @@ def _traced_foreach(tracer, body, data, nest, states, nest_states, count):
         return [*leaves, *new]
 
     try:
-        traced = _split.Body(step, [*[(a.shape[1:], a.dtype, a.context) for a in data], *map(_split.describe, states)], "the body of foreach")
+        traced = _split.Body(step, [*[(a.shape[1:] or (1,), a.dtype, a.context) for a in data], *map(_split.describe, states)], "the body of foreach")
     except _split.NeedsValues:
         return None
     nest_outputs, nest_new, num_outputs = nests

@@ -261,8 +261,6 @@ class PipelinedCall:
 
     def __init__(self, block, flags):
         self._block, self._pipeline = block, flags["pipeline"]
-        if not isinstance(self._pipeline, Pipeline):
-            raise MXNetError(f"hybridize: pipeline must be an mx.parallel.Pipeline, not {type(self._pipeline).__name__}")
         self._exact = bool(flags.get("exact"))
         self._entries = {}
 

@@ -36,8 +36,8 @@ class HomeParameter(Parameter):
     def _load_init(self, data, ctx, cast_dtype=False, dtype_source="current"):
         super()._load_init(data, self.homes, cast_dtype, dtype_source)
 
-    def _check_load(self, data, ctx, cast_dtype, dtype_source):
-        super()._check_load(data, None, cast_dtype, dtype_source)
+    def _check_load(self, data, ctx, *options):
+        super()._check_load(data, None, *options)
 
     def reset_ctx(self, ctx):
         if _context_list(ctx) != self.homes:

@@ -129,7 +129,7 @@ def _rows(desc, count):
 
 
 def _row(desc):
-    return (desc[0][1:] if desc[0] else None, desc[1])
+    return (desc[0][1:] or (1,) if desc[0] else None, desc[1])  # a row of a vector is an array of one element
 
 
 class Foreach(Control):

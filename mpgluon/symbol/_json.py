@@ -207,6 +207,9 @@ def _op_node(op, name, attrs, inputs, version):
         call = _core.OpCall(op, {key: value for key, value in attrs.items() if key in known})
     except MXNetError as error:
         raise MXNetError(f"{name}: {error}") from None
+    stated = attrs.get("num_args")
+    if "num_args" in known and stated is not None and stated != str(len(inputs)):
+        raise MXNetError(f"{name}: {op} has num_args={stated}, the file gives {len(inputs)} inputs")
     count = call.num_inputs(len(inputs))
     if len(inputs) < count:
         # Files of versions before 0.9 don't list auxiliary states.

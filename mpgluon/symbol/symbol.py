@@ -341,12 +341,14 @@ class Symbol:
         raise _core.NotSupportedError("Symbol.gradient is not supported; bind the symbol and call backward() of the executor")
 
     def optimize_for(self, backend, args=None, aux=None, ctx=None, shape_dict=None, type_dict=None, stype_dict=None, skip_infer=False, **kwargs):
-        """The symbol itself: there are no other backends, everything is compiled when it is bound."""
+        """The symbol itself when `backend` is None. There are no backends (MXNetError): everything is compiled when it is bound."""
+        if backend is not None:
+            raise MXNetError(f"optimize_for: there is no backend {backend!r}; a symbol is compiled when it is bound")
         return self
 
     def get_backend_symbol(self, backend):
-        """The symbol itself; see `optimize_for`."""
-        return self
+        """The symbol itself when `backend` is None; see `optimize_for`."""
+        return self.optimize_for(backend)
 
     def as_in_context(self, ctx, name=None):
         """The value moved to the device `ctx`: what is computed from it runs there. Gradients move back."""
@@ -605,7 +607,10 @@ def load(fname):
             text = file.read()
         except UnicodeDecodeError as error:
             raise MXNetError(f"{fname} is no text: {error}") from None
-    return Symbol(parse(text))
+    try:
+        return Symbol(parse(text))
+    except MXNetError as error:
+        raise type(error)(f"{fname}: {error}") from None
 
 
 def load_json(json_str):

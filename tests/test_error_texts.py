@@ -1,0 +1,239 @@
+"""What users read when they make a mistake: what is wrong, where it is, and the way out."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import autograd, gluon, nd
+from mpgluon.base import MXNetError
+from mpgluon.gluon import nn
+
+HERE = os.path.basename(__file__)
+
+
+class Net(gluon.HybridBlock):
+    def __init__(self, body):
+        super().__init__()
+        self.body = body
+
+    def hybrid_forward(self, F, x):
+        return self.body(F, x)
+
+
+def text_of(error, call):
+    with pytest.raises(error) as caught:
+        call()
+    return str(caught.value)
+
+
+def second_device(F, x):
+    return x + x.as_in_context(mx.cpu(1))
+
+
+def differentiate(F, x):
+    return autograd.grad(F.sum(x * x), [x])[0]
+
+
+def go_backward(F, x):
+    y = F.sum(x * x)
+    y.backward()
+    return y
+
+
+@pytest.mark.parametrize("body, words", [
+    (second_device, ["broadcast_add: the inputs are on different devices: lhs on cpu(0), rhs on cpu(1)", "rhs.as_in_context(mx.cpu(0))"]),
+    (differentiate, ["autograd.grad cannot be called inside a hybridized block", "Call it outside"]),
+    (go_backward, ["backward cannot be called inside a hybridized block", "call the block without hybridize()"]),
+])  # fmt: skip
+def test_lines_of_outer_blocks(body, words):
+    """The block that is called by the user is named once, with the line that failed in it."""
+    net = Net(body)
+    net.hybridize()
+    text = text_of(MXNetError, lambda: net(nd.ones((2, 3))))
+    for word in [*words, f"{HERE}:{body.__code__.co_firstlineno + (2 if body is go_backward else 1)} in {body.__name__}"]:
+        assert word in text, text
+    assert text.count("Net") == 1 and text.count(HERE) == 1, text
+
+
+def test_different_devices_eager():
+    text = text_of(MXNetError, lambda: Net(second_device)(nd.ones((2, 3))))
+    assert "in Net: " in text and "rhs.as_in_context(mx.cpu(0))" in text and text.count("Net") == 1
+
+
+def test_arrays_that_outlive_their_trace():
+    kept = []
+    net = Net(lambda F, x: (kept.append(x * 2), x)[1])
+    net.hybridize()
+    net(nd.ones((2, 3)))
+    for use in (lambda: kept[-1].asnumpy(), lambda: kept[-1] + 1):
+        assert "Return it from the block to use it outside" in text_of(MXNetError, use)
+
+
+@pytest.mark.parametrize("call, words", [
+    (lambda net: net.hybridize(pipeline=3), ["pipeline must be an mx.parallel.Pipeline", "not 3"]),
+    (lambda net: net.hybridize(exact="no"), ["exact must be True or False", "'no'"]),
+    (lambda net: net.hybridize(recompute="64XB"), ["recompute must be True, False, a number of bytes", "64XB"]),
+    (lambda net: net.hybridize(backend="TensorRT"), ["no backend 'TensorRT'", "leave backend out"]),
+    (lambda net: net.optimize_for(nd.ones((2, 4)), backend="TensorRT"), ["no backend 'TensorRT'"]),
+    (lambda net: net.optimize_for(nd.ones((2, 4)), static_aloc=True), ["unknown option 'static_aloc'", "'static_alloc'"]),
+    (lambda net: net(mx.sym.var("x")).optimize_for("TensorRT"), ["no backend 'TensorRT'"]),
+    (lambda net: net(mx.sym.var("x")).get_backend_symbol("TensorRT"), ["no backend 'TensorRT'"]),
+    (lambda net: net(None), ["Dense", "must hold an NDArray"]),
+    (lambda net: Net(lambda F, x: x)(None), ["Net", "no NDArray and no Symbol"]),
+])  # fmt: skip
+def test_options(call, words):
+    net = nn.Dense(3)
+    net.initialize()
+    net.hybridize()
+    text = text_of((MXNetError, ValueError), lambda: call(net))
+    assert all(word in text for word in words), text
+    assert net(nd.ones((2, 4))).shape == (2, 3)  # and goes on as before
+
+
+class Sum(gluon.HybridBlock):
+    def hybrid_forward(self, F, a, b):
+        return a + b
+
+
+def test_arrays_and_symbols_mixed():
+    for args in ((nd.ones(2), mx.sym.var("x")), (mx.sym.var("x"), nd.ones(2))):
+        assert "NDArrays or Symbols, not some of either" in text_of(ValueError, lambda args=args: Sum()(*args))
+
+
+# --- Parameter files ---
+
+
+def network(hidden=3, layers=2, dtype="float32"):
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Dense(hidden, in_units=4, dtype=dtype))
+        for _ in range(layers - 1):
+            net.add(nn.Dense(2, in_units=hidden, dtype=dtype))
+    return net
+
+
+@pytest.fixture
+def saved(tmp_path):
+    net = network()
+    net.initialize()
+    net.save_parameters(str(tmp_path / "a.params"))
+    net.collect_params().save(str(tmp_path / "names.params"))
+    return str(tmp_path / "a.params")
+
+
+@pytest.mark.parametrize("options, words", [
+    (dict(layers=3), ["'2.weight' is missing", "allow_missing=True"]),
+    (dict(layers=1), ["'1.weight'", "not present in the Block", "ignore_extra=True"]),
+    (dict(hidden=5), ["'net_dense0_weight'", "'0.weight' of", "expected (5, 4) vs saved (3, 4)"]),
+    (dict(dtype="float64"), ["'0.weight' of", "expected float64 vs saved float32", "cast_dtype=True"]),
+])  # fmt: skip
+def test_parameter_files_that_do_not_match(saved, options, words):
+    net = network(**options)
+    net.initialize(mx.init.One())
+    text = text_of(AssertionError, lambda: net.load_parameters(saved))
+    assert all(word in text for word in [*words, f"file '{saved}'"]), text
+    assert (net[0].weight.data().asnumpy() == 1).all()  # nothing was changed
+    arrays = nd.load(saved)
+    text = text_of(AssertionError, lambda: net.load_dict(arrays))
+    assert all(word in text for word in [*words, "param_dict"]), text
+
+
+def test_parameter_files_by_full_names(saved):
+    names = os.path.join(os.path.dirname(saved), "names.params")
+    network().load_parameters(names)
+    assert f"'net_dense0_weight' of file '{names}'" in text_of(AssertionError, lambda: network(hidden=5).load_parameters(names))
+    other = nn.Dense(3, prefix="other_")
+    text = text_of(AssertionError, lambda: other.load_parameters(names))
+    assert f"file '{names}' holds parameters by their full names" in text and "'other_weight'" in text and "save_parameters" in text
+
+
+def test_parameter_files_cut_off(saved, tmp_path):
+    content = open(saved, "rb").read()
+    short = str(tmp_path / "short.params")
+    for size in (0, 3, 8, 20, len(content) // 2, len(content) - 1):
+        with open(short, "wb") as file:
+            file.write(content[:size])
+        text = text_of(OSError, lambda: network().load_parameters(short))
+        assert short in text and "damaged or was cut off" in text, text
+
+
+# --- Symbols in JSON ---
+
+
+def document():
+    fc = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="fc")
+    return json.loads(mx.sym.concat(fc, mx.sym.relu(fc), dim=0, name="joined").tojson())
+
+
+def node(number, **changes):
+    def change(doc):
+        for key, value in changes.items():
+            doc["nodes"][number][key] = value
+
+    return change
+
+
+@pytest.mark.parametrize("change, words", [
+    (node(5, attrs={"num_args": "3", "dim": "0"}), ["joined: Concat has num_args=3, the file gives 2 inputs"]),
+    (node(5, attrs={"num_args": "1", "dim": "0"}), ["joined: Concat has num_args=1, the file gives 2 inputs"]),
+    (node(5, attrs={"num_args": "2000000000", "dim": "0"}), ["num_args=2000000000"]),
+    (node(3, inputs=[[5, 0, 0], [1, 0, 0], [2, 0, 0]]), ["node 3: an input refers to node 5"]),
+    (node(3, inputs=[[3, 0, 0], [1, 0, 0], [2, 0, 0]]), ["node 3: an input refers to node 3"]),
+    (node(3, inputs=[[0, 0, 0]]), ["fc: FullyConnected takes 3 inputs, the file gives 1"]),
+    (node(4, inputs=[[3, 7, 0]]), ["node 4: fc has no output 7"]),
+    (node(4, inputs=[[-1, 0, 0]]), ["node 4: an input refers to node -1"]),
+    (node(4, inputs=[[1.5, 0, 0]]), ["node 4: an input should be int, not float"]),
+    (node(3, op="Frobnicate"), ["fc: there is no op 'Frobnicate'"]),
+    (node(3, attrs={"num_hidden": "9" * 50}), ["fc: FullyConnected: parameter num_hidden takes an integer"]),
+    (node(3, attrs={"num_hidden": "-4"}), ["num_hidden = -4 is outside its range"]),
+    (lambda doc: doc.update(heads=[]), ["it has no heads"]),
+    (lambda doc: doc.update(heads=[[50, 0, 0]]), ["a head refers to node 50"]),
+    (lambda doc: doc.update(nodes={}), ["nodes should be list, not dict"]),
+])  # fmt: skip
+def test_symbol_files_that_are_wrong(change, words, tmp_path):
+    changed = document()
+    change(changed)
+    text = text_of(MXNetError, lambda: mx.sym.load_json(json.dumps(changed)))
+    assert all(word in text for word in words), text
+    path = str(tmp_path / "wrong-symbol.json")
+    with open(path, "w") as file:
+        json.dump(changed, file)
+    for read in (mx.sym.load, lambda path: gluon.SymbolBlock.imports(path, ["data"])):
+        assert text_of(MXNetError, lambda read=read: read(path)) == f"{path}: {text}"
+
+
+def test_symbol_files_cut_off_or_hostile(tmp_path):
+    content = json.dumps(document())
+    for wrong in (*(content[:size] for size in (0, 1, 10, len(content) // 2, len(content) - 1)), "[" * 100000, '{"nodes":' * 100000):
+        assert "this is no symbol in JSON" in text_of(MXNetError, lambda wrong=wrong: mx.sym.load_json(wrong))
+    path = tmp_path / "bytes-symbol.json"
+    path.write_bytes(b"\xff\xfe\x00")
+    assert f"{path} is no text" in text_of(MXNetError, lambda: mx.sym.load(str(path)))
+
+
+def test_rows_of_vectors_in_foreach():
+    """A row of a vector is an array of one element, eager, hybridized and as a symbol."""
+
+    class Scan(gluon.HybridBlock):
+        def hybrid_forward(self, F, x, s):
+            assert x.shape == (3,)
+            return F.contrib.foreach(lambda a, states: (F.elemwise_mul(a, states[0]), [states[0] * 2]), x, [s])[0]
+
+    x, s = nd.arange(3), nd.ones(1)
+    want = [[0], [2], [8]]
+    net = Scan()
+    assert net(x, s).asnumpy().tolist() == want
+    net.hybridize()
+    assert net(x, s).asnumpy().tolist() == want
+    x.attach_grad()
+    with autograd.record():
+        net(x, s).backward()
+    assert x.grad.asnumpy().tolist() == [1, 2, 4]
+    out, states = mx.sym.contrib.foreach(
+        lambda a, states: (mx.sym.elemwise_mul(a, states[0]), [states[0] * 2]), mx.sym.var("x"), [mx.sym.var("s")]
+    )
+    assert mx.sym.Group([out, *states]).infer_shape(x=(3,), s=(1,))[1] == [(3, 1), (1,)]
+    assert np.array_equal(out.bind(mx.cpu(), {"x": x, "s": s}).forward()[0].asnumpy(), want)
