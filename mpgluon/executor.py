@@ -255,6 +255,7 @@ class Executor:
 
     @property
     def outputs(self):
+        """The outputs of the last `forward`, a list of NDArray; computed now, in prediction mode, where there was none."""
         if self._outputs is None:
             self._run(False, False)
         return self._outputs
@@ -350,18 +351,22 @@ class Executor:
 
     @cached_property
     def arg_dict(self):
+        """The argument arrays by name: dict of str to NDArray. ValueError where two arguments have one name."""
         return _dict_of([node.name for node in self._program.arguments], self.arg_arrays)
 
     @cached_property
     def grad_dict(self):
+        """The gradient arrays by argument name; None where `grad_req` is ``'null'`` or no array was given."""
         return _dict_of([node.name for node in self._program.arguments], self.grad_arrays)
 
     @cached_property
     def aux_dict(self):
+        """The arrays of auxiliary states (moving averages, ...) by name."""
         return _dict_of([node.name for node in self._program.auxiliary], self.aux_arrays)
 
     @property
     def output_dict(self):
+        """The arrays of `outputs` by output name, such as ``fc_output``."""
         return _dict_of(self._symbol.list_outputs(), self.outputs)
 
     def copy_params_from(self, arg_params, aux_params=None, allow_extra_params=False):

@@ -78,6 +78,13 @@ class EvalMetric:
         self.update(labels, preds)
 
     def update(self, labels, preds):
+        """Takes in a batch.
+
+        Parameters
+        ----------
+        labels, preds : NDArray or list of NDArray
+            As many of one as of the other, of any numeric dtype and on any device; the class says which shapes fit. Shapes that do not are a ValueError.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define update(labels, preds)")
 
     def _add(self, value, instances):
@@ -603,10 +610,12 @@ class PCC(EvalMetric):
 
     @property
     def sum_metric(self):
+        """The coefficient times `num_inst`, over what came in since `reset_local`."""
         return self._correlation(self._local_counts) * self.num_inst
 
     @property
     def global_sum_metric(self):
+        """The coefficient times `global_num_inst`, over what came in since `reset`."""
         return self._correlation(self._global_counts) * self.global_num_inst
 
 

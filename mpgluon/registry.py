@@ -41,6 +41,7 @@ def get_alias_func(base_class, nickname):
     register = get_register_func(base_class, nickname)
 
     def alias(*names):
+        """A class decorator that registers the class under more names."""
         def decorate(klass):
             for name in names:
                 register(klass, name)

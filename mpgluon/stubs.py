@@ -90,6 +90,7 @@ def generate():
 
 
 def main(arguments=None):
+    """Writes the stubs of all ops into the file named first in `arguments` (default: the command line, or ``ndarray/op.pyi``)."""
     arguments = sys.argv[1:] if arguments is None else arguments
     target = arguments[0] if arguments else os.path.join(os.path.dirname(os.path.abspath(__file__)), "ndarray", "op.pyi")
     with open(target, "w", encoding="utf-8") as file:

@@ -539,12 +539,15 @@ class ParameterDict:
         return name in self._params
 
     def items(self):
+        """(name, Parameter) pairs, in the order in which they were made; a view as of dict."""
         return self._params.items()
 
     def keys(self):
+        """The names, in the order in which they were made; a view as of dict."""
         return self._params.keys()
 
     def values(self):
+        """The parameters, in the order in which they were made; a view as of dict."""
         return self._params.values()
 
     @property

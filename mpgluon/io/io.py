@@ -172,6 +172,7 @@ class NDArrayIter(DataIter):
 
     @property
     def num_source(self):
+        """How many arrays there are, data and labels together."""
         return len(self.data) + len(self.label)
 
     def hard_reset(self):

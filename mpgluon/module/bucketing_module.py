@@ -64,6 +64,7 @@ class BucketingModule(BaseModule):
 
     @property
     def label_names(self):
+        """The names of the labels of the current bucket (of the default one before `bind`)."""
         return self._curr_module.label_names if self._curr_module is not None else list(self._generated(self._default_bucket_key)[2] or ())
 
     data_shapes = property(lambda self: self._bound().data_shapes)

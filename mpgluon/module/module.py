@@ -146,7 +146,7 @@ class Module(BaseModule):
         return sum(array.size * np.dtype(array.dtype).itemsize for array in arrays)
 
     data_names = property(lambda self: self._data_names)
-    label_names = property(lambda self: self._label_names)
+    label_names = property(lambda self: self._label_names, doc="The names of the labels.")
     output_names = property(lambda self: self._output_names)
 
     @property

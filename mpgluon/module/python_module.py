@@ -28,7 +28,7 @@ class PythonModule(BaseModule):
         self._data_shapes = self._label_shapes = self._output_shapes = None
 
     data_names = property(lambda self: self._data_names)
-    label_names = property(lambda self: self._label_names)
+    label_names = property(lambda self: self._label_names, doc="The names of the labels.")
     output_names = property(lambda self: self._output_names)
     data_shapes = property(lambda self: self._data_shapes)
     label_shapes = property(lambda self: self._label_shapes)

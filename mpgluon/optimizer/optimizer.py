@@ -153,6 +153,7 @@ class Optimizer:
         self.lr = check_rate("learning_rate", lr)
 
     def set_lr_scale(self, args_lrscale):
+        """Raises DeprecationWarning: `set_lr_mult` took its place."""
         raise DeprecationWarning("set_lr_scale is gone: use set_lr_mult")
 
     def _symbol_multipliers(self, key):

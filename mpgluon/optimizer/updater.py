@@ -28,6 +28,7 @@ class Updater:
 
     @property
     def aggregate_updates(self):
+        """Whether one call updates several weights: the optimizer's `aggregate_num` is above 0."""
         return self.optimizer.aggregate_num > 0
 
     def __call__(self, index, grad, weight):

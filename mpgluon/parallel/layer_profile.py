@@ -59,10 +59,12 @@ class Layer:
 
     @property
     def name(self):
+        """The layer's path and kind, such as ``body.0 Dense``."""
         return f"{self.path} {self.kind}".strip()
 
     @property
     def param_bytes(self):
+        """Bytes of all parameters."""
         return sum(size for size, _ in self.params.values())
 
 
@@ -127,6 +129,7 @@ class Profile:
         return [Cost(*[a + (b - a) * share for a, b in zip(one, two)]) for one, two in zip(known[below], known[above])]
 
     def seconds_of_transfer(self, source, target, size):
+        """Seconds that `size` bytes take from one device to another, as measured; KeyError for devices that were not."""
         each, per_byte = self.transfer[source, target]
         return each + size * per_byte
 
@@ -151,6 +154,7 @@ class Profile:
 
     @classmethod
     def from_json(cls, data):
+        """The profile that `to_json` gave; MXNetError when `data` is none."""
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise MXNetError(f"this is no profile: its format is {data.get('format') if isinstance(data, dict) else data!r}, not {FORMAT!r}")
         try:

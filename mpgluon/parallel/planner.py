@@ -269,6 +269,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, data):
+        """The plan that `to_json` gave; MXNetError when `data` is none."""
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise MXNetError(f"this is no plan: its format is {data.get('format') if isinstance(data, dict) else data!r}, not {FORMAT!r}")
         try:

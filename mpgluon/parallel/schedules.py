@@ -67,6 +67,7 @@ class StageGraph:
 
     @property
     def num_devices(self):
+        """How many devices the stages are on."""
         return max(self.devices, default=-1) + 1
 
     def needs(self, action, micro_batches, kinds):

@@ -129,22 +129,27 @@ class ShardedParameter(HomeParameter):
 
     @property
     def global_name(self):
+        """The name of the whole parameter, under which checkpoints hold it."""
         return self._family.name
 
     @property
     def global_shape(self):
+        """The shape of the whole parameter."""
         return self._family.shape
 
     @property
     def axis(self):
+        """The axis along which the whole is divided."""
         return self._family.axis
 
     @property
     def count(self):
+        """Into how many parts the whole is divided."""
         return self._family.count
 
     @property
     def ranges(self):
+        """The (begin, end) of the whole, along `axis`, that this part consists of."""
         return self._family.ranges(self.index)
 
     def initialize(self, init=None, ctx=None, default_init=None, force_reinit=False):

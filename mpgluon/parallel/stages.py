@@ -149,6 +149,7 @@ class Stages:
         return (0 if action.kind == "F" else 1), action.micro_batch, self.pieces[action.micro_batch]["segments"][action.stage][action.kind]
 
     def actions(self, micro_batches, phases):
+        """The actions of a table: `F` (and `B`, `W`) of every stage and micro-batch, for the phases in `phases` (text of F and B)."""
         kinds = ["F"] * ("F" in phases) + (["B"] + ["W"] * self.graph.deferred) * ("B" in phases)
         return [Action(kind, s, m) for kind in kinds for s in range(len(self)) for m in range(micro_batches)]
 

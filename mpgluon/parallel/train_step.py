@@ -65,6 +65,7 @@ class TrainStep:
 
     @property
     def pipeline(self):
+        """The `Pipeline` that runs the step."""
         return self._pipeline
 
     def __call__(self, data, labels, states=None, batch_size=None):

@@ -205,6 +205,7 @@ class WorkerPool:
 
     @property
     def closed(self):
+        """Whether the workers have been stopped: no more batches can be asked for."""
         return not self._workers
 
     def submit(self, samples, seed, seed_ticket):
