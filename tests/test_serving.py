@@ -51,6 +51,28 @@ def together(work, items, threads=THREADS):
     return [parts[i % threads][i // threads] for i in range(len(items))]
 
 
+def while_predicting(net, x, change):
+    """Calls `change` in one thread and the network in the others, until it returns; all that the network gave."""
+    done = threading.Event()
+
+    def run():
+        try:
+            change()
+        finally:
+            done.set()
+
+    def predict():
+        results = []
+        while not done.is_set() or not results:
+            results.append(net(x).asnumpy())
+        return results
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        waiting = [pool.submit(predict) for _ in range(THREADS - 1)]
+        pool.submit(run).result()
+        return [y for w in waiting for y in w.result()]
+
+
 @pytest.mark.parametrize("devices", [1, 2])
 def test_first_calls_race_to_compile(devices):
     net = network(devices)
@@ -99,8 +121,6 @@ def test_parameters_change_meanwhile(devices, write):
     net.hybridize()
     x = nd.ones((4, 6))
     levels = np.exp(np.arange(0, 2, 0.125, dtype="float32")).astype("float32")
-    done = threading.Event()
-
     def change():
         for k in range(16):
             if write == "set_data":
@@ -110,18 +130,8 @@ def test_parameters_change_meanwhile(devices, write):
             elif k:
                 nd.sgd_update(net.w.data(), nd.full((6,), -0.125), lr=1, out=net.w.data())
             net(x).wait_to_read()
-        done.set()
 
-    def predict():
-        results = []
-        while not done.is_set() or not results:
-            results.append(net(x).asnumpy())
-        return results
-
-    with ThreadPoolExecutor(THREADS) as pool:
-        waiting = [pool.submit(predict) for _ in range(THREADS - 1)]
-        pool.submit(change).result()
-        results = [y for w in waiting for y in w.result()]
+    results = while_predicting(net, x, change)
     for y in results:
         assert (y == y[0, 0]).all(), "parts of two states"
         assert np.isclose(levels, y[0, 0], rtol=1e-5).any(), y[0, 0]
@@ -135,23 +145,11 @@ def test_parameters_get_other_arrays_meanwhile():
     net.hybridize()
     x = nd.ones((2, 4))
     net(x).wait_to_read()
-    done = threading.Event()
-
     def change():
         for k in range(30):
             net.weight._data = {mx.cpu(0): nd.full((3, 4), 1 + k % 2)}
-        done.set()
 
-    def predict():
-        results = []
-        while not done.is_set() or not results:
-            results.append(net(x).asnumpy())
-        return results
-
-    with ThreadPoolExecutor(THREADS) as pool:
-        waiting = [pool.submit(predict) for _ in range(THREADS - 1)]
-        pool.submit(change).result()
-        results = [y for w in waiting for y in w.result()]
+    results = while_predicting(net, x, change)
     assert all((y == 4).all() or (y == 8).all() for y in results)
     assert (net(x).asnumpy() == 8).all()
 

@@ -3,6 +3,7 @@
  * result, never the indices. */
 #include <string.h>
 
+#include "kernels/common/view.h"
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/index.h"
 #include "kernels/cpu/move.h"
@@ -10,9 +11,6 @@
 enum { GRAIN_BYTES = 32768 };
 enum { MODE_CLIP, MODE_RAISE, MODE_WRAP }; /* take's words; pick has clip and wrap */
 
-static size_t item_of(const mpg_view *view) { return mpg_dtype_size(view->desc.dtype); }
-static int64_t count_of(const mpg_view *view) { return mpg_shape_size(&view->desc.shape); }
-static int axis_of(int64_t axis, int ndim) { return (int)(axis < 0 ? axis + ndim : axis); }
 static int64_t grain_of(int64_t bytes) { return bytes >= GRAIN_BYTES ? 1 : GRAIN_BYTES / (bytes > 0 ? bytes : 1); }
 static void zero(const mpg_kernel_call *call, const mpg_view *view) {
   uint64_t nothing = 0;

@@ -2,14 +2,13 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernels/common/view.h"
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/index.h"
 #include "kernels/cpu/vector_math.h"
 
 enum { GRAIN = 4096 };
 enum { NORMALIZE_BATCH, NORMALIZE_NULL, NORMALIZE_VALID };
-
-static int64_t count_of(const mpg_view *view) { return mpg_shape_size(&view->desc.shape); }
 
 /* One element of a float array, as double: exact for every dtype, and what is computed from it is rounded once. */
 static double load(const mpg_view *view, int64_t i) {

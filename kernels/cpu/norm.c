@@ -5,6 +5,7 @@
 #endif
 
 #include "base/memory.h"
+#include "kernels/common/view.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/half.h"
 
@@ -85,8 +86,6 @@ static int64_t blocks(int64_t columns) { return (columns + BLOCK - 1) / BLOCK; }
 /* Pieces that together are worth a thread. */
 static int64_t grain(int64_t elements_each) { return elements_each >= 16384 ? 1 : 16384 / (elements_each + 1) + 1; }
 
-static int normalized(int64_t axis, int ndim) { return (int)(axis < 0 ? axis + ndim : axis); }
-
 static void split_axis(const mpg_shape *shape, int axis, int64_t *outer, int64_t *n, int64_t *inner) {
   *outer = mpg_shape_product(shape, 0, axis);
   *n = shape->dims[axis];
@@ -145,7 +144,7 @@ MPG_CPU_KERNEL(batch_norm) {
   batch_norm t = {.eps = p->eps, .momentum = p->momentum, .x = x->data, .gamma = p->fix_gamma ? NULL : call->inputs[1].data,
                   .beta = call->inputs[2].data, .moving_mean = call->inputs[3].data, .moving_var = call->inputs[4].data,
                   .y = call->outputs[0].data, .mean = call->outputs[1].data, .inverse = call->outputs[2].data};
-  split_axis(&x->desc.shape, normalized(p->axis, x->desc.shape.ndim), &t.outer, &t.channels, &t.inner);
+  split_axis(&x->desc.shape, axis_of(p->axis, x->desc.shape.ndim), &t.outer, &t.channels, &t.inner);
   /* An empty batch has no statistics. */
   t.batch_stats = call->train && !p->use_global_stats && t.outer * t.inner > 0;
   if (t.inner == 1) return last_forward(call, &t, x->desc.dtype);
@@ -159,7 +158,7 @@ MPG_CPU_KERNEL(batch_norm_backward) {
   batch_norm t = {.x = x->data, .dy = call->inputs[0].data, .gamma = p->fix_gamma ? NULL : call->inputs[2].data,
                   .mean = call->inputs[3].data, .inverse = call->inputs[4].data, .y = call->outputs[0].data,
                   .dgamma = call->outputs[1].data, .dbeta = call->outputs[2].data, .batch_stats = p->batch_stats};
-  split_axis(&x->desc.shape, normalized(p->axis, x->desc.shape.ndim), &t.outer, &t.channels, &t.inner);
+  split_axis(&x->desc.shape, axis_of(p->axis, x->desc.shape.ndim), &t.outer, &t.channels, &t.inner);
   if (t.inner == 1) return last_backward(call, &t, x->desc.dtype);
   mpg_cpu_parallel_for(call, t.channels, grain(t.outer * t.inner), INSTANCE(x->desc.dtype, batch_norm_backward_channels), &t);
   return MPG_OK;
@@ -196,7 +195,7 @@ MPG_CPU_KERNEL(layer_norm) {
   const mpg_view *x = &call->inputs[0];
   layer_norm t = {.eps = p->eps, .x = x->data, .gamma = call->inputs[1].data, .beta = call->inputs[2].data,
                   .y = call->outputs[0].data, .mean = call->outputs[1].data, .deviation = call->outputs[2].data};
-  split_axis(&x->desc.shape, normalized(p->axis, x->desc.shape.ndim), &t.outer, &t.n, &t.inner);
+  split_axis(&x->desc.shape, axis_of(p->axis, x->desc.shape.ndim), &t.outer, &t.n, &t.inner);
   mpg_dtype dtype = x->desc.dtype;
   if (t.inner == 1) mpg_cpu_parallel_for(call, t.outer, grain(t.n), INSTANCE(dtype, layer_norm_rows), &t);
   else mpg_cpu_parallel_for(call, t.outer * blocks(t.inner), grain(t.n * BLOCK), INSTANCE(dtype, layer_norm_inner), &t);
@@ -209,7 +208,7 @@ MPG_CPU_KERNEL(layer_norm_backward) {
   layer_norm t = {.x = x->data, .dy = call->inputs[0].data, .gamma = call->inputs[2].data, .mean = call->inputs[3].data,
                   .deviation = call->inputs[4].data, .y = call->outputs[0].data, .dgamma = call->outputs[1].data,
                   .dbeta = call->outputs[2].data};
-  split_axis(&x->desc.shape, normalized(p->axis, x->desc.shape.ndim), &t.outer, &t.n, &t.inner);
+  split_axis(&x->desc.shape, axis_of(p->axis, x->desc.shape.ndim), &t.outer, &t.n, &t.inner);
   mpg_dtype dtype = x->desc.dtype;
   if (t.inner == 1) {
     mpg_cpu_parallel_for(call, t.outer, grain(t.n), INSTANCE(dtype, layer_norm_backward_rows), &t);

@@ -6,6 +6,7 @@
 #include <omp.h>
 #include <string.h>
 
+#include "kernels/common/view.h"
 #include "kernels/cpu/index.h"
 #include "kernels/cpu/move.h"
 
@@ -14,9 +15,6 @@ enum { SMALL = 48, GRAIN = 4096 };
 typedef struct pair {
   uint64_t key, index;
 } pair;
-
-static size_t item_of(const mpg_view *view) { return mpg_dtype_size(view->desc.dtype); }
-static int64_t count_of(const mpg_view *view) { return mpg_shape_size(&view->desc.shape); }
 
 /* --- Keys ------------------------------------------------------------------------------------------------------------------ */
 

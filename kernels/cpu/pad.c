@@ -1,10 +1,9 @@
 /* Padding and its transpose. */
 #include <string.h>
 
+#include "kernels/common/view.h"
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/move.h"
-
-static size_t item_of(const mpg_view *view) { return mpg_dtype_size(view->desc.dtype); }
 
 /* The input goes into the middle. Then, from the last dimension to the first, both ends are filled from the array itself: at
  * dimension d all later ones are complete, and of the earlier ones only the middle is filled yet. */

@@ -68,7 +68,29 @@ class Layer:
         return sum(size for size, _ in self.params.values())
 
 
-class Profile:
+class SavedAsJson:
+    """What `to_json` turns into plain data and `from_json` back, in files."""
+
+    def save(self, path):
+        """Writes it as JSON; OSError when the file can't be written."""
+        with open(path, "w") as f:
+            json.dump(self.to_json(), f, indent=1)
+
+    @classmethod
+    def load(cls, path):
+        """Reads what `save` wrote; MXNetError when the file holds something else."""
+        with open(path) as f:
+            try:
+                data = json.load(f)
+            except ValueError as error:
+                raise MXNetError(f"{path}: this is no JSON: {error}") from error
+        try:
+            return cls.from_json(data)
+        except MXNetError as error:
+            raise MXNetError(f"{path}: {error}") from error
+
+
+class Profile(SavedAsJson):
     """Measurements of a network's layers; `save` and `load` keep them.
 
     Attributes
@@ -175,17 +197,6 @@ class Profile:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise MXNetError(f"the profile is damaged: {type(error).__name__}: {error}") from error
-
-    def save(self, path):
-        """Writes the profile as JSON."""
-        with open(path, "w") as f:
-            json.dump(self.to_json(), f, indent=1)
-
-    @classmethod
-    def load(cls, path):
-        """Reads what `save` wrote."""
-        with open(path) as f:
-            return cls.from_json(json.load(f))
 
     def __repr__(self):
         rows = [("layer", "kind", *[f"{ctx} ms" for ctx in self.devices], "kept bytes", "parameter bytes")]

@@ -1,7 +1,5 @@
 """Plans: which layer of a network goes to which device, in how many micro-batches, by which schedule."""
 
-import json
-
 from ..base import MXNetError
 from ..context import Context
 from ..gluon import _compiled, _recompute
@@ -130,7 +128,7 @@ def _restricted(profile, devices):
     )  # fmt: skip
 
 
-class Plan:
+class Plan(layer_profile.SavedAsJson):
     """Where the layers of a network go, and what is predicted of it.
 
     Attributes
@@ -280,17 +278,6 @@ class Plan:
             return cls(profile, limits, search.evaluate(placement, data["micro_batches"], data["schedule"]))
         except (KeyError, TypeError, ValueError) as error:
             raise MXNetError(f"the plan is damaged: {type(error).__name__}: {error}") from error
-
-    def save(self, path):
-        """Writes the plan, with the profile it was made from, as JSON; placements in it may be edited by hand."""
-        with open(path, "w") as f:
-            json.dump(self.to_json(), f, indent=1)
-
-    @classmethod
-    def load(cls, path):
-        """Reads what `save` wrote; predictions are made anew."""
-        with open(path) as f:
-            return cls.from_json(json.load(f))
 
     # Showing it
 

@@ -3,6 +3,7 @@
 import numpy as np
 
 from .. import _core
+from ..ndarray import functions as array_functions
 from ._functions import Function, is_number, node_of
 from .symbol import Symbol
 
@@ -88,15 +89,9 @@ hypot = _either("_hypot", "_hypot", "_hypot_scalar", "_hypotscalar", "_hypot_sca
 
 
 def Custom(*data, op_type=None, name=None, **kwargs):
-    """Calls an op written in Python; see `mx.operator`.
-
-    Parameters
-    ----------
-    *data, **kwargs
-        Inputs by position or name; parameters of the op by name.
-    op_type : str
-        The name under which it is registered.
-    """
     from ..operator import custom_symbol
 
     return custom_symbol(*data, op_type=op_type, name=name, **kwargs)
+
+
+Custom.__doc__ = array_functions.Custom.__doc__

@@ -80,18 +80,7 @@ class BottleneckV1(_BlockV1):
 
 
 class _BlockV2(HybridBlock):
-    """A residual block of version 2: normalisation and relu go before each convolution.
-
-    Parameters
-    ----------
-    channels : int
-        Channels of the output.
-    stride : int
-    downsample : bool, default False
-        Whether the way around goes through a convolution, because stride or channels change.
-    in_channels : int, default 0
-        0 to find it in the first forward pass.
-    """
+    __doc__ = _BlockV1.__doc__.replace("version 1.", "version 2: normalisation and relu go before each convolution.")
 
     def __init__(self, channels, stride, downsample=False, in_channels=0, **kwargs):
         super().__init__(**kwargs)

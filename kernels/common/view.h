@@ -1,0 +1,11 @@
+/* Facts about a kernel's views, for every backend. Stateless; any thread. */
+#ifndef KERNELS_COMMON_VIEW_H
+#define KERNELS_COMMON_VIEW_H
+
+#include "op/kernel.h"
+
+static inline size_t item_of(const mpg_view *view) { return mpg_dtype_size(view->desc.dtype); } /* bytes of an element */
+static inline int64_t count_of(const mpg_view *view) { return mpg_shape_size(&view->desc.shape); }
+static inline int axis_of(int64_t axis, int ndim) { return (int)(axis < 0 ? axis + ndim : axis); }
+
+#endif
