@@ -8,7 +8,7 @@
 
 namespace {
 
-enum { WARP = 32, ROWS = 8, CHUNK = 8192, ROW_CHUNK = 1024 };
+enum { WARP = 32, ROWS = 8, CHUNK = 8192, ROW_CHUNK = 1024, SUMS = 3 };
 
 struct extent {
   int64_t outer, channels, inner, chunks;
@@ -28,7 +28,7 @@ struct batch_norm {
   bool batch_stats;
   extent e;
   /* Scratch. */
-  C *partial;                       /* [chunk][2][channels] */
+  C *partial;                       /* [chunk][SUMS][channels] */
   C *center, *scale, *shift, *slope; /* per channel */
 };
 
@@ -44,12 +44,13 @@ __device__ __forceinline__ C through(const batch_norm<T, C> &t, int64_t row, int
 enum sums { VALUES, SQUARES, GRADIENTS };
 
 template <class T, class C>
-__device__ __forceinline__ void add_terms(const batch_norm<T, C> &t, sums what, int64_t at, int64_t row, int64_t c, C center, C *first, C *second) {
+__device__ __forceinline__ void add_terms(const batch_norm<T, C> &t, sums what, int64_t at, int64_t row, int64_t c, C center, C *first, C *second, C *third) {
   C x = mpg_to<C>(t.x[at]) - center;
   if (what == GRADIENTS) {
     C g = through(t, row, c, mpg_to<C>(t.dy[at]));
     *first += g;
     *second += g * x;
+    *third += x;
   } else {
     *first += what == VALUES ? x : x * x;
   }
@@ -58,22 +59,23 @@ __device__ __forceinline__ void add_terms(const batch_norm<T, C> &t, sums what, 
 /* Channels last: a block takes 32 channels of a chunk of rows. */
 template <class T, class C>
 __global__ void sums_last_kernel(batch_norm<T, C> t, sums what) {
-  __shared__ C parts[2][ROWS][WARP];
+  __shared__ C parts[SUMS][ROWS][WARP];
   int64_t tiles = (t.e.channels + WARP - 1) / WARP;
   int64_t c = blockIdx.x % tiles * WARP + threadIdx.x, chunk = blockIdx.x / tiles;
   int64_t end = (chunk + 1) * ROW_CHUNK < t.e.outer ? (chunk + 1) * ROW_CHUNK : t.e.outer;
-  C first = 0, second = 0;
+  C first = 0, second = 0, third = 0;
   if (c < t.e.channels) {
     C center = what == VALUES ? (C)0 : t.center[c];
-    for (int64_t row = chunk * ROW_CHUNK + threadIdx.y; row < end; row += ROWS) add_terms(t, what, row * t.e.channels + c, row, c, center, &first, &second);
+    for (int64_t row = chunk * ROW_CHUNK + threadIdx.y; row < end; row += ROWS) add_terms(t, what, row * t.e.channels + c, row, c, center, &first, &second, &third);
   }
   parts[0][threadIdx.y][threadIdx.x] = first;
   parts[1][threadIdx.y][threadIdx.x] = second;
+  parts[2][threadIdx.y][threadIdx.x] = third;
   __syncthreads();
-  if (threadIdx.y < 2 && c < t.e.channels) {
+  if (threadIdx.y < SUMS && c < t.e.channels) {
     C total = 0;
     for (int k = 0; k < ROWS; k++) total += parts[threadIdx.y][k][threadIdx.x];
-    t.partial[(chunk * 2 + threadIdx.y) * t.e.channels + c] = total;
+    t.partial[(chunk * SUMS + threadIdx.y) * t.e.channels + c] = total;
   }
 }
 
@@ -82,21 +84,23 @@ template <class T, class C>
 __global__ void sums_kernel(batch_norm<T, C> t, sums what) {
   int64_t c = blockIdx.x % t.e.channels, chunk = blockIdx.x / t.e.channels, count = t.e.outer * t.e.inner;
   int64_t end = (chunk + 1) * CHUNK < count ? (chunk + 1) * CHUNK : count;
-  C center = what == VALUES ? (C)0 : t.center[c], first = 0, second = 0;
+  C center = what == VALUES ? (C)0 : t.center[c], first = 0, second = 0, third = 0;
   for (int64_t i = chunk * CHUNK + threadIdx.x; i < end; i += blockDim.x)
-    add_terms(t, what, (i / t.e.inner * t.e.channels + c) * t.e.inner + i % t.e.inner, (int64_t)0, c, center, &first, &second);
+    add_terms(t, what, (i / t.e.inner * t.e.channels + c) * t.e.inner + i % t.e.inner, (int64_t)0, c, center, &first, &second, &third);
   first = mpg_block_reduce(first, (C)0, mpg_plus());
   second = mpg_block_reduce(second, (C)0, mpg_plus());
+  third = mpg_block_reduce(third, (C)0, mpg_plus());
   if (threadIdx.x == 0) {
-    t.partial[chunk * 2 * t.e.channels + c] = first;
-    t.partial[(chunk * 2 + 1) * t.e.channels + c] = second;
+    t.partial[chunk * SUMS * t.e.channels + c] = first;
+    t.partial[(chunk * SUMS + 1) * t.e.channels + c] = second;
+    t.partial[(chunk * SUMS + 2) * t.e.channels + c] = third;
   }
 }
 
 template <class T, class C>
 __device__ __forceinline__ double total_of(const batch_norm<T, C> &t, int which, int64_t c) {
   double total = 0;
-  for (int64_t k = 0; k < t.e.chunks; k++) total += (double)t.partial[(k * 2 + which) * t.e.channels + c];
+  for (int64_t k = 0; k < t.e.chunks; k++) total += (double)t.partial[(k * SUMS + which) * t.e.channels + c];
   return total;
 }
 
@@ -170,6 +174,7 @@ __global__ void gradients_kernel(batch_norm<T, C> t) {
   int64_t c = MPG_CUDA_INDEX;
   if (c >= t.e.channels) return;
   double sum = total_of(t, 0, c), product = total_of(t, 1, c), count = (double)t.e.outer * (double)t.e.inner;
+  if (t.batch_stats && count > 0) product -= total_of(t, 2, c) / count * sum; /* about the mean itself, not as it was rounded */
   C inverse = t.inverse[c], gamma = t.gamma ? t.gamma[c] : (C)1;
   t.scale[c] = inverse * gamma;
   t.slope[c] = t.batch_stats ? (C)(product / count * inverse * inverse) : (C)0;
@@ -213,7 +218,7 @@ mpg_status prepare(const mpg_kernel_call *call, batch_norm<T, C> *t, int axis) {
   e->chunks = (count + chunk - 1) / chunk;
   t->mask_bytes = (e->channels + 7) / 8;
   size_t vector = ((size_t)e->channels * sizeof(C) + 63) & ~(size_t)63;
-  char *scratch = (char *)mpg_device_scratch(call->device, vector * 4 + (size_t)(e->chunks * 2 * e->channels) * sizeof(C));
+  char *scratch = (char *)mpg_device_scratch(call->device, vector * 4 + (size_t)(e->chunks * SUMS * e->channels) * sizeof(C));
   if (!scratch) return MPG_DEVICE_OUT_OF_MEMORY;
   t->center = (C *)scratch;
   t->scale = (C *)(scratch + vector);
