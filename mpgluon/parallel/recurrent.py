@@ -71,6 +71,7 @@ class ParallelLSTM(_SplitLayer):
         return text + (", bidirectional" if len(self._directions) == 2 else "")
 
     def state_info(self, batch_size=0):
+        """Two states, h and c: dicts with ``shape`` (layers and directions, batch_size, hidden_size) and ``__layout__``."""
         count = self._layers * len(self._directions)
         return [{"shape": (count, batch_size, self._hidden), "__layout__": "LNC"}] * 2
 
