@@ -60,7 +60,7 @@ def compile_all(jobs):
     def compile_one(job):
         source, target, command = job
         os.makedirs(os.path.dirname(target), exist_ok=True)
-        command = command + ["-MMD", "-MF", target + ".d", "-c", source, "-o", target]
+        command = command + ["-MD", "-MF", target + ".d", "-c", source, "-o", target]
         if up_to_date(target, command):
             return True
         if not run(command):
