@@ -1,7 +1,8 @@
 """Inception: the branches of a layer run on several devices at the same time. How much they overlap is measured with `mx.profiler`.
 
-Each module has four branches (1x1, 3x3, 5x5 convolutions, and pooling) that read the same input, and whose outputs are joined. The branches are dealt
-out over the devices with ``as_in_context``; the block is hybridized as one, so all branches that have their input run, forward and backward.
+Each module has four branches (1x1, 3x3, 5x5 convolutions, and pooling) that read the same input, and whose outputs are joined; the larger kernels come behind
+1x1 convolutions that leave them fewer channels, so that no branch has most of the work. The branches are dealt out over the devices with ``as_in_context``; the block is
+hybridized as one, so all branches that have their input run, forward and backward. What the devices wait for shows in the trace: the pooling is the longest step.
 The pictures are digits in many fonts (glyphs.py).
 
     python inception_branches.py                            # about a minute on two cores
@@ -36,7 +37,7 @@ class Inception(gluon.HybridBlock):
         self.home = contexts[0]
         with self.name_scope():
             self.branches = [
-                branch(conv(inputs, width, 3), conv(width, width, 3)),
+                branch(conv(inputs, width, 1), conv(width, width, 3)),
                 branch(conv(inputs, width // 2, 1), conv(width // 2, width, 5)),
                 branch(conv(inputs, width, 1)),
                 branch(lambda: nn.MaxPool2D(3, 1, 1), conv(inputs, width, 1)),
