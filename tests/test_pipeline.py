@@ -7,7 +7,7 @@ import pytest
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn, rnn
-from mpgluon.parallel import Pipeline, ScheduleError, TrainStep, schedules
+from mpgluon.parallel import Pipeline, ScheduleError, TrainStep, schedules, stages
 
 CPU = [mx.cpu(i) for i in range(4)]
 PLACEMENTS = {"2": [0, 1], "3": [0, 1, 2], "4": [0, 1, 2, 3], "back and forth": [0, 1, 0, 1]}
@@ -362,6 +362,10 @@ def test_1f1b_holds_few_micro_batches():
         (lambda t: t.pop(), "1 devices, but the pipeline spans 2"),
         (lambda t: t[0].append(("X", 0, 0)), "'F', 'B' or 'W'"),
         (lambda t: t[0].append(3), "must be"),
+        (lambda t: t[0].append(("F", "a", 0)), "stage and micro-batch must be whole numbers"),
+        (lambda t: t[0].append(("F", 0, 0.5)), "stage and micro-batch must be whole numbers"),
+        (lambda t: t[0].append(("F", -1, 0)), "stage -1"),
+        (lambda t: t[1].insert(0, t[1].pop(2)), "deadlock: backward of stage 1, micro-batch 0 waits for the forward of stage 1"),
     ],
 )
 def test_wrong_tables_are_named(change, message):
@@ -502,6 +506,41 @@ def test_report_and_plot(tmp_path):
     assert (tmp_path / "timeline.png").stat().st_size > 1000
 
 
+def test_what_is_compiled_can_be_looked_at():
+    net = Chain([0, 1, 0], dense)
+    train = TrainStep(net, loss_of, None, Pipeline(3, "zero_bubble"))
+    assert len(net.compiled()) == 0 and "nothing is compiled" in repr(train.compiled())
+    for _ in range(2):
+        train(data((10, 16)), [])
+    (entry,) = train.compiled()
+    report = train.pipeline.report()
+    assert entry["rows"] == [4, 3, 3] and entry["calls"] == 2 and entry["train"] and "zero_bubble" in entry["pipeline"]
+    assert [(stage["device"], stage["blocks"]) for stage in entry["stages"]] == [("cpu(0)", "Chain.0"), ("cpu(1)", "Chain.1"), ("cpu(0)", "Chain.2")]
+    assert all(stage["forward"] and stage["backward"] + stage["deferred"] and stage["copies"] for stage in entry["stages"][:2])
+    sent = {ctx: sum(s["bytes_sent"] for s in entry["stages"] if s["device"] == ctx) for ctx in ("cpu(0)", "cpu(1)")}
+    assert sent == {"cpu(0)": 2 * 4 * 16 * 4, "cpu(1)": 2 * 4 * 16 * 4}  # of four rows, each way
+    for ctx, device in entry["devices"].items():
+        forward, both, arriving = device["planned"][4]
+        assert 0 < forward <= both <= device["peak"] and 0 < arriving <= both
+        assert device["peak"] == report.planned_bytes[mx.cpu(int(ctx[4]))]
+        assert device["segments"] == sum(s["device"] == mx.cpu(int(ctx[4])) for d in (report.stages.forward, report.stages.backward) for s in d[0]["segments"])
+    text = repr(train.compiled())
+    for part in ("Chain for training", "operators for each micro-batch, called 2 times", "rows: 1 of 4, 2 of 3", "planned for 4 rows: both passes", "Chain.2"):
+        assert part in text, part
+    net.hybridize(pipeline=Pipeline(3))
+    looped = net(data((10, 16)))
+    assert looped.shape == (10, 16) and "Chain for prediction" in repr(net.compiled()) and "Chain.1" in net.compiled().programs()
+
+
+def test_stages_have_the_names_of_blocks():
+    assert [stages._name_of(ops) for ops in (["net.body.a/dot", "net.body.b/relu", "net/_copyto"], ["net.a.x/dot", "net.b/dot"], ["net/dot"], ["/dot"])] == [
+        "net.body",
+        "net.a ... net.b",
+        "net",
+        "dot",
+    ]
+
+
 def test_mistakes():
     net = NETS["dense"][0]([0, 1])
     net.hybridize(pipeline=Pipeline(4))
@@ -524,6 +563,58 @@ def test_mistakes():
     mean.hybridize(pipeline=Pipeline(2))
     with pytest.raises(mx.base.MXNetError, match="goes across the batch"):
         mean(data((6, 5)))
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"micro_batches": True}, "positive whole number"),
+        ({"schedule": None}, "schedule must be a name, or for each device a list"),
+        ({"schedule": [5, 6]}, "schedule must be a name, or for each device a list"),
+        ({"axis": -1}, "axis must be a whole number from 0 on"),
+        ({"axis": "0"}, "axis must be a whole number from 0 on"),
+        ({"split": 0}, "split must be a list of numbers of inputs"),
+        ({"split": []}, "split must be a list of numbers of inputs"),
+        ({"split": [0, 0]}, "each once"),
+        ({"carry": {1: 1}}, "carry= is for pipelines along time"),
+        ({"along": "time", "carry": [1]}, "carry must be a dict of numbers"),
+        ({"along": "time", "carry": {"a": 1}}, "carry must be a dict of numbers"),
+    ],
+)
+def test_wrong_options_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        Pipeline(**{"micro_batches": 2, **options})
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"pipeline": "1f1b"}, "pipeline must be an mx.parallel.Pipeline, not str"),
+        ({"loss": "l2"}, "loss must be called as"),
+        ({"loss": lambda out: None}, "loss must return an array with the loss of each sample"),
+        ({"loss": lambda out: out.mean()}, "mean goes across the batch"),
+        ({"trainer": "sgd"}, "trainer must be a gluon.Trainer or None, not str"),
+        ({"net": lambda x: x}, "must be a HybridBlock"),
+    ],
+)
+def test_wrong_training_steps_are_named(change, message):
+    options = {"net": NETS["dense"][0]([0, 1]), "loss": loss_of, "trainer": None, "pipeline": Pipeline(2), **change}
+    with pytest.raises(mx.base.MXNetError, match=message):
+        TrainStep(**options)(data((8, 16)), [])
+
+
+def test_states_that_do_not_come_back_are_named():
+    class Forgets(gluon.HybridBlock):
+        def hybrid_forward(self, F, x, states):
+            return x * 2
+
+    net = Forgets()
+    net.hybridize(pipeline=Pipeline(2, along="time"))
+    with pytest.raises(mx.base.MXNetError, match="Forgets: .* called as net.x, states. and returns .out, states."):
+        net(data((4, 3)), nd.zeros((1, 3)))
+    train = TrainStep(Recurrent([0, 1], 0.0), token_loss, None, Pipeline(2, along="time", carry={1: 7}))
+    with pytest.raises(mx.base.MXNetError, match="Recurrent: argument 1 has 4 arrays of state, but result 7"):
+        train(TOKENS, TARGETS, Recurrent([0, 1], 0.0).states(3))
 
 
 def test_gradients_of_gradients_are_refused():

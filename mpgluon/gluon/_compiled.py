@@ -33,7 +33,7 @@ def flatten(value, flat, what):
         return (list if isinstance(value, list) else tuple, *[flatten(item, flat, what) for item in value])
     if isinstance(value, _STATIC):
         return (type(value), value) if value is not None else None
-    raise ValueError(f"{what} of a hybridized block must be arrays, in lists or tuples as may be, but got {type(value).__name__}: {value!r}")
+    raise ValueError(f"{what} of a hybridized block must be arrays, in lists or tuples as may be, but got {type(value).__name__}: {repr(value)[:60]}")
 
 
 def regroup(structure, arrays):
@@ -235,6 +235,9 @@ class CompiledPrograms:
     Each dict has ``block``, the path of the compiled block, and what `_core.CachedOp.compiled` says of the signature:
     ``inputs``, ``train``, ``exact``, ``calls``, ``devices`` (name -> its ``forward`` and ``backward`` programs, lists of
     instructions, and the ``planned`` bytes there), ``copies`` between devices, ``bytes_held`` for backward passes to come.
+    Of a pipelined block the entry has ``pipeline``, ``rows`` (of each micro-batch) and ``stages`` as well, each with its device, blocks, operators (``forward``,
+    ``backward``, ``deferred``), ``copies`` and ``bytes_sent`` for one micro-batch; in ``devices``, ``planned`` are for each size of a micro-batch the bytes of the
+    forward pass, of both passes, and of what arrives from other devices, and ``peak`` is the most that micro-batches under way take together.
     ``dropped`` is how many signatures made room for others: of more than 64, the least recently used go.
     """
 
@@ -276,6 +279,23 @@ class CompiledPrograms:
         return "\n\n".join([*map(_entry_text, self._entries), *dropped, "\n".join(memory)])
 
 
+def _pipeline_text(entry, lines):
+    """The tables of a pipelined block."""
+    counts = [f"{entry['rows'].count(size)} of {size}" for size in dict.fromkeys(entry["rows"])]
+    width = max(map(len, (*[stage["blocks"] for stage in entry["stages"]], "blocks")))
+    rows = [("stage", "device", "forward ops", "backward ops", "deferred ops", "copies out", "bytes out", "blocks".ljust(width))]
+    for number, stage in enumerate(entry["stages"]):
+        ops = [f"{len(stage[kind]):,}" for kind in ("forward", "backward", "deferred")]
+        rows.append((str(number), stage["device"], *ops, f"{stage['copies']:,}", f"{stage['bytes_sent']:,}", stage["blocks"].ljust(width)))
+    sizes = list(dict.fromkeys(entry["rows"]))
+    devices = [("device", "segments", *[f"planned for {size} rows: {part}" for size in sizes for part in ("forward", "both passes", "arriving")], "peak of all")]
+    for name, device in entry["devices"].items():
+        planned = [f"{number:,}" for size in sizes for number in device["planned"][size]]
+        devices.append((name, f"{device['segments']:,}", *planned, f"{device['peak']:,}"))
+    lines[0] = lines[0].replace(" operators,", " operators for each micro-batch,", 1)
+    return "\n".join([*lines, f"  {entry['pipeline']}; rows: {', '.join(counts)}", *[row.rstrip() for row in _table(rows)], *_table(devices)])
+
+
 def _entry_text(entry):
     arrays = [f"{dtype} {shape} {device}" for shape, dtype, device, _ in entry["inputs"]]
     if len(arrays) > 4:
@@ -286,6 +306,8 @@ def _entry_text(entry):
         f"{entry['block']}{where} for {mode}{', exact' if entry['exact'] else ''}: {entry['ops']} operators, called {entry['calls']} {'time' if entry['calls'] == 1 else 'times'}",
         f"  inputs: {'; '.join(arrays)}",
     ]
+    if "pipeline" in entry:
+        return _pipeline_text(entry, lines)
     rows = [("device", "forward ops", "backward ops", "fused groups", "again", "copies out", "bytes out", "planned: forward", "saved", "backward", "arriving", "kept", "total")]
     for name, device in entry["devices"].items():
         ops = [sum(step["kind"] == "run" for step in device[phase]) for phase in ("forward", "backward")]

@@ -63,14 +63,22 @@ class Pipeline:
     """
 
     def __init__(self, micro_batches, schedule="1f1b", along="batch", axis=0, split=None, carry=None, statistics="micro_batch", check=True):
-        if not isinstance(micro_batches, int) or micro_batches < 1:
+        if not isinstance(micro_batches, int) or isinstance(micro_batches, bool) or micro_batches < 1:
             raise ValueError(f"Pipeline: micro_batches must be a positive whole number, not {micro_batches!r}")
         if along not in ("batch", "time"):
             raise ValueError(f"Pipeline: along must be 'batch' or 'time', not {along!r}")
         if isinstance(schedule, str) and schedule not in (*schedules.NAMES, "auto"):
             raise ValueError(f"Pipeline: there is no schedule {schedule!r}; there are {', '.join(schedules.NAMES)}, auto, and tables of one's own")
+        if not isinstance(schedule, (str, list, tuple)) or not all(isinstance(row, (list, tuple)) for row in schedule if not isinstance(schedule, str)):
+            raise ValueError(f"Pipeline: schedule must be a name, or for each device a list of (kind, stage, micro_batch), not {str(schedule)[:80]}")
+        if not _whole(axis):
+            raise ValueError(f"Pipeline: axis must be a whole number from 0 on (inputs may have different numbers of axes), not {axis!r}")
+        if split is not None and not (isinstance(split, (list, tuple)) and split and all(map(_whole, split)) and len(set(split)) == len(split)):
+            raise ValueError(f"Pipeline: split must be a list of numbers of inputs, each once, not {split!r}")
         if carry is not None and along != "time":
             raise ValueError("Pipeline: carry= is for pipelines along time")
+        if carry is not None and not (isinstance(carry, dict) and carry and all(map(_whole, [*carry, *carry.values()]))):
+            raise ValueError(f"Pipeline: carry must be a dict of numbers, {{argument: result}}, not {carry!r}")
         if statistics not in ("micro_batch", "batch"):
             raise ValueError(f"Pipeline: statistics must be 'micro_batch' or 'batch', not {statistics!r}")
         self.micro_batches = micro_batches
@@ -107,6 +115,10 @@ class Pipeline:
         return self.report().plot(path)
 
 
+def _whole(value):
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
 def _leading(a, axis):
     """With the axis that is divided in front."""
     return a if axis == 0 else nd.swapaxes(a, dim1=0, dim2=axis)
@@ -137,6 +149,7 @@ class _Entry:
         self.statistics = []  # what BatchNorm layers handed over in the last trace (_statistics.Statistics.layers)
         self.updates = {}  # sizes of pieces -> _statistics.Update
         self.tables = {}  # programs, phases and schedule -> (stages, table, items)
+        self.called, self.pieces, self.shapes = 0, (), ()  # the last call's rows of each piece, and (device, dtype, shape) of its inputs
         self.runs, self.chosen = 0, None  # schedule='auto': what was chosen after the first runs
 
     def trace(self, rows, *arrays):
@@ -173,8 +186,8 @@ class _Entry:
         if not self.pipeline.carry:
             return ()
         structure = self.signature.outputs
-        if structure[0] not in (list, tuple):
-            raise MXNetError(f"{self.signature.path}: a pipeline along time needs a block that returns (out, states)")
+        if not isinstance(structure, tuple) or structure[0] not in (list, tuple):
+            raise MXNetError(f"{self.signature.path}: a pipeline along time needs a block that is called as net(x, states) and returns (out, states)")
         places, at = {}, 0
         for number, part in enumerate(structure[1:]):
             count = _count(part)
@@ -193,6 +206,34 @@ class _Entry:
                 self.carried_from[i] = o
                 carried.add(o)
         return carried
+
+    def describe(self, path, exact):
+        """Stages, programs, copies and planned bytes, as they were last run."""
+        phases, (stages, _, items) = next(((key[1], value) for key, value in reversed(self.tables.items()) if "B" in key[1]), None) or (
+            "F",
+            next(reversed(self.tables.values())),
+        )
+        rows = self.pieces
+        if phases == "B":  # the ordinary loop: all forward passes first
+            items = next((value[2] for key, value in reversed(self.tables.items()) if key[1] == "F"), items[:0]) + items
+            phases = "FB"
+        peaks = stages.peaks(items, phases)
+        devices = {}
+        described = stages.describe()
+        for ctx in stages.contexts:
+            own = [stage for stage in described if stage["device"] == str(ctx)]
+            steps = {title: [_step(op) for stage in own for op in stage[title]] for title in ("forward", "backward", "deferred")}
+            devices[str(ctx)] = {
+                "prologue": [], "forward": steps["forward"], "backward": [*steps["backward"], *steps["deferred"]],
+                "segments": sum(s["device"] == ctx for d in (stages.forward, stages.backward) if d for s in d[0]["segments"]),
+                "copies": sum(stage["copies"] for stage in own), "bytes_sent": sum(stage["bytes_sent"] for stage in own),
+                "planned": {size: stages.planned(rows.index(size))[ctx] for size in dict.fromkeys(rows)}, "peak": peaks.get(ctx, 0),
+            }  # fmt: skip
+        inputs = [(shape, np.dtype(dtype).name, str(ctx), False) for ctx, dtype, shape in self.shapes]
+        return {
+            "block": path, "pipeline": repr(self.pipeline), "train": self.signature.training, "exact": exact, "calls": self.called, "rows": list(rows),
+            "inputs": inputs, "stages": described, "devices": devices, "ops": sum(len(stage["forward"]) for stage in described),
+        }  # fmt: skip
 
     def call(self, rows, arrays, whole, wanted, exact, deferred):
         """A staged call, and what its BatchNorm layers hand over. `whole`: the inputs of all micro-batches; `wanted`: which inputs want a
@@ -250,6 +291,11 @@ class _Entry:
         self.compared = True
 
 
+def _step(op):
+    scope, name = op.rsplit("/", 1)
+    return {"kind": "run", "scope": scope, "op": name}
+
+
 def _count(structure):
     if structure is _compiled._ARRAY:
         return 1
@@ -299,7 +345,7 @@ class PipelinedCall:
         entry = self._entries.get(key)
         if entry is None:
             sample = [_leading(f[: rows[0][1]], axis) if kind == SPLIT else f for f, kind in zip(fronts, kinds)]
-            signature = _compiled._Signature(self._block, type(self._block).__name__, structure, autograd.is_training())
+            signature = _compiled._Signature(self._block, getattr(self._block, "shown_name", type(self._block).__name__), structure, autograd.is_training())
             signature.carried_places = places
             signature.discover(sample)
             entry = self._entries[key] = _Entry(signature, kinds, pipeline)
@@ -324,6 +370,8 @@ class PipelinedCall:
         run = _core.PieceRun(
             tuple(calls), tuple((axis, begin, end - begin, total) for begin, end in rows), every, entry.output_kinds, carried_from, [*fronts, *params]
         )
+        entry.called += 1
+        entry.pieces, entry.shapes = [end - begin for begin, end in rows], [(a.context, a.dtype, a.shape) for a in flat]
         return run, entry, entry.update([end - begin for begin, end in rows], statistics)
 
     def _input_kinds(self, flat, places):
@@ -346,8 +394,13 @@ class PipelinedCall:
                 raise ValueError(f"Pipeline: input {other[0]} has {flat[other[0]].shape[axis]} rows along axis {axis}, input {split[0]} has {total}")
         return [CARRIED if i in carried else SPLIT if i in split else SHARED for i in range(len(flat))], total
 
+    @property
+    def dropped(self):
+        return 0  # signatures are kept as long as the block
+
     def entries(self, path):
-        return []
+        """What is compiled, as dicts (see `CompiledPrograms`): one for each signature."""
+        return [entry.describe(path, self._exact) for entry in self._entries.values() if entry.tables]
 
     def discover(self, args):
         _compiled.CompiledCall(self._block, {}).discover(args)

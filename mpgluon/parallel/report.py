@@ -76,11 +76,12 @@ class Report:
         rows = [("device", "busy ms", "idle ms", "bytes sent", "bytes of micro-batches")]
         for ctx, busy in self.busy.items():
             rows.append((str(ctx), f"{busy * 1e3:.2f}", f"{self.idle[ctx] * 1e3:.2f}", f"{self.bytes_copied.get(ctx, 0):,}", f"{self.planned_bytes.get(ctx, 0):,}"))
-        rows_of_stages = [("stage", "device", "forward ms", "backward ms", "deferred ms", "blocks")]
+        width = max(map(len, (*self.stages.names, "blocks")))
+        rows_of_stages = [("stage", "device", "forward ms", "backward ms", "deferred ms", "blocks".ljust(width))]
         for s, name in enumerate(self.stages.names):
             ms = [f"{self.times[kind, s] * 1e3:.3f}" if (kind, s) in self.times else "" for kind in "FBW"]
-            rows_of_stages.append((str(s), str(self.stages.contexts[self.stages.graph.devices[s]]), *ms, name))
-        return "\n".join([*lines, *_compiled._table(rows), *_compiled._table(rows_of_stages)])
+            rows_of_stages.append((str(s), str(self.stages.contexts[self.stages.graph.devices[s]]), *ms, name.ljust(width)))
+        return "\n".join(line.rstrip() for line in (*lines, *_compiled._table(rows), *_compiled._table(rows_of_stages)))
 
     def plot(self, path=None):
         """Draws the planned timeline above the measured one; returns the figure, and writes it to `path` when that is given.

@@ -9,6 +9,7 @@ Clusters", 2021), zero bubble (Qi et al., "Zero Bubble Pipeline Parallelism", 20
 """
 
 import collections
+import numbers
 
 from ..base import MXNetError
 
@@ -212,15 +213,17 @@ def parse_table(table, stages):
     if len(table) != stages.num_devices:
         raise ScheduleError(f"the schedule has rows for {len(table)} devices, but the pipeline spans {stages.num_devices}")
     parsed = []
-    for number, row in enumerate(table):
+    for number_of_row, row in enumerate(table):
         actions = []
         for entry in row:
             try:
                 kind, stage, micro_batch = entry
             except (TypeError, ValueError):
-                raise ScheduleError(f"entry {entry!r} of device {number}'s row must be (kind, stage, micro_batch)") from None
+                raise ScheduleError(f"entry {entry!r} of device {number_of_row}'s row must be (kind, stage, micro_batch)") from None
             if kind not in ("F", "B", "W"):
-                raise ScheduleError(f"entry {entry!r} of device {number}'s row: the kind must be 'F', 'B' or 'W'")
+                raise ScheduleError(f"entry {entry!r} of device {number_of_row}'s row: the kind must be 'F', 'B' or 'W'")
+            if not all(isinstance(number, numbers.Integral) for number in (stage, micro_batch)):
+                raise ScheduleError(f"entry {entry!r} of device {number_of_row}'s row: stage and micro-batch must be whole numbers")
             actions.append(Action(kind, int(stage), int(micro_batch)))
         parsed.append(actions)
     return parsed

@@ -190,6 +190,33 @@ class Stages:
                         now[ctx] -= size
         return peaks
 
+    def planned(self, piece):
+        """Bytes that are planned on each device for one micro-batch: (forward, both passes, of these arriving from other devices)."""
+        forward = self.forward[piece]["blocks"]
+        both = (self.backward or self.forward)[piece]["blocks"]
+        return {
+            ctx: (
+                sum(size for device, size, _ in forward if device == ctx),
+                sum(size for device, size, _ in both if device == ctx),
+                sum(size for device, size, lane in both if device == ctx and lane),
+            )
+            for ctx in self.contexts
+        }
+
+    def describe(self):
+        """What each stage does for one micro-batch: a list of dicts of device, blocks, operators of each kind of action, copies and bytes sent."""
+        piece, result = self.pieces[0], []
+        for s, name in enumerate(self.names):
+            row = {"device": str(self.contexts[self.graph.devices[s]]), "blocks": name, "copies": 0, "bytes_sent": 0}
+            for kind, title in (("F", "forward"), ("B", "backward"), ("W", "deferred")):
+                described = (self.forward if kind == "F" else self.backward or ({"segments": []},))[0]["segments"]
+                segments = [described[i] for i in piece["segments"][s][kind]]
+                row[title] = [op for segment in segments for op in segment["ops"] if not op.endswith("/_copyto")]
+                row["copies"] += sum(segment["copies"] for segment in segments)
+                row["bytes_sent"] += sum(segment["bytes_sent"] for segment in segments)
+            result.append(row)
+        return result
+
     def bytes_sent(self, phases):
         """Bytes that one step passes from device to device: (from, number of bytes) summed up."""
         total = {}
@@ -202,8 +229,15 @@ class Stages:
 
 
 def _name_of(ops):
-    """The blocks of a stage: first and last of its operators' paths."""
-    paths = [path for path in (op.rsplit("/", 1)[0] for op in ops) if path]
-    if not paths:
+    """The blocks of a stage, by their operators' paths: the smallest block they are all in, or the first and the last child of the whole."""
+    paths = [path.split(".") for path, name in (op.rsplit("/", 1) for op in ops) if path and name != "_copyto"]
+    inner = [path for path in paths if len(path) > 1] or paths
+    if not inner:
         return ops[0].rsplit("/", 1)[-1]
-    return paths[0] if paths[0] == paths[-1] else f"{paths[0]} ... {paths[-1]}"
+    depth = 0
+    while all(len(path) > depth and path[depth] == inner[0][depth] for path in inner):
+        depth += 1
+    if depth > 1 or len(inner[0]) <= depth:
+        return ".".join(inner[0][:depth])
+    first, last = (".".join(path[: depth + 1]) for path in (inner[0], inner[-1]))
+    return first if first == last else f"{first} ... {last}"

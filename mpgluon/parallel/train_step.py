@@ -3,9 +3,10 @@
 from .. import autograd
 from .. import ndarray as nd
 from ..base import MXNetError
+from ..gluon._compiled import CompiledPrograms
 from ..gluon.block import HybridBlock
 from .mesh import placement
-from .pipeline import PipelinedCall, _Driver
+from .pipeline import Pipeline, PipelinedCall, _Driver
 
 __all__ = ["TrainStep"]
 
@@ -16,6 +17,7 @@ class _Losses(HybridBlock):
     def __init__(self, net, loss, num_labels, states):
         super().__init__(prefix="", params=None)
         self.net, self.loss, self._num_labels, self._states = net, loss, num_labels, states
+        self.shown_name = type(net).__name__
 
     def forward(self, *args):
         # data, then (along time) states, then labels
@@ -29,6 +31,8 @@ class _Losses(HybridBlock):
         labels = [label.as_in_context(first.context) for label in labels]
         losses = self.loss(outputs, *labels)
         losses = list(losses) if isinstance(losses, (list, tuple)) else [losses]
+        if not losses or not all(isinstance(loss, nd.NDArray) for loss in losses):
+            raise MXNetError(f"TrainStep: loss must return an array with the loss of each sample, or a list of such, not {type(losses[0]).__name__ if losses else 'nothing'}")
         return (losses, states) if self._states else (losses,)
 
 
@@ -59,6 +63,12 @@ class TrainStep:
     def __init__(self, net, loss, trainer, pipeline, exact=False):
         if not isinstance(net, HybridBlock):
             raise MXNetError(f"TrainStep: the network must be a HybridBlock, not {type(net).__name__}")
+        if not callable(loss):
+            raise MXNetError(f"TrainStep: loss must be called as loss(outputs, *labels), which {type(loss).__name__} can't be")
+        if trainer is not None and not callable(getattr(trainer, "step", None)):
+            raise MXNetError(f"TrainStep: trainer must be a gluon.Trainer or None, not {type(trainer).__name__}")
+        if not isinstance(pipeline, Pipeline):
+            raise MXNetError(f"TrainStep: pipeline must be an mx.parallel.Pipeline, not {type(pipeline).__name__}")
         self._net, self._loss, self._trainer, self._pipeline = net, loss, trainer, pipeline
         self._flags = {"pipeline": pipeline, "exact": exact}
         self._calls = {}
@@ -67,6 +77,10 @@ class TrainStep:
     def pipeline(self):
         """The `Pipeline` that runs the step."""
         return self._pipeline
+
+    def compiled(self):
+        """What is compiled: stages, programs, operators, copies and planned bytes, as `HybridBlock.compiled` tells them."""
+        return CompiledPrograms([entry for call in self._calls.values() for entry in call.entries(type(self._net).__name__)])
 
     def __call__(self, data, labels, states=None, batch_size=None):
         """Trains on one batch.
