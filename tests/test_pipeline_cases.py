@@ -128,6 +128,30 @@ def test_auxiliary_losses_and_labels_anywhere():
         assert same(results[0][1], got[1])
 
 
+@pytest.mark.parametrize("schedule", [None, *schedules.NAMES])
+def test_a_parameter_of_two_stages(schedule):
+    """The last layer has the first one's parameters, and lies on another device: it gets a copy, whose gradient comes back."""
+
+    def run(devices, schedule):
+        net = nn.HybridSequential()
+        first = nn.Dense(16, in_units=16, activation="tanh")
+        net.add(first, nn.Dense(16, in_units=16), nn.Dense(16, in_units=16, params=first.params))
+        net.place(mx.parallel.Mesh({"stage": len(devices)}, devices=devices), stages=[[net[0], net[1]], [net[2]]] if len(devices) == 2 else None)
+        mx.random.seed(4)
+        net.initialize(mx.init.Xavier())
+        if schedule is None:
+            net.hybridize(exact=True, pipeline=Pipeline(4))
+            with autograd.record():
+                loss = loss_of(net(data((10, 16))))
+            loss.backward()
+        else:
+            loss = TrainStep(net, loss_of, None, Pipeline(4, schedule), exact=True)(data((10, 16)), [])
+        return loss.asnumpy(), gradients(net)
+
+    expected, got = run([CPU[0]], None), run([CPU[0], CPU[1]], schedule)
+    assert np.array_equal(expected[0], got[0]) and same(expected[1], got[1])
+
+
 def test_shapes_that_come_with_the_data():
     net = Parts((0, 1), forward, in_units=0)
     other = Parts((0, 1), forward)
