@@ -372,6 +372,7 @@ def test_a_failed_gradient_fails_its_sum():
     """And nothing else; the next sums work."""
     lists = [[nd.ones((3,), ctx=ctx), nd.ones((2,), ctx=ctx)] for ctx in CPU[:2]]
     nd.waitall()
+    _core._stall(1, 0.1)  # what comes is queued, and fails later
     nd.broadcast_add(lists[1][0], nd.linalg.potrf(-nd.ones((1, 1), ctx=CPU[1])).reshape((1,)), out=lists[1][0])
     assert _core.sum_replicas(lists, 0, True)
     for own in lists:
