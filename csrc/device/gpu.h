@@ -65,6 +65,7 @@ typedef struct mpg_gpu_library {
   const mpg_gpu_driver *driver;
   const void *kernels; /* const mpg_kernel_fn[MPG_OP_COUNT], NULL where there is none yet: of op/kernel.h, above this layer */
   void (*fused)(void); /* an mpg_kernel_fn for fused groups; NULL: none */
+  void (*fuses)(void); /* an mpg_fuses_fn: what may be in them */
 } mpg_gpu_library;
 typedef const mpg_gpu_library *(*mpg_gpu_library_open_fn)(const mpg_gpu_services *services);
 #define MPG_GPU_LIBRARY_OPEN "mpg_gpu_library_open"

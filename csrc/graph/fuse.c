@@ -340,6 +340,21 @@ static mpg_status start(fuser *f, uint32_t position, uint32_t segment, const mpg
   return MPG_OK;
 }
 
+/* Whether the device's runner of groups takes the node. */
+static mpg_status is_taken(const fuser *f, const mpg_node *node, bool *taken) {
+  mpg_device *device;
+  mpg_dtype dtypes[MPG_MAX_NAMED];
+  MPG_TRY(mpg_device_get(node->device, &device));
+  mpg_fuses_fn fuses = mpg_kernel_get_fuses(device);
+  uint32_t count = node->num_inputs + node->num_outputs;
+  *taken = !fuses;
+  if (!fuses || count > MPG_MAX_NAMED) return MPG_OK;
+  for (uint32_t i = 0; i < node->num_inputs; i++) dtypes[i] = mpg_graph_at(f->graph, mpg_node_inputs(f->graph, node)[i])->desc.dtype;
+  for (uint32_t i = 0; i < node->num_outputs; i++) dtypes[node->num_inputs + i] = f->graph->values[node->values + i].desc.dtype;
+  *taken = fuses(node->op, node->params, dtypes, (int)count);
+  return MPG_OK;
+}
+
 static void take_over(fuser *f, uint32_t number) { /* the trial succeeded */
   open_group *g = f->groups[number];
   f->groups[number] = f->trial;
@@ -372,6 +387,7 @@ static mpg_status visit(fuser *f, uint32_t position) {
   }
   action a;
   bool fusible = (kind == MPG_FUSE_MAP || kind == MPG_FUSE_REDUCE) && describe(f->graph, node, kind, &a);
+  if (fusible) MPG_TRY(is_taken(f, node, &fusible));
   uint32_t base = UINT32_MAX;
   for (uint32_t tries = 0; fusible && base == UINT32_MAX && tries < count; tries++) { /* the largest first */
     uint32_t best = UINT32_MAX;

@@ -69,4 +69,10 @@ typedef struct mpg_fused {
   const char *name;           /* "sum+mul+relu" */
 } mpg_fused;
 
+/* Whether a device type's runner of groups takes an op among the members; dtypes: of its inputs, then outputs. NULL: it takes all. Set once
+ * at start by whoever loads the backend's library. */
+typedef bool (*mpg_fuses_fn)(const mpg_op *op, const void *params, const mpg_dtype *dtypes, int count);
+void mpg_kernels_set_fuses(mpg_device_type type, mpg_fuses_fn fuses);
+mpg_fuses_fn mpg_kernel_get_fuses(const mpg_device *device);
+
 #endif

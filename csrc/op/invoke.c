@@ -6,6 +6,7 @@
 #include "base/host.h"
 #include "base/memory.h"
 #include "device/profiler.h"
+#include "op/fused.h"
 
 /* Arrays with at most this many elements, inputs and outputs together, are worth less than a hand-over to the worker. */
 enum { INLINE_ELEMENTS = 16384 };
@@ -14,12 +15,15 @@ enum { STACK_ARRAYS = 16 };
 static struct {
   const mpg_kernel_fn *table;
   mpg_kernel_fn fused;
+  mpg_fuses_fn fuses;
 } kernel_tables[8]; /* by mpg_device_type; set once at start */
 
 void mpg_kernels_set(mpg_device_type type, const mpg_kernel_fn *table, mpg_kernel_fn fused) {
   kernel_tables[type].table = table;
   kernel_tables[type].fused = fused;
 }
+void mpg_kernels_set_fuses(mpg_device_type type, mpg_fuses_fn fuses) { kernel_tables[type].fuses = fuses; }
+mpg_fuses_fn mpg_kernel_get_fuses(const mpg_device *device) { return kernel_tables[device->id.type].fuses; }
 mpg_kernel_fn mpg_kernel_get_fused(const mpg_device *device) { return kernel_tables[device->id.type].fused; }
 mpg_kernel_fn mpg_kernel_get(const mpg_device *device, const mpg_op *op) { return kernel_tables[device->id.type].table[op->id]; }
 

@@ -1,4 +1,5 @@
 /* What a library of kernels must have in common with the core; compiled into both. */
+#include "device/gpu.h"
 #include "op/fused.h"
 
 static uint64_t mix(uint64_t hash, const void *bytes, size_t size) {
@@ -8,7 +9,7 @@ static uint64_t mix(uint64_t hash, const void *bytes, size_t size) {
 
 uint64_t mpg_kernel_stamp(void) {
   static const size_t sizes[] = {sizeof(mpg_kernel_call), sizeof(mpg_view), sizeof(mpg_fused), sizeof(mpg_fused_member), sizeof(mpg_fused_value),
-                                 sizeof(mpg_device), MPG_OP_COUNT,
+                                 sizeof(mpg_device), sizeof(mpg_gpu_library), MPG_OP_COUNT,
 #define SIZE(structure) sizeof(mpg_##structure##_params),
                                  MPG_ALL_PARAMS(SIZE)
 #undef SIZE

@@ -1,6 +1,7 @@
 /* mpgluon._core: the module itself. See core.h. */
 #include "device/gpu.h"
 #include "kernels/cpu/dispatch.h"
+#include "op/fused.h"
 #include "python/core.h"
 
 static mpg_py_state state; /* runtime state: one module a process */
@@ -16,6 +17,7 @@ static int add_functions(PyObject *module) {
 
 static void gpus_opened(const mpg_gpu_library *library) {
   mpg_kernels_set(MPG_GPU, library->kernels, (mpg_kernel_fn)library->fused);
+  mpg_kernels_set_fuses(MPG_GPU, (mpg_fuses_fn)library->fuses);
 }
 
 static int exec_module(PyObject *module) {

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "kernels/cuda/runtime.h"
-#include "op/kernel.h"
+#include "op/fused.h"
 
 const mpg_gpu_services *mpg_cuda_services;
 
@@ -33,10 +33,13 @@ mpg_status mpg_cuda_check(cudaError_t error, const char *what) {
 }
 
 extern const mpg_kernel_fn mpg_cuda_table[MPG_OP_COUNT];
+mpg_status mpg_cuda_fused(const mpg_kernel_call *call); /* fused.cu */
+bool mpg_cuda_fuses(const mpg_op *op, const void *params, const mpg_dtype *dtypes, int count);
 
 __attribute__((visibility("default"))) const mpg_gpu_library *mpg_gpu_library_open(const mpg_gpu_services *services) {
   static mpg_gpu_library library;
   mpg_cuda_services = services;
-  library = (mpg_gpu_library){.stamp = mpg_kernel_stamp(), .driver = &mpg_cuda_driver, .kernels = mpg_cuda_table};
+  library = (mpg_gpu_library){.stamp = mpg_kernel_stamp(), .driver = &mpg_cuda_driver, .kernels = mpg_cuda_table,
+                              .fused = (void (*)(void))mpg_cuda_fused, .fuses = (void (*)(void))mpg_cuda_fuses};
   return &library;
 }
