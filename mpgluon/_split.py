@@ -217,6 +217,16 @@ class Body(Tracer):
                 env = part.pass_on(env, part.host(env))
         return [env[i] for i in part.results]
 
+    def loop_body(self, captures):
+        """What `_core.run_loop` takes for it; None when it cannot run there, being cut itself or without ops."""
+        part = self._parts[0]
+        if len(self._parts) > 1 or part.op is None or part.late:
+            return None
+        slots = {value: slot for slot, value in enumerate(self._inputs)}
+        made = {value: place for place, value in enumerate(part.outputs)}
+        results = [made[value] if value in made else ~slots[value] for value in part.results]
+        return part.op, captures, [slots[value] for value in part.inputs], len(part.outputs), results
+
     @property
     def inlines(self):
         """Whether its ops can be emitted into the trace around it."""

@@ -138,7 +138,8 @@ static PyObject *call_compiled(mpg_compiled *compiled, const mpg_inputs *inputs)
   return result;
 }
 
-static PyObject *call_with(cached_op *self, const mpg_inputs *inputs) {
+/* With a reference. */
+static mpg_compiled *find_compiled(cached_op *self, const mpg_inputs *inputs) {
   bool train = mpg_autograd_training();
   bool recording = mpg_cache_records(inputs);
   mpg_compiled *compiled = mpg_cache_find(self->cache, inputs, train, recording);
@@ -157,11 +158,18 @@ static PyObject *call_with(cached_op *self, const mpg_inputs *inputs) {
     mpg_status status = mpg_cache_add(self->cache, inputs, train, recording, compiled);
     if (status != MPG_OK) {
       mpg_compiled_release(compiled);
-      return mpg_py_raise(status);
+      mpg_py_raise(status);
+      return NULL;
     }
   } else {
     compiled->references++;
   }
+  return compiled;
+}
+
+static PyObject *call_with(cached_op *self, const mpg_inputs *inputs) {
+  mpg_compiled *compiled = find_compiled(self, inputs);
+  if (compiled == NULL) return NULL;
   PyObject *result = call_compiled(compiled, inputs);
   mpg_compiled_release(compiled);
   return result;
@@ -181,6 +189,18 @@ static void note_binding(cached_op *self) {
     self->bound_wanted |= mpg_cache_wants(array);
     if (array->node && array->node->kind != MPG_TAPE_VARIABLE) self->binding = 0;
   }
+}
+
+mpg_status mpg_py_call_compiled(void *op, mpg_array *const *inputs, uint32_t num_inputs, mpg_array *outputs, uint32_t num_outputs) {
+  cached_op *self = op;
+  if (!self->binding || self->changes != mpg_array_changes()) note_binding(self);
+  mpg_inputs given = {.given = inputs, .num_given = num_inputs, .binding = self->binding};
+  mpg_compiled *compiled = find_compiled(self, &given);
+  if (compiled == NULL) return mpg_py_host_exception();
+  mpg_status status = compiled->num_outputs == num_outputs ? mpg_compiled_call(compiled, &given, outputs)
+                                                           : mpg_fail(MPG_VALUE_ERROR, "the function returns %u arrays, not %u", compiled->num_outputs, num_outputs);
+  mpg_compiled_release(compiled);
+  return status;
 }
 
 /* Inside another trace: the function's ops become part of that. */
@@ -687,6 +707,10 @@ static PyType_Spec cached_op_spec = {
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .slots = cached_op_slots,
 };
+
+bool mpg_py_is_cached_op(PyObject *object) {
+  return Py_TYPE(object)->tp_dealloc == cached_op_dealloc && ((cached_op *)object)->bound == NULL;
+}
 
 int mpg_py_cached_op_init(PyObject *module) {
   PyObject *type = PyType_FromModuleAndSpec(module, &cached_op_spec, NULL);

@@ -175,6 +175,10 @@ int mpg_py_cached_op_init(PyObject *module);
 /* Runs a Python function on traced arrays and compiles what it did. options->wanted may be NULL: autograd's. New reference, or NULL with
  * an exception. */
 mpg_compiled *mpg_py_trace_and_compile(PyObject *function, const mpg_inputs *inputs, const mpg_compile_options *options);
+bool mpg_py_is_cached_op(PyObject *object); /* one that binds nothing */
+/* A call of such a CachedOp, compiled where it has to be: outputs are empty structs. */
+mpg_status mpg_py_call_compiled(void *op, mpg_array *const *inputs, uint32_t num_inputs, mpg_array *outputs, uint32_t num_outputs);
+extern PyMethodDef mpg_py_loop_methods[]; /* loop.c */
 int mpg_py_pieces_init(PyObject *module); /* pieces.c */
 int mpg_py_comm_init(PyObject *module); /* comm.c */
 int mpg_py_io_init(PyObject *module);

@@ -111,6 +111,13 @@ def _traced_foreach(tracer, body, data, nest, states, nest_states, count):
     if traced.descs[num_outputs:] != [_split.describe(state) for state in states]:
         return None
 
+    def loop(arrays):
+        now, captures = arrays[len(data) : len(data) + len(states)], arrays[len(data) + len(states) :]
+        step = traced.loop_body(captures)
+        if step is None:
+            return run(arrays)
+        return _core.run_loop("foreach", count, arrays[: len(data)], now, step, None)[1]
+
     def run(arrays, function=traced.run):
         slices = [_slices(array, count) for array in arrays[: len(data)]]
         now, captures = arrays[len(data) : len(data) + len(states)], arrays[len(data) + len(states) :]
@@ -126,7 +133,7 @@ def _traced_foreach(tracer, body, data, nest, states, nest_states, count):
         results = run(arrays, traced.inline)
     else:
         descs = [((count, *shape), dtype, ctx) for shape, dtype, ctx in traced.descs[:num_outputs]] + traced.descs[num_outputs:]
-        results = tracer.host("foreach", run, arrays, descs, [traced])
+        results = tracer.host("foreach", loop, arrays, descs, [traced])
     return nest_outputs(results[:num_outputs]), nest_new(results[num_outputs:])
 
 
@@ -192,9 +199,14 @@ def while_loop(cond, func, loop_vars, max_iterations=None):
 
 def _padded(items, count, desc):
     """The arrays along a new first axis, with zeros behind them up to `count`."""
-    missing = count - len(items)
-    parts = [_stack(items)] if items else []
-    if missing or not items:
+    return _filled(_stack(items) if items else None, len(items), count, desc)
+
+
+def _filled(rows, have, count, desc):
+    """An array of `have` rows with zeros behind them up to `count`."""
+    missing = count - have
+    parts = [rows] if have else []
+    if missing or not have:
         shape, dtype, ctx = desc
         parts.append(_core.get_op("_full")(shape=(missing, *shape), ctx=ctx, dtype=dtype, value=0.0))
     return parts[0] if len(parts) == 1 else _concat(parts)
@@ -237,6 +249,10 @@ def _traced_while(tracer, cond, func, variables, nest, limit):
         now = arrays[: len(variables)]
         first = arrays[len(variables) : len(variables) + len(tested.captures)]
         second = arrays[len(variables) + len(tested.captures) :]
+        bodies = stepped.loop_body(second), tested.loop_body(first)
+        if None not in bodies:
+            count, results = _core.run_loop("while_loop", max(limit, 0), [], now, *bodies)
+            return [*[_filled(result, count, limit, desc) for result, desc in zip(results, stepped.descs[:num_outputs])], *results[num_outputs:]]
         rows = []
         while len(rows) < limit and bool(tested.run([*now, *first])[0]):
             results = stepped.run([*now, *second])
