@@ -14,6 +14,8 @@ typedef struct open_group {
   uint32_t last;        /* position of its last kernel */
   uint32_t num_kernels; /* members that are no views */
   uint32_t num_members, num_uses, num_folds;
+  uint32_t head;          /* node; UINT32_MAX: none */
+  int64_t panel;          /* elements of the head's panels */
   uint32_t members[MPG_FUSED_MAX_MEMBERS]; /* positions, ascending */
   mpg_fused_use uses[MPG_FUSED_MAX_VALUES];
 } open_group;
@@ -71,8 +73,17 @@ mpg_fuse_kind mpg_fuse_kind_of(const mpg_graph *graph, const mpg_node *node) {
   switch (node->op->id) {
     case MPG_OP_sum: case MPG_OP_mean: case MPG_OP_prod: case MPG_OP_nansum: case MPG_OP_nanprod: case MPG_OP_max: case MPG_OP_min:
     case MPG_OP_norm: return MPG_FUSE_REDUCE;
-    default: return is_map(graph, node) ? MPG_FUSE_MAP : MPG_FUSE_NOT;
+    default: break;
   }
+  mpg_product product;
+  if (mpg_fuse_product(graph, node, &product)) return MPG_FUSE_HEAD;
+  return is_map(graph, node) ? MPG_FUSE_MAP : MPG_FUSE_NOT;
+}
+
+bool mpg_fuse_product(const mpg_graph *graph, const mpg_node *node, mpg_product *product) {
+  if (node->num_inputs < 2) return false;
+  const mpg_value *inputs = mpg_node_inputs(graph, node);
+  return mpg_product_in_panels(node->op, node->params, &mpg_graph_at(graph, inputs[0])->desc, &mpg_graph_at(graph, inputs[1])->desc, product);
 }
 
 /* What a node does on its own domain: bits per input, then per output. */
@@ -162,11 +173,13 @@ static bool can_be_cut(const open_group *g) {
   int64_t all = mpg_domain_size(&g->domain, mpg_domain_all(&g->domain)), tile = 1;
   for (int d = find_split(&g->domain, g->uses, g->num_uses) + 1; d < g->domain.ndim; d++) tile *= g->domain.dims[d];
   if (tile > MPG_FUSED_MAX_TILE || (all > MPG_FUSED_MAX_TILE && all / tile < 8)) return false;
+  if (g->head != UINT32_MAX && g->panel / 8 % tile) return false; /* with many threads they are smaller */
   if (all <= MPG_FUSED_MAX_FEW) return true;
   for (uint32_t i = 0; i < g->num_uses; i++) { /* threads share whole chunks */
     if (!g->uses[i].folded) continue;
     int64_t inner = mpg_domain_size(&g->domain, g->uses[i].moving), chunk = mpg_fold_chunk(all / inner, inner);
     if ((all / inner + chunk - 1) / chunk < 8 || chunk * inner % tile) return false;
+    if (g->head != UINT32_MAX && g->panel % (chunk * inner) && chunk * inner % g->panel) return false;
   }
   return true;
 }
@@ -211,7 +224,7 @@ static bool join(fuser *f, open_group *g, uint32_t position, const mpg_node *nod
       found = use && use->moving == mpg_domain_all(&g->domain);
       if (found) known = a->bits[i];
     }
-    if (!found || g->num_folds || !mpg_domain_widen(&g->domain, &a->domain, known, &old, &joined)) return false;
+    if (!found || g->num_folds || g->head != UINT32_MAX || !mpg_domain_widen(&g->domain, &a->domain, known, &old, &joined)) return false;
   }
   map_uses(g, &old);
   for (uint32_t i = 0; i < a->num_inputs; i++)
@@ -228,7 +241,9 @@ static bool merge(open_group *g, const open_group *other, uint32_t value) {
   const mpg_fused_use *here = find_use(g, value), *there = find_use((open_group *)other, value);
   mpg_domain_map old, joined;
   if (!here || !there || there->moving != mpg_domain_all(&other->domain)) return false;
-  if (other->num_folds && here->moving != mpg_domain_all(&g->domain)) return false;
+  if ((other->num_folds || other->head != UINT32_MAX) && here->moving != mpg_domain_all(&g->domain)) return false;
+  if (g->head != UINT32_MAX && other->head != UINT32_MAX) return false;
+  if (other->head != UINT32_MAX) g->head = other->head, g->panel = other->panel;
   if (g->num_folds + other->num_folds > MPG_FUSED_MAX_FOLDS) return false;
   if (!mpg_domain_join(&g->domain, here->moving, &other->domain, &old, &joined)) return false;
   map_uses(g, &old);
@@ -257,6 +272,10 @@ static bool worth_moving(const fuser *f, const open_group *g, uint32_t position,
   }
   if (!gap) return true;
   size_t longer = 0, shorter = 0;
+  for (uint32_t i = 0; g->head != UINT32_MAX && i < graph->nodes[g->head].num_inputs; i++) {
+    uint32_t root = f->root[mpg_value_index(graph, mpg_node_inputs(graph, &graph->nodes[g->head])[i])];
+    if (!f->kept[root] && f->last_use[root] < position) longer += mpg_desc_bytes(&graph->values[root].desc);
+  }
   for (uint32_t i = 0; i < g->num_uses; i++) {
     uint32_t root = f->root[g->uses[i].value];
     bool counted = f->kept[root];
@@ -314,16 +333,17 @@ static uint32_t value_from(const fuser *f, const mpg_node *node, uint32_t group)
   return UINT32_MAX;
 }
 
-static mpg_status start(fuser *f, uint32_t position, uint32_t segment, const mpg_node *node, const action *a) {
+static mpg_status start(fuser *f, uint32_t position, uint32_t segment, const mpg_node *node, const action *a, const mpg_product *head) {
   mpg_device *device;
   MPG_TRY(mpg_device_get(node->device, &device));
   if (!mpg_kernel_get_fused(device)) return MPG_OK;
   open_group *g = f->spare ? f->spare : mpg_malloc(sizeof *g);
   if (!g) return mpg_out_of_host_memory(sizeof *g);
   f->spare = NULL;
-  *g = (open_group){.device = node->device, .segment = segment, .open = true, .domain = a->domain, .last = position};
+  *g = (open_group){.device = node->device, .segment = segment, .open = true, .domain = a->domain, .last = position, .head = UINT32_MAX};
   bool fits = true;
-  for (uint32_t i = 0; i < a->num_inputs && fits; i++)
+  if (head) g->head = f->order->nodes[position], g->panel = head->panel * head->n;
+  for (uint32_t i = 0; i < a->num_inputs && fits && !head; i++)
     fits = add_use(g, mpg_value_index(f->graph, mpg_node_inputs(f->graph, node)[i]), a->bits[i], false);
   for (uint32_t i = 0; i < a->num_outputs && fits; i++) fits = add_use(g, node->values + i, a->bits[a->num_inputs + i], true);
   if (!fits || !add_member(g, position, true) || !can_be_cut(g)) {
@@ -386,6 +406,7 @@ static mpg_status visit(fuser *f, uint32_t position) {
     return MPG_OK;
   }
   action a;
+  mpg_product head;
   bool fusible = (kind == MPG_FUSE_MAP || kind == MPG_FUSE_REDUCE) && describe(f->graph, node, kind, &a);
   if (fusible) MPG_TRY(is_taken(f, node, &fusible));
   uint32_t base = UINT32_MAX;
@@ -420,7 +441,14 @@ static mpg_status visit(fuser *f, uint32_t position) {
     }
     close_group(f, found[i]);
   }
-  return fusible && base == UINT32_MAX ? start(f, position, segment, node, &a) : MPG_OK;
+  if (kind == MPG_FUSE_HEAD && mpg_fuse_product(f->graph, node, &head)) {
+    mpg_domain_of(&f->graph->values[node->values].desc.shape, &a.domain);
+    a.num_outputs = 1;
+    a.num_inputs = 0;
+    a.bits[0] = mpg_domain_all(&a.domain);
+    return start(f, position, segment, node, &a, &head);
+  }
+  return fusible && base == UINT32_MAX ? start(f, position, segment, node, &a, NULL) : MPG_OK;
 }
 
 static void look_ahead(fuser *f) {
@@ -455,7 +483,8 @@ static bool may_fold(const fuser *f, uint32_t n) {
   if (f->apart[n] || mpg_fuse_kind_of(graph, node) != MPG_FUSE_REDUCE || !describe(graph, node, MPG_FUSE_REDUCE, &a)) return false;
   uint32_t reduced = a.bits[0] & ~a.bits[1], maker = mpg_node_inputs(graph, node)[0].node;
   while (mpg_node_is_view(&graph->nodes[maker])) maker = mpg_node_inputs(graph, &graph->nodes[maker])[0].node;
-  return !(reduced & (reduced + 1)) && !f->apart[maker] && mpg_fuse_kind_of(graph, &graph->nodes[maker]) == MPG_FUSE_MAP &&
+  mpg_fuse_kind kind = f->apart[maker] ? MPG_FUSE_NOT : mpg_fuse_kind_of(graph, &graph->nodes[maker]);
+  return !(reduced & (reduced + 1)) && (kind == MPG_FUSE_MAP || kind == MPG_FUSE_HEAD) &&
          mpg_device_id_equal(graph->nodes[maker].device, node->device);
 }
 
@@ -531,7 +560,7 @@ static mpg_status put_group(fuser *f, open_group *g, uint32_t number, mpg_order 
   MPG_TRY(mpg_grow((void **)&fusion->uses, &fusion->uses_capacity, fusion->num_uses + g->num_uses, sizeof *fusion->uses));
   mpg_fusion_group *group = &fusion->groups[fusion->num_groups];
   *group = (mpg_fusion_group){.first = (uint32_t)fused->count, .ndim = g->domain.ndim, .split = find_split(&g->domain, g->uses, g->num_uses),
-                              .uses = (uint32_t)fusion->num_uses, .num_uses = g->num_uses};
+                              .uses = (uint32_t)fusion->num_uses, .num_uses = g->num_uses, .head = g->head};
   memcpy(group->dims, g->domain.dims, sizeof group->dims);
   memcpy(fusion->uses + fusion->num_uses, g->uses, g->num_uses * sizeof *g->uses);
   fusion->num_uses += g->num_uses;

@@ -4,7 +4,8 @@
  * broadcasts, reductions and views on one device, all of them moved to the place of the last. Values are described on the group's domain
  * (op/fused.h); what only the group reads gets no memory. Bits stay: members are computed by their own kernels' expressions,
  * on tiles that never cut what a reduction adds up. Where it adds up along the outer dims, it ends a group (a fold); then it follows what it reads
- * at once, so that nobody else who reads that ends the group before.
+ * at once, so that nobody else who reads that ends the group before. A product that comes in panels of rows (op/product.h) may be the head of a
+ * group, which follows it panel by panel.
  *
  * Ownership: belongs to its order. Threads: host lock.
  */
@@ -29,6 +30,7 @@ typedef struct mpg_fusion_group {
   int ndim, split;
   int64_t dims[MPG_MAX_NDIM];
   uint32_t uses, num_uses; /* first in fusion->uses */
+  uint32_t head;           /* node of the product that the others follow; UINT32_MAX: none */
 } mpg_fusion_group;
 
 typedef struct mpg_fusion {
@@ -60,8 +62,9 @@ static inline uint32_t mpg_order_last(const mpg_order *order, size_t position) {
 }
 
 /* How a node acts on a domain; for the pass and for lowering. */
-typedef enum mpg_fuse_kind { MPG_FUSE_NOT, MPG_FUSE_MAP, MPG_FUSE_REDUCE, MPG_FUSE_VIEW } mpg_fuse_kind;
+typedef enum mpg_fuse_kind { MPG_FUSE_NOT, MPG_FUSE_MAP, MPG_FUSE_REDUCE, MPG_FUSE_VIEW, MPG_FUSE_HEAD } mpg_fuse_kind;
 mpg_fuse_kind mpg_fuse_kind_of(const mpg_graph *graph, const mpg_node *node);
+bool mpg_fuse_product(const mpg_graph *graph, const mpg_node *node, mpg_product *product); /* of a HEAD */
 void mpg_fused_strides(int ndim, const int64_t *dims, uint32_t moving, int64_t *strides);
 
 #endif

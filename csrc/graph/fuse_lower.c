@@ -23,6 +23,7 @@ typedef struct maker {
   mpg_fused_draw draws[MPG_FUSED_MAX_MEMBERS];
   uint32_t num_draws, num_values, num_members, num_operands, num_slots, num_folds;
   bool reduces;
+  mpg_fused_head head;
 } maker;
 
 void mpg_fused_strides(int ndim, const int64_t *dims, uint32_t moving, int64_t *strides) {
@@ -117,6 +118,13 @@ static mpg_status add_member(maker *m, uint32_t n) {
   return MPG_OK;
 }
 
+static void add_head(maker *m, uint32_t n) {
+  const mpg_node *node = &m->graph->nodes[n];
+  m->head = (mpg_fused_head){.op = node->op, .num_inputs = node->num_inputs, .value = value_at(m, find_use(m, node->values), (mpg_value){n, 0})};
+  mpg_fuse_product(m->graph, node, &m->head.product);
+  m->written[m->head.value] = true;
+}
+
 /* A view that shares its input's memory is the same value. */
 static void add_view(maker *m, uint32_t n) {
   const mpg_node *node = &m->graph->nodes[n];
@@ -163,7 +171,7 @@ static void give_slots(maker *m) {
 
 /* Numbers the values outside: inputs first. */
 static mpg_status give_operands(maker *m, mpg_fused_call *call) {
-  call->operands = mpg_arena_alloc(m->arena, (m->num_values + 1) * sizeof *call->operands);
+  call->operands = mpg_arena_alloc(m->arena, (m->num_values + m->head.num_inputs + 1) * sizeof *call->operands);
   if (!call->operands) return mpg_out_of_host_memory(m->num_values * sizeof *call->operands);
   uint32_t count = 0;
   for (int outputs = 0; outputs < 2; outputs++) {
@@ -172,9 +180,13 @@ static mpg_status give_operands(maker *m, mpg_fused_call *call) {
       m->values[v].operand = count;
       call->operands[count++] = m->outside[v];
     }
-    if (!outputs) call->num_inputs = count;
+    if (outputs) continue;
+    m->head.first_input = count;
+    for (uint32_t i = 0; i < m->head.num_inputs; i++) call->operands[count++] = mpg_node_inputs(m->graph, &m->graph->nodes[m->group->head])[i];
+    call->num_inputs = count;
   }
   call->num_outputs = count - call->num_inputs;
+  if (m->head.op && m->values[m->head.value].operand == MPG_FUSED_LOCAL) m->values[m->head.value].operand = MPG_FUSED_PANEL;
   return MPG_OK;
 }
 
@@ -203,7 +215,8 @@ static mpg_status give_views(maker *m, mpg_fused *fused) {
 
 static mpg_status give_name(maker *m, mpg_fused *fused) {
   mpg_text text = {0};
-  for (uint32_t k = 0; k < m->num_members; k++) mpg_text_append(&text, k ? "+%s" : "%s", m->members[k].op->name);
+  if (m->head.op) mpg_text_append(&text, "%s", m->head.op->name);
+  for (uint32_t k = 0; k < m->num_members; k++) mpg_text_append(&text, k || m->head.op ? "+%s" : "%s", m->members[k].op->name);
   mpg_status status = mpg_text_status(&text);
   uint32_t interned = status == MPG_OK ? mpg_scope_intern(mpg_text_string(&text)) : 0; /* outlives the program, as the profiler wants */
   fused->name = interned ? mpg_scope_text(interned) : "fused";
@@ -220,7 +233,11 @@ static mpg_status make(maker *m, mpg_fused_call *call) {
       add_view(m, n);
       continue;
     }
-    if (!m->num_members) call->first = n;
+    if (!m->num_members && !m->head.op) call->first = n;
+    if (n == group->head) {
+      add_head(m, n);
+      continue;
+    }
     MPG_TRY(add_member(m, n));
     if (m->graph->nodes[n].random != MPG_NO_RANDOM && m->graph->nodes[n].random >= call->random) call->random = m->graph->nodes[n].random + 1;
   }
@@ -229,7 +246,7 @@ static mpg_status make(maker *m, mpg_fused_call *call) {
   give_slots(m);
   mpg_fused *fused = mpg_arena_alloc(m->arena, sizeof *fused);
   if (!fused) return mpg_out_of_host_memory(sizeof *fused);
-  *fused = (mpg_fused){.ndim = group->ndim, .split = group->split, .num_members = m->num_members, .num_values = m->num_values,
+  *fused = (mpg_fused){.head = m->head, .ndim = group->ndim, .split = group->split, .num_members = m->num_members, .num_values = m->num_values,
                        .num_operands = m->num_operands, .num_slots = m->num_slots, .num_draws = m->num_draws, .num_folds = m->num_folds, .reduces = m->reduces};
   memcpy(fused->dims, group->dims, sizeof fused->dims);
   fused->members = mpg_arena_copy(m->arena, m->members, m->num_members * sizeof *m->members);
@@ -268,23 +285,32 @@ static void dump_value(const mpg_fused *fused, uint32_t v, uint32_t num_inputs, 
   }
   const mpg_fused_value *value = &fused->values[v];
   if (value->operand == MPG_FUSED_LOCAL) mpg_text_append(text, "slot%u", value->slot);
+  else if (value->operand == MPG_FUSED_PANEL) mpg_text_append(text, "panel");
   else if (value->operand < num_inputs) mpg_text_append(text, "in%u", value->operand);
   else mpg_text_append(text, "out%u", value->operand - num_inputs);
 }
 
 void mpg_fused_dump(const mpg_fused *fused, mpg_text *text) {
-  uint32_t inputs = 0; /* operands that no member makes come first */
-  for (uint32_t v = 0; v < fused->num_values; v++) inputs += fused->values[v].operand != MPG_FUSED_LOCAL;
+  uint32_t inputs = fused->head.num_inputs; /* operands that no member makes come first */
+  for (uint32_t v = 0; v < fused->num_values; v++)
+    inputs += fused->values[v].operand < MPG_FUSED_PANEL && !(fused->head.op && fused->head.value == v);
   for (uint32_t k = 0; k < fused->num_members; k++) {
     const mpg_fused_member *member = &fused->members[k];
     for (uint32_t i = 0; i < member->num_outputs; i++) {
       uint32_t v = fused->operands[member->operands + member->num_inputs + i];
-      if (v != MPG_FUSED_LOCAL) inputs -= fused->values[v].operand != MPG_FUSED_LOCAL;
+      if (v != MPG_FUSED_LOCAL) inputs -= fused->values[v].operand < MPG_FUSED_PANEL;
     }
   }
   mpg_text_append(text, "(");
   for (int d = 0; d < fused->ndim; d++) mpg_text_append(text, "%s%lld", d == fused->split + 1 ? d ? " | " : "| " : d ? ", " : "", (long long)fused->dims[d]);
   mpg_text_append(text, ")\n");
+  if (fused->head.op) {
+    mpg_text_append(text, "  ");
+    dump_value(fused, fused->head.value, inputs, text);
+    mpg_text_append(text, " = %s(", fused->head.op->name);
+    for (uint32_t i = 0; i < fused->head.num_inputs; i++) mpg_text_append(text, i ? ", in%u" : "in%u", fused->head.first_input + i);
+    mpg_text_append(text, ") in panels of %lld rows\n", (long long)fused->head.product.panel);
+  }
   for (uint32_t k = 0; k < fused->num_members; k++) {
     const mpg_fused_member *member = &fused->members[k];
     const uint32_t *operands = fused->operands + member->operands;

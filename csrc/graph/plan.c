@@ -179,6 +179,9 @@ static bool may_lie_over(const planner *p, size_t k, uint32_t out, uint32_t inpu
   /* A group works tile by tile: both must be whole along its domain, and nobody may read the input after it was overwritten. */
   int64_t all = 1;
   for (int d = 0; d < group->ndim; d++) all *= group->dims[d];
+  const mpg_node *head = group->head != UINT32_MAX ? &graph->nodes[group->head] : NULL;
+  for (uint32_t i = 0; head && i < head->num_inputs; i++) /* which every panel reads again */
+    if (find(p->plan, mpg_value_index(graph, mpg_node_inputs(graph, head)[i])) == input) return false;
   if (mpg_shape_size(&graph->values[input].desc.shape) != all || mpg_shape_size(&graph->values[out].desc.shape) != all) return false;
   for (size_t later = overwrites ? k + 1 : k; later < group->first + group->count; later++) {
     const mpg_node *reader = &graph->nodes[order->nodes[later]];

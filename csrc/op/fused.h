@@ -8,6 +8,8 @@
  * when all tiles are done, and no member reads them. A reduction's bits come from how it adds up; an op's kernel does so in chunks
  * of so many rows of the source, first within each and then their results in the same way, so tiles may be fed into it in order
  * and chunks go to different threads.
+ * A group may have a head, a product that comes in panels of rows (op/product.h). Its result moves along the whole domain; tiles of a panel's
+ * rows may follow as soon as the panel is made, and where nobody else reads the result it has no memory, but a panel's.
  * A backend may run the members' kernels on each tile (kernels/cpu/fused.c), or generate one kernel: members are in order,
  * an element's bits are those of the members' own kernels.
  *
@@ -18,8 +20,10 @@
 #define MPG_OP_FUSED_H
 
 #include "op/kernel.h"
+#include "op/product.h"
 
 #define MPG_FUSED_LOCAL UINT32_MAX
+#define MPG_FUSED_PANEL (UINT32_MAX - 1)
 enum { MPG_FUSED_MAX_MEMBERS = 64, MPG_FUSED_MAX_VALUES = 128, MPG_FUSED_MAX_FOLDS = 8 };
 
 enum { MPG_FOLD_CHUNK = 16384 }; /* elements, about */
@@ -35,7 +39,7 @@ typedef struct mpg_fused_value {
   mpg_dtype dtype;
   uint32_t moving;                /* bit i: along dim i */
   int64_t strides[MPG_MAX_NDIM];  /* in elements; 0 where it stands still */
-  uint32_t operand;               /* of the call: inputs, then outputs; LOCAL: no memory but a tile's */
+  uint32_t operand;               /* of the call: inputs, then outputs; LOCAL: no memory but a tile's; PANEL: of a head's result, but a panel's */
   uint32_t slot;                  /* of a local one; those of one slot live one after the other */
 } mpg_fused_value;
 
@@ -55,10 +59,18 @@ typedef struct mpg_fused_member {
   bool folds;
 } mpg_fused_member;
 
+typedef struct mpg_fused_head {
+  const mpg_op *op; /* NULL: there is none */
+  mpg_product product;
+  uint32_t first_input, num_inputs; /* of the call */
+  uint32_t value;   /* that it makes */
+} mpg_fused_head;
+
 typedef struct mpg_fused {
   int ndim, split; /* split -1: one tile */
   int64_t dims[MPG_MAX_NDIM];
   uint32_t num_members, num_values, num_operands, num_slots, num_draws, num_folds;
+  mpg_fused_head head;
   const mpg_fused_member *members;
   const mpg_fused_value *values;
   const uint32_t *operands;   /* values, by members' operands; MPG_FUSED_LOCAL: no contents */

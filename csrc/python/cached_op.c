@@ -307,9 +307,10 @@ static int put(PyObject *dict, const char *key, PyObject *value) {
 }
 
 static PyObject *describe_members(const mpg_fused *fused) {
-  PyObject *list = PyList_New(fused->num_members);
-  for (uint32_t i = 0; list != NULL && i < fused->num_members; i++) {
-    PyObject *name = PyUnicode_FromString(fused->members[i].op->name);
+  uint32_t head = fused->head.op != NULL;
+  PyObject *list = PyList_New(head + fused->num_members);
+  for (uint32_t i = 0; list != NULL && i < head + fused->num_members; i++) {
+    PyObject *name = PyUnicode_FromString(i < head ? fused->head.op->name : fused->members[i - head].op->name);
     if (name == NULL) Py_CLEAR(list);
     else PyList_SET_ITEM(list, i, name);
   }

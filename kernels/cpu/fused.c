@@ -2,12 +2,13 @@
  *
  * A tile is a box of the domain that lies in one piece in every value; kernels see the values' parts of it as small arrays. What only
  * the group reads is in the thread's scratch, in slots that are written again and again. Threads share the tiles, in runs that end where
- * the chunks of folds do.
+ * the chunks of folds do. With a head, a thread makes a panel of the product, then the tiles of its rows.
  */
 #include <string.h>
 
 #include "base/memory.h"
 #include "device/device.h"
+#include "kernels/cpu/panels.h"
 #include "kernels/cpu/reduce.h"
 #include "op/fused.h"
 
@@ -19,10 +20,13 @@ typedef struct run {
   int split;                      /* tiles fix dims before it, and take `step` of it */
   int64_t inner, step, blocks;    /* elements behind it; tiles along it */
   int64_t tiles, pieces;          /* in all; shares of threads */
-  int64_t rows, grain;            /* blocks of `inner` elements in all; so many are a chunk of every fold, 0: there is none */
+  int64_t rows, grain;            /* blocks of `inner` elements in all; so many are a chunk of every fold and a panel, 0: there are none */
+  int64_t panel, panel_elements;  /* blocks of the head's panels; 0: there is no head */
+  mpg_panels panels;
+  mpg_kernel_call head; /* the head's, for its name in errors */
   char *scratch;
   size_t stride;                  /* a thread's part of it */
-  size_t addresses, views, slots, reduction; /* what lies where in that part */
+  size_t addresses, views, slots, product, reduction; /* what lies where in that part */
   size_t slot_at[MPG_FUSED_MAX_VALUES];
   mpg_fold folds[MPG_FUSED_MAX_FOLDS];
   size_t state_at[MPG_FUSED_MAX_FOLDS]; /* in a thread's part */
@@ -90,12 +94,11 @@ static void cut_views(const run *r, int64_t count, mpg_view *views) {
   }
 }
 
-static void run_tiles(run *r, int64_t begin, int64_t end, char *scratch) {
+static mpg_status run_tiles(const run *r, int64_t begin, int64_t end, char *scratch) {
   const mpg_fused *fused = r->fused;
   int64_t *offsets = (int64_t *)(void *)(scratch + r->addresses);
   mpg_view *views = (mpg_view *)(void *)(scratch + r->views);
   int64_t shown = -1, count;
-  for (uint32_t i = 0; i < fused->num_folds; i++) mpg_cpu_fold_begin(scratch + r->state_at[i]);
   for (int64_t row = begin; row < end; row += count) {
     int64_t rest = row / fused->dims[r->split], at = row % fused->dims[r->split];
     count = fused->dims[r->split] - at < r->step ? fused->dims[r->split] - at : r->step;
@@ -114,15 +117,26 @@ static void run_tiles(run *r, int64_t begin, int64_t end, char *scratch) {
         continue;
       }
       const mpg_fused_value *value = &fused->values[v];
-      views[i].data = value->operand == MPG_FUSED_LOCAL ? scratch + r->slot_at[value->slot]
-                                                        : (char *)outside(r, value->operand) + offsets[v] * (int64_t)mpg_dtype_size(value->dtype);
+      int64_t size = (int64_t)mpg_dtype_size(value->dtype);
+      if (value->operand == MPG_FUSED_LOCAL) views[i].data = scratch + r->slot_at[value->slot];
+      else if (value->operand == MPG_FUSED_PANEL) views[i].data = scratch + r->product + (offsets[v] - begin * r->inner) * size;
+      else views[i].data = (char *)outside(r, value->operand) + offsets[v] * size;
     }
-    mpg_status status = run_members(r, views, offsets, row, count, scratch);
-    if (status != MPG_OK) {
-      __atomic_store_n(&r->status, status, __ATOMIC_RELAXED);
-      return;
-    }
+    MPG_TRY(run_members(r, views, offsets, row, count, scratch));
   }
+  return MPG_OK;
+}
+
+/* The head's panels, each followed by its tiles. */
+static mpg_status run_panels(const run *r, int64_t begin, int64_t end, int thread, char *scratch) {
+  const mpg_fused_head *head = &r->fused->head;
+  const mpg_fused_value *value = &r->fused->values[head->value];
+  for (int64_t row = begin; row < end; row += r->panel) {
+    float *out = value->operand == MPG_FUSED_PANEL ? (float *)(void *)(scratch + r->product) : (float *)outside(r, value->operand) + row * r->inner;
+    MPG_TRY(mpg_cpu_panel(&r->head, &r->panels, thread, row / r->panel, out));
+    MPG_TRY(run_tiles(r, row, end - row < r->panel ? end : row + r->panel, scratch));
+  }
+  return MPG_OK;
 }
 
 /* The row at which a piece begins: that of a tile, or of a chunk. */
@@ -134,7 +148,13 @@ static int64_t begin_of(const run *r, int64_t piece) {
 
 static void run_pieces(void *context, int64_t begin, int64_t end) {
   run *r = context;
-  for (int64_t piece = begin; piece < end; piece++) run_tiles(r, begin_of(r, piece), begin_of(r, piece + 1), r->scratch + (size_t)piece * r->stride);
+  for (int64_t piece = begin; piece < end; piece++) {
+    int64_t first = begin_of(r, piece), last = begin_of(r, piece + 1);
+    char *scratch = r->scratch + (size_t)piece * r->stride;
+    for (uint32_t i = 0; i < r->fused->num_folds; i++) mpg_cpu_fold_begin(scratch + r->state_at[i]);
+    mpg_status status = r->panel ? run_panels(r, first, last, (int)piece, scratch) : run_tiles(r, first, last, scratch);
+    if (status != MPG_OK) __atomic_store_n(&r->status, status, __ATOMIC_RELAXED);
+  }
 }
 
 static void find_folds(run *r) {
@@ -150,16 +170,17 @@ static void find_folds(run *r) {
   }
 }
 
-/* Whether the folds' chunks are made of blocks of so many elements. */
+/* Whether the folds' chunks and the head's panels are made of blocks of so many elements. */
 static bool chunks_of(const run *r, int64_t elements) {
+  if (r->panel_elements && r->panel_elements % elements) return false;
   for (uint32_t i = 0; i < r->fused->num_folds; i++)
     if (r->folds[i].chunks > 1 && r->folds[i].chunk * r->folds[i].inner % elements) return false;
   return true;
 }
 
-/* Blocks that are whole chunks of every fold. */
+/* Blocks that are whole panels, and whole chunks of every fold. */
 static int64_t find_grain(const run *r) {
-  int64_t grain = r->fused->num_folds != 0;
+  int64_t grain = r->panel ? r->panel : r->fused->num_folds != 0;
   for (uint32_t i = 0; i < r->fused->num_folds; i++) {
     const mpg_fold *fold = &r->folds[i];
     int64_t chunk = fold->chunk * fold->inner / r->inner, a = grain, b = chunk;
@@ -183,6 +204,7 @@ static void cut(run *r) {
   r->inner = r->step = r->blocks = r->tiles = r->rows = 1;
   if (all > TILE && fused->split >= 0) {
     find_folds(r);
+    if (fused->head.op) r->panel_elements = mpg_product_panel(&fused->head.product, r->call->num_threads) * fused->head.product.n;
     r->split = fused->ndim - 1;
     while (r->split > 0 && (r->split > fused->split || (r->inner * fused->dims[r->split] <= TILE && chunks_of(r, r->inner * fused->dims[r->split]))))
       r->inner *= fused->dims[r->split--];
@@ -193,12 +215,14 @@ static void cut(run *r) {
     for (int d = 0; d < r->split; d++) outer *= fused->dims[d];
     r->tiles = outer * r->blocks;
     r->rows = outer * dim;
+    r->panel = r->panel_elements / r->inner;
     r->grain = find_grain(r);
   } else {
     r->inner = all;
   }
   int64_t threads = all * fused->num_members / WORK, most = r->grain ? r->rows / r->grain : r->tiles;
   r->pieces = threads < 1 ? 1 : threads < r->call->num_threads ? threads : r->call->num_threads;
+  if (r->panel) r->pieces = mpg_panel_threads(r->call, &fused->head.product);
   if (r->pieces > most) r->pieces = most;
 }
 
@@ -217,6 +241,8 @@ static void lay_out(run *r) {
     r->state_at[i] = at;
     at += r->folds[i].state_bytes;
   }
+  r->product = at;
+  if (r->panel && fused->values[fused->head.value].operand == MPG_FUSED_PANEL) at += mpg_align_up((size_t)(r->panel * r->inner) * sizeof(float), 64);
   r->reduction = at;
   if (fused->reduces) at += 2 * mpg_align_up(elements * sizeof(double), 64);
   r->stride = mpg_align_up(at, 4096); /* threads write to pages of their own */
@@ -233,6 +259,11 @@ mpg_status MPG_CPU_NAME(fused)(const mpg_kernel_call *call) {
   if (!r.scratch) return MPG_DEVICE_OUT_OF_MEMORY;
   if (r.split < 0) return run_whole(&r);
   for (uint32_t i = 0; i < folds; i++) r.partials[i] = i ? r.partials[i - 1] + r.folds[i - 1].partial_bytes : r.scratch + threads;
+  if (r.panel) {
+    r.head = *call;
+    r.head.op = r.fused->head.op;
+    MPG_TRY(mpg_cpu_panels_begin(&r.head, &r.fused->head.product, call->inputs + r.fused->head.first_input, (int)r.fused->head.num_inputs, (int)r.pieces, &r.panels));
+  }
   mpg_cpu_parallel_for(call, r.pieces, 1, run_pieces, &r);
   if (r.status != MPG_OK) return mpg_fail(r.status, "%s: a member of the fused group failed", r.fused->name);
   for (uint32_t k = 0, i = 0; i < folds; k++) {

@@ -43,7 +43,8 @@ typedef struct mpg_onednn_key {
 } mpg_onednn_key;
 typedef enum mpg_onednn_kind { MPG_ONEDNN_MATMUL = 1, MPG_ONEDNN_CONVOLUTION, MPG_ONEDNN_CONVOLUTION_DATA, MPG_ONEDNN_CONVOLUTION_WEIGHT,
   MPG_ONEDNN_PACK_CONVOLUTION, MPG_ONEDNN_PACKED_CONVOLUTION,
-  MPG_ONEDNN_PACK_MATMUL, MPG_ONEDNN_PACKED_MATMUL } mpg_onednn_kind;
+  MPG_ONEDNN_PACK_MATMUL, MPG_ONEDNN_PACKED_MATMUL,
+  MPG_ONEDNN_PACK_PANELS, MPG_ONEDNN_PANEL } mpg_onednn_kind;
 
 /* One step of a prepared operation: a primitive, and for each argument which slot of memory it works on. */
 enum { MPG_ONEDNN_SLOTS = 12, MPG_ONEDNN_STEPS = 4, MPG_ONEDNN_ARGS = 6 };
@@ -60,7 +61,7 @@ typedef struct mpg_onednn_prepared {
   int num_steps, num_outer, num_slots;
   mpg_onednn_step steps[MPG_ONEDNN_STEPS];
   dnnl_memory_t memory[MPG_ONEDNN_SLOTS]; /* owned */
-  size_t offset[MPG_ONEDNN_SLOTS];        /* of the inner slots in the scratch buffer */
+  size_t offset[MPG_ONEDNN_SLOTS];        /* of the inner slots in the scratch buffer; free for the builder's use of others */
   size_t scratch;                         /* bytes */
 } mpg_onednn_prepared;
 

@@ -1,0 +1,37 @@
+/* Products made panel by panel (op/product.h): each panel by one thread, threads taking different ones, and with the weight packed once, so that
+ * panels cost no more than the product as a whole. Whoever calls holds the device's MPG_SCRATCH_LIBRARY until the last panel is made.
+ */
+#ifndef KERNELS_CPU_PANELS_H
+#define KERNELS_CPU_PANELS_H
+
+#include "kernels/cpu/cpu.h"
+#include "op/product.h"
+
+enum { MPG_PANEL_THREADS = 64 };
+
+typedef struct mpg_panels {
+  mpg_product product;
+  int64_t count;
+  const float *a, *b, *bias; /* bias NULL: none */
+  const void *prepared[MPG_PANEL_THREADS]; /* oneDNN's, per thread; NULL: not in use */
+  char *packed, *scratch;
+  size_t scratch_bytes; /* of a thread */
+} mpg_panels;
+
+#define mpg_cpu_panels_begin MPG_CPU_NAME(panels_begin)
+#define mpg_cpu_panel MPG_CPU_NAME(panel)
+#define mpg_cpu_panels MPG_CPU_NAME(panels)
+/* inputs: a, b and maybe the bias. threads: that will make panels, at most MPG_PANEL_THREADS. */
+mpg_status mpg_cpu_panels_begin(const mpg_kernel_call *call, const mpg_product *product, const mpg_view *inputs, int num_inputs, int threads, mpg_panels *panels);
+/* One panel, by the thread of that number, into `out`. */
+mpg_status mpg_cpu_panel(const mpg_kernel_call *call, const mpg_panels *panels, int thread, int64_t panel, float *out);
+/* The op by itself: all of them. */
+mpg_status mpg_cpu_panels(const mpg_kernel_call *call, const mpg_product *product);
+
+static inline int mpg_panel_threads(const mpg_kernel_call *call, const mpg_product *product) {
+  int64_t most = product->m / mpg_product_panel(product, call->num_threads) / 2;
+  if (most > MPG_PANEL_THREADS) most = MPG_PANEL_THREADS;
+  return call->num_threads < most ? call->num_threads : (int)most;
+}
+
+#endif
