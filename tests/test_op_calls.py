@@ -227,7 +227,7 @@ def test_failures_in_other_modes():
 
 def test_ctrl_c_while_waiting():
     code = """
-import os, signal, threading, time
+import os, signal, sys, threading, time
 import mpgluon as mx
 from mpgluon import nd
 big = nd.ones((1500, 1500))
@@ -240,6 +240,7 @@ try:
 except KeyboardInterrupt:
     print("interrupted")
 print(nd.ones(2, ctx=mx.cpu(1)).asnumpy().tolist())
+sys.stdout.flush()
 os._exit(0)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
