@@ -173,17 +173,32 @@ void mpg_gradient_convolution(mpg_gradient *g) {
   if (g->num_inputs == 3 && g->needed[2]) g->in_grads[2] = mpg_emit_channel_sum(g, g->out_grads[0], (mpg_layout)params.layout);
 }
 
-static mpg_status infer_backward(mpg_infer *infer) {
+/* The result's shape is a parameter; the other shape is input 1's, and out_grad must be what the two make. */
+static mpg_status infer_backward(mpg_infer *infer, bool of_data) {
   const mpg_convolution_backward_params *p = infer->params;
   mpg_dtype dtype;
   mpg_shape shape;
   MPG_TRY(common_dtype(infer, &dtype));
   MPG_TRY(mpg_infer_tuple_shape(infer, &p->shape, &shape));
   mpg_infer_set(infer, 0, &shape, dtype);
-  return MPG_OK;
+  const mpg_shape *other = &infer->inputs[1].shape;
+  if (!mpg_shape_known(other)) return MPG_OK;
+  if (shape.ndim < 3 || shape.ndim > 5 || other->ndim != shape.ndim) return mpg_infer_fail(infer, "data and weight have 3 to 5 axes, both as many");
+  mpg_layout layout = (mpg_layout)p->layout;
+  mpg_shape data = mpg_data_first(of_data ? &shape : other, layout), weight = mpg_weight_first(of_data ? other : &shape, layout);
+  mpg_shape out = {.ndim = data.ndim, .dims = {data.dims[0], weight.dims[0]}};
+  int64_t groups = p->num_group, channels;
+  if (groups < 1 || weight.dims[0] % groups || __builtin_mul_overflow(weight.dims[1], groups, &channels) || channels != data.dims[1])
+    return mpg_infer_fail(infer, "the channels of data and weight do not fit %lld groups", (long long)groups);
+  for (int i = 2; i < data.ndim; i++) {
+    out.dims[i] = places(data.dims[i], weight.dims[i], mpg_tuple_at(&p->stride, i - 2, 1), mpg_tuple_at(&p->dilate, i - 2, 1), mpg_tuple_at(&p->pad, i - 2, 0));
+    if (out.dims[i] < 0) return mpg_infer_fail(infer, "the kernel is larger than the padded data along axis %d", i);
+  }
+  out = mpg_data_laid(&out, layout);
+  return mpg_infer_expect_shape(infer, 0, &out);
 }
-mpg_status mpg_infer_convolution_backward_data(mpg_infer *infer) { return infer_backward(infer); }
-mpg_status mpg_infer_convolution_backward_weight(mpg_infer *infer) { return infer_backward(infer); }
+mpg_status mpg_infer_convolution_backward_data(mpg_infer *infer) { return infer_backward(infer, true); }
+mpg_status mpg_infer_convolution_backward_weight(mpg_infer *infer) { return infer_backward(infer, false); }
 
 /* dx = D(dy, w) is linear in both: its gradient in dy is the convolution, in w the weight gradient with dy. */
 void mpg_gradient_convolution_backward_data(mpg_gradient *g) {
@@ -381,10 +396,10 @@ void mpg_pooling_window(const mpg_pooling_params *p, const mpg_shape *data_shape
   }
 }
 
-mpg_status mpg_infer_pooling(mpg_infer *infer) {
+/* The shape of what pooling makes of `data`; unknown as that is. */
+static mpg_status pooled_shape(mpg_infer *infer, const mpg_desc *data, mpg_shape *result) {
   const mpg_pooling_params *p = infer->params;
-  const mpg_desc *data = &infer->inputs[0];
-  infer->outputs[0].dtype = data->dtype;
+  *result = MPG_SHAPE_UNKNOWN;
   if (p->pool_type == POOL_LP && !p->p_value.present) return mpg_infer_fail(infer, "pool_type='lp' needs p_value");
   if (!p->global_pool) MPG_TRY(check_window(infer, &p->kernel, &p->stride, NULL, &p->pad));
   if (data->shape.ndim < 0) return MPG_OK;
@@ -412,8 +427,14 @@ mpg_status mpg_infer_pooling(mpg_infer *infer) {
       out.dims[i + 2] = 1 + (p->pooling_convention == CONVENTION_FULL ? (steps + stride - 1) / stride : steps / stride);
     }
   }
-  out = mpg_data_laid(&out, layout);
-  mpg_infer_set(infer, 0, &out, data->dtype);
+  *result = mpg_data_laid(&out, layout);
+  return MPG_OK;
+}
+
+mpg_status mpg_infer_pooling(mpg_infer *infer) {
+  mpg_shape out;
+  MPG_TRY(pooled_shape(infer, &infer->inputs[0], &out));
+  mpg_infer_set(infer, 0, &out, infer->inputs[0].dtype);
   return MPG_OK;
 }
 
@@ -422,7 +443,13 @@ void mpg_gradient_pooling(mpg_gradient *g) {
 }
 
 mpg_status mpg_infer_pooling_backward(mpg_infer *infer) {
-  if (infer->inputs[1].shape.ndim >= 0) mpg_infer_set(infer, 0, &infer->inputs[1].shape, infer->inputs[1].dtype);
+  const mpg_desc *data = &infer->inputs[1];
+  mpg_shape out;
+  if (!mpg_shape_known(&data->shape)) return MPG_OK;
+  MPG_TRY(pooled_shape(infer, data, &out));
+  MPG_TRY(mpg_infer_expect_shape(infer, 0, &out));
+  MPG_TRY(mpg_infer_expect_shape(infer, 2, &out));
+  mpg_infer_set(infer, 0, &data->shape, data->dtype);
   return MPG_OK;
 }
 
@@ -438,7 +465,10 @@ void mpg_gradient_pooling_backward(mpg_gradient *g) {
                                             : mpg_emit1(g, MPG_OP_Pooling, p, g->out_grads[0]);
 }
 
-mpg_status mpg_infer_pooling_at_max(mpg_infer *infer) { return mpg_infer_pooling(infer); }
+mpg_status mpg_infer_pooling_at_max(mpg_infer *infer) {
+  if (mpg_shape_known(&infer->inputs[0].shape)) MPG_TRY(mpg_infer_expect_shape(infer, 1, &infer->inputs[0].shape));
+  return mpg_infer_pooling(infer);
+}
 
 void mpg_gradient_pooling_at_max(mpg_gradient *g) { /* the third input is not read for the largest */
   if (g->needed[0]) g->in_grads[0] = mpg_emit3(g, MPG_OP__backward_Pooling, g->params, g->out_grads[0], g->inputs[1], g->out_grads[0]);

@@ -71,7 +71,16 @@ mpg_status mpg_infer_layer_norm_backward(mpg_infer *infer) {
   return mpg_infer_expect_shape(infer, 4, &moments);
 }
 
-mpg_status mpg_infer_group_norm_backward(mpg_infer *infer) { return infer_backward(infer); }
+mpg_status mpg_infer_group_norm_backward(mpg_infer *infer) {
+  const mpg_shape *data = &infer->inputs[1].shape, *gamma = &infer->inputs[2].shape;
+  MPG_TRY(infer_backward(infer));
+  if (!mpg_shape_known(data) || !mpg_shape_known(gamma)) return MPG_OK;
+  if (data->ndim < 2 || gamma->ndim != 1 || gamma->dims[0] == 0 || data->dims[1] % gamma->dims[0])
+    return mpg_infer_fail(infer, "gamma has an element for each group, which axis 1 of data divides into");
+  mpg_shape moments = {.ndim = 2, .dims = {data->dims[0], gamma->dims[0]}};
+  MPG_TRY(mpg_infer_expect_shape(infer, 3, &moments));
+  return mpg_infer_expect_shape(infer, 4, &moments);
+}
 
 /* Emits a backward op on (out_grad, data, gamma, mean, deviation); gradients that flow into the statistics are not followed, as in
  * MXNet. */

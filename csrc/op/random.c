@@ -73,6 +73,13 @@ mpg_status mpg_infer_sample_multinomial(mpg_infer *infer) {
 }
 
 mpg_status mpg_infer_backward_sample_multinomial(mpg_infer *infer) {
+  const mpg_shape *grad = &infer->inputs[0].shape, *data = &infer->inputs[1].shape;
+  if (mpg_shape_known(grad) && mpg_shape_known(data)) {
+    if (data->ndim < 1) return mpg_infer_fail(infer, "data must have at least one axis");
+    MPG_TRY(mpg_infer_expect_shape(infer, 2, grad));
+    int64_t rows = mpg_shape_product(data, 0, data->ndim - 1), count = mpg_shape_size(grad);
+    if (rows ? count % rows : count) return mpg_infer_fail(infer, "grad has as many elements for each row of data");
+  }
   mpg_infer_set(infer, 0, &infer->inputs[1].shape, infer->inputs[1].dtype);
   return MPG_OK;
 }
@@ -146,8 +153,14 @@ void mpg_gradient_dropout_part(mpg_gradient *g) {
 }
 
 mpg_status mpg_infer_dropout_apply(mpg_infer *infer) {
+  const mpg_shape *data = &infer->inputs[0].shape, *mask = &infer->inputs[1].shape;
   MPG_TRY(mpg_infer_expect_dtype(infer, 1, MPG_UINT8));
-  mpg_infer_set(infer, 0, &infer->inputs[0].shape, infer->inputs[0].dtype);
+  if (mpg_shape_known(data) && mpg_shape_known(mask)) {
+    bool fits = mask->ndim == data->ndim;
+    for (int i = 0; fits && i < data->ndim; i++) fits = mask->dims[i] == data->dims[i] || mask->dims[i] == 1;
+    if (!fits) return mpg_infer_fail(infer, "the mask has the shape of data, or size 1 along some of its axes");
+  }
+  mpg_infer_set(infer, 0, data, infer->inputs[0].dtype);
   return MPG_OK;
 }
 

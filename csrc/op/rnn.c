@@ -122,6 +122,8 @@ mpg_status mpg_infer_rnn_separate(mpg_infer *infer) {
   return MPG_OK;
 }
 
+enum { MPG_RNN_RESULTS = 4 }; /* output, up to two states, reserve */
+
 /* Inputs of _rnn_backward: the forward inputs, output, reserve, then the gradients of output and (state_outputs) states. */
 static int backward_forward_inputs(const mpg_rnn_backward_params *params) {
   const mpg_rnn_params *rnn = (const mpg_rnn_params *)params;
@@ -139,6 +141,22 @@ mpg_status mpg_infer_rnn_backward(mpg_infer *infer) {
   const mpg_rnn_params *rnn = infer->params;
   int expected = count + 2 + 1 + (rnn->state_outputs ? (rnn->mode == MPG_RNN_LSTM ? 2 : 1) : 0);
   if (infer->num_inputs != expected) return mpg_infer_fail(infer, "takes %d arrays", expected);
+  /* The forward op's rules tell all shapes. */
+  mpg_desc results[MPG_RNN_RESULTS];
+  for (int i = 0; i < MPG_RNN_RESULTS; i++) results[i] = (mpg_desc){MPG_SHAPE_UNKNOWN, MPG_DTYPE_NONE};
+  const mpg_rnn_backward_params *params = infer->params;
+  mpg_infer forward = *infer;
+  forward.num_inputs = count;
+  forward.num_outputs = expected - count - 1;
+  forward.outputs = results;
+  forward.train = params->dropped;
+  MPG_TRY(params->flat ? mpg_infer_rnn(&forward) : mpg_infer_rnn_separate(&forward));
+  int visible = forward.num_outputs - 1;
+  for (int i = 0; i < forward.num_outputs + 1; i++) { /* output, reserve, gradients of what is visible */
+    const mpg_desc *desc = &results[i == 0 ? 0 : i == 1 ? visible : i - 2];
+    MPG_TRY(mpg_infer_expect_dtype(infer, count + i, desc->dtype));
+    if (mpg_shape_known(&desc->shape)) MPG_TRY(mpg_infer_expect_shape(infer, count + i, &desc->shape));
+  }
   for (int i = 0; i < count; i++) infer->outputs[i] = infer->inputs[i];
   return MPG_OK;
 }

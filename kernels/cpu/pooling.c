@@ -94,6 +94,7 @@ MPG_CPU_KERNEL(pooling) {
   const mpg_view *data = &call->inputs[0], *out = &call->outputs[0];
   pooling t;
   int64_t planes = setup(&t, call->params, &data->desc.shape, &out->desc.shape);
+  if (planes == 0) return MPG_OK;
   t.data = data->data, t.out = out->data;
   mpg_cpu_parallel_for(call, planes, grain(&t), t.last ? INSTANCE(data->desc.dtype, forward_last) : INSTANCE(data->desc.dtype, forward), &t);
   return MPG_OK;
@@ -103,6 +104,7 @@ MPG_CPU_KERNEL(pooling_backward) {
   const mpg_view *grad = &call->inputs[0], *data = &call->inputs[1];
   pooling t;
   int64_t planes = setup(&t, call->params, &data->desc.shape, &grad->desc.shape);
+  if (planes == 0) return MPG_OK;
   t.data = data->data, t.grad = grad->data, t.result = call->inputs[2].data, t.out = call->outputs[0].data;
   mpg_cpu_parallel_for(call, planes, grain(&t), t.last ? INSTANCE(data->desc.dtype, backward_last) : INSTANCE(data->desc.dtype, backward), &t);
   return MPG_OK;
@@ -112,6 +114,7 @@ MPG_CPU_KERNEL(pooling_at_max) {
   const mpg_view *data = &call->inputs[1], *out = &call->outputs[0];
   pooling t;
   int64_t planes = setup(&t, call->params, &data->desc.shape, &out->desc.shape);
+  if (planes == 0) return MPG_OK;
   t.data = data->data, t.grad = call->inputs[0].data, t.out = out->data;
   mpg_cpu_parallel_for(call, planes, grain(&t), t.last ? INSTANCE(data->desc.dtype, at_max_last) : INSTANCE(data->desc.dtype, at_max), &t);
   return MPG_OK;
@@ -121,6 +124,7 @@ MPG_CPU_KERNEL(max_pooling) {
   const mpg_view *data = &call->inputs[0], *out = &call->outputs[0];
   pooling t;
   int64_t pieces = setup(&t, call->params, &data->desc.shape, &out->desc.shape);
+  if (pieces == 0) return MPG_OK;
   t.data = data->data, t.out = out->data, t.index = call->outputs[1].data;
   mpg_cpu_parallel_for(call, pieces, grain(&t), INSTANCE(data->desc.dtype, forward_index), &t);
   return MPG_OK;
@@ -132,6 +136,7 @@ MPG_CPU_KERNEL(max_pooling_backward) {
   mpg_pooling_params params = {.kernel = p->kernel, .pool_type = POOL_MAX, .stride = p->stride, .pad = p->pad, .layout = 5 /* NWC, or alike */};
   pooling t;
   int64_t pieces = setup(&t, &params, &data->desc.shape, &grad->desc.shape);
+  if (pieces == 0) return MPG_OK;
   t.grad = grad->data, t.out = data->data, t.index = call->inputs[1].data;
   mpg_cpu_parallel_for(call, pieces, grain(&t), INSTANCE(data->desc.dtype, backward_index), &t);
   return MPG_OK;
