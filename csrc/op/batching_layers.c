@@ -144,6 +144,17 @@ mpg_status mpg_batching_softmax_output(mpg_batching *b) {
   return mpg_batching_all_first(b);
 }
 
+/* data: (time, batch, classes); labels and lengths: the batch first. */
+mpg_status mpg_batching_ctc_loss(mpg_batching *b) {
+  int first = mpg_batching_first(b);
+  for (int i = 0; i < b->num_inputs; i++) {
+    if (b->in[i].kind == MPG_BATCH_SAME) return mpg_batching_fail(b, first, "its other input is the same for every micro-batch");
+    if (mpg_batching_divided(b, i) && b->in[i].axis != (i == 0)) return mpg_batching_fail_along(b, i);
+  }
+  mpg_batching_set(b, 0, 0, first);
+  return MPG_OK;
+}
+
 /* data: (time, batch, features); state: (layers, batch, features). */
 static mpg_status recurrent(mpg_batching *b, int first_state, bool bidirectional, int states) {
   int num_states = states < b->num_inputs - first_state ? states : b->num_inputs - first_state;

@@ -1,5 +1,7 @@
 """Samples of output layers. Their gradients are not those of their outputs: tests/test_output_layers.py checks them by formula."""
 
+import itertools
+
 import numpy as np
 
 from samples.base import Sample
@@ -26,6 +28,36 @@ def svm_back(y, label, margin=1.0, regularization_coefficient=1.0, use_linear=Fa
     return -sign * slope * regularization_coefficient
 
 
+def ctc_loss(x, label, *lengths, use_data_lengths=False, use_label_lengths=False, blank_label="first"):
+    """By going through all paths: what each spells is compared with the label."""
+    lengths = list(lengths)
+    frames = lengths.pop(0).astype(int) if use_data_lengths else [len(x)] * x.shape[1]
+    blank, padding = (0, 0) if blank_label == "first" else (x.shape[2] - 1, -1)
+    counts = lengths.pop(0).astype(int) if use_label_lengths else [int(np.cumprod(row != padding).sum()) for row in label]
+    losses = []
+    for n, (steps, count) in enumerate(zip(frames, counts)):
+        wanted, p = [int(k) for k in label[n, :count]], softmax(x[:steps, n])
+        total = 0.0
+        for path in itertools.product(range(x.shape[2]), repeat=int(steps)):
+            if [k for k, before in zip(path, (None, *path)) if k != before and k != blank] == wanted:
+                total += np.prod(p[np.arange(steps), path])
+        losses.append(-np.log(total) if total else 0.0)
+    return np.array(losses)
+
+
+def ctc_loss_back(head, x, label, *lengths, **params):
+    """By differences."""
+    result, step = np.zeros(x.shape), 1e-5
+    for place in np.ndindex(x.shape):
+        ends = []
+        for sign in (1, -1):
+            moved = x.copy()
+            moved[place] += sign * step
+            ends.append(ctc_loss(moved, label, *lengths, **params)[place[1]])
+        result[place] = head[place[1]] * (ends[0] - ends[1]) / (2 * step)
+    return result
+
+
 def make_loss_back(x, grad_scale=1.0, valid_thresh=0.0, normalization="null"):
     divisor = {"null": 1, "batch": len(x), "valid": max(1, (x > valid_thresh).sum())}[normalization]
     return np.full(x.shape, grad_scale / divisor)
@@ -33,6 +65,15 @@ def make_loss_back(x, grad_scale=1.0, valid_thresh=0.0, normalization="null"):
 
 def same(x, *_, **__):
     return x
+
+
+CTC = [
+    ("padded", [np.array([[1, 2], [2, 0]])], {}),
+    ("last", [np.array([[0, 0], [1, -1]])], {"blank_label": "last"}),
+    ("lengths", [np.array([[1, 2], [1, 1]]), np.array([3, 2]), np.array([1, 2])], {"use_data_lengths": True, "use_label_lengths": True}),
+    ("too_long", [np.array([[1, 1], [0, 0]]), np.array([2, 0])], {"use_data_lengths": True}),
+    ("only_labels", [np.array([[1, 2], [2, 2]]), np.array([0, 1])], {"use_label_lengths": True}),
+]
 
 
 def labelled(op_reference, params=None, **more):
@@ -60,6 +101,11 @@ SAMPLES = {
     "LogisticRegressionOutput": pairs(lambda x, _, **__: 1 / (1 + np.exp(-x))),
     "SVMOutput": labelled(same),
     "_backward_SVMOutput": [*labelled(svm_back), *labelled(svm_back, {"use_linear": True, "margin": 0.5})],
+    "CTCLoss": [Sample([(4, 2, 3), *more], params, ctc_loss, grad=(0,), dtypes=("float32", "float64"), name=name) for name, more, params in CTC],
+    "_backward_CTCLoss": [
+        Sample([(2,), (4, 2, 3), *more], params, ctc_loss_back, grad=False, dtypes=("float32", "float64"), rtol=1e-4, atol=1e-6, name=name)
+        for name, more, params in CTC
+    ],
     "MakeLoss": [Sample([(3, 4)], {"grad_scale": 2.0}, same, grad=False)],
     "_backward_MakeLoss": [Sample([(3, 4)], {"grad_scale": 2.0, "normalization": n}, make_loss_back, grad=False) for n in ("null", "batch", "valid")],
 }
