@@ -126,10 +126,10 @@ static mpg_status take_step(running *r, int64_t step) {
   const mpg_loop *loop = r->loop;
   MPG_TRY(mpg_grow((void **)&r->rows, &r->rows_capacity, r->num_rows + r->num_outputs, sizeof *r->rows));
   MPG_TRY(call_body(r, &loop->step, step));
-  memcpy(r->rows + r->num_rows, r->results, r->num_outputs * sizeof *r->rows);
+  if (r->num_outputs) memcpy(r->rows + r->num_rows, r->results, r->num_outputs * sizeof *r->rows);
   r->num_rows += r->num_outputs;
   clear(r->states, loop->num_states);
-  memcpy(r->states, r->results + r->num_outputs, loop->num_states * sizeof *r->states);
+  if (loop->num_states) memcpy(r->states, r->results + r->num_outputs, loop->num_states * sizeof *r->states);
   for (uint32_t i = 0; i < loop->num_data; i++) mpg_array_clear(&r->slices[(size_t)i * (size_t)loop->limit + (size_t)step]);
   return MPG_OK;
 }
