@@ -30,8 +30,9 @@ static mpg_status sum(mpg_run *run, void *payload) {
     mpg_kernel_call call = {.op = mpg_op_get(MPG_OP_add_n), .params = &params, .device = run->device, .num_threads = run->num_threads,
                             .num_inputs = (int)j->num_replicas, .num_outputs = 1, .inputs = views, .outputs = &views[j->home]};
     MPG_TRY(j->kernel(&call));
-    for (uint32_t r = 0; j->everywhere && r < j->num_replicas; r++)
-      if (r != j->home) memcpy(views[r].data, views[j->home].data, bytes_of(&views[r].desc));
+    size_t bytes = j->everywhere ? bytes_of(&views[j->home].desc) : 0;
+    for (uint32_t r = 0; bytes && r < j->num_replicas; r++)
+      if (r != j->home) memcpy(views[r].data, views[j->home].data, bytes);
   }
   if (begin) mpg_profiler_record(run->device, &(mpg_event){.name = name, .kind = MPG_EVENT_OP, .peer = -1, .bytes = j->bytes, .begin_ns = begin, .end_ns = mpg_clock_ns()});
   return MPG_OK;
