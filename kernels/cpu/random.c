@@ -21,6 +21,7 @@
 #include "base/memory.h"
 #include "device/device.h"
 #define MPG_MATH_WITHOUT_FMA
+#include "kernels/common/draw.h"
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/philox_words.h"
 #include "kernels/cpu/vector_math.h"
@@ -28,16 +29,6 @@
 enum { WORDS = 2 * MPG_CPU_BLOCK + 8 };
 
 enum { WORD_BUFFER = WORDS + 8 };
-
-/* (0, 1): never 0, and 1 only where a word rounds up to 2^32. */
-static inline float open_uniform(uint32_t word) { return (float)word * 0x1p-32f + 0x1p-33f; }
-static inline float sine_of_turns(uint32_t word, uint32_t quarters) { /* sin(2 pi (word / 2^32 + quarters / 4)) */
-  float turns = (float)(word >> 8) * 0x1p-22f; /* in quarters */
-  float shifted = turns + MPG_ROUNDER;
-  return mpg_sine_or_cosine((turns - (shifted - MPG_ROUNDER)) * 0x1.921fb6p+0f, mpg_float_bits(shifted) + quarters);
-}
-
-typedef enum distribution { UNIFORM, NORMAL, GAMMA, EXPONENTIAL, POISSON, NEGATIVE_BINOMIAL, GENERALIZED, INTEGERS } distribution;
 
 /* Runs of one set of parameters: elements [0, n) from position `position`. */
 static void uniform_run(mpg_random_key key, uint64_t position, int64_t n, bool wide, double low, double high, void *out) {
@@ -83,9 +74,9 @@ static void normal_run(mpg_random_key key, uint64_t position, int64_t n, bool wi
   int64_t pairs = ((int64_t)(position - first) + n + 1) / 2;
   const uint32_t *w = mpg_philox_words(key, first, 2 * pairs, buffer);
   for (int64_t q = 0; q < pairs; q++) {
-    float radius = sqrtf(-2.0f * mpg_logf(open_uniform(w[2 * q])));
-    z[2 * q] = radius * sine_of_turns(w[2 * q + 1], 1);
-    z[2 * q + 1] = radius * sine_of_turns(w[2 * q + 1], 0);
+    float radius = sqrtf(-2.0f * mpg_logf(mpg_open_uniform(w[2 * q])));
+    z[2 * q] = radius * mpg_sine_of_turns(w[2 * q + 1], 1);
+    z[2 * q + 1] = radius * mpg_sine_of_turns(w[2 * q + 1], 0);
   }
   const float *from = z + (position - first);
   for (int64_t i = 0; i < n; i++) to[i] = m + d * from[i];
@@ -101,72 +92,13 @@ static void exponential_run(mpg_random_key key, uint64_t position, int64_t n, bo
   const uint32_t *w = mpg_philox_words(key, position, n, buffer);
   float *to = out, r = (float)rate;
   for (int64_t i = 0; i < n; i++) {
-    float value = -mpg_logf(open_uniform(w[i])) / r;
+    float value = -mpg_logf(mpg_open_uniform(w[i])) / r;
     to[i] = value > 0 ? value : 0;
   }
 }
 
-/* One element's own stream of tries. */
-typedef struct stream {
-  mpg_random_key key;
-  uint64_t position;
-  uint64_t tries;
-} stream;
-static mpg_philox_block next(stream *s) { return mpg_philox(s->key.seed, s->key.call, s->position + (++s->tries << 40)); }
-static double to_unit(uint32_t word) { return ((double)word + 0.5) * 0x1p-32; }
-
-static double draw_gamma(stream *s, double alpha, double scale) { /* Marsaglia and Tsang */
-  if (!(alpha > 0) || !(scale > 0)) return alpha == 0 || scale == 0 ? 0 : (double)NAN;
-  double a = alpha < 1 ? alpha + 1 : alpha, d = a - 1.0 / 3, c = 1 / sqrt(9 * d);
-  for (;;) {
-    mpg_philox_block b = next(s);
-    double x = sqrt(-2 * log(to_unit(b.value[0]))) * cos(2 * M_PI * to_unit(b.value[1]));
-    double v = 1 + c * x;
-    if (v <= 0) continue;
-    v = v * v * v;
-    if (log(to_unit(b.value[2])) >= 0.5 * x * x + d - d * v + d * log(v)) continue;
-    double result = d * v * scale;
-    return alpha < 1 ? result * pow(to_unit(b.value[3]), 1 / alpha) : result;
-  }
-}
-
-static double draw_poisson(stream *s, double mean) {
-  if (!(mean > 0)) return mean == 0 ? 0 : (double)NAN;
-  if (mean > 1e15) return mean;
-  if (mean < 10) { /* how many uniform factors keep the product above exp(-mean) */
-    double limit = exp(-mean), product = 1;
-    for (double count = 0;;) {
-      mpg_philox_block b = next(s);
-      for (int i = 0; i < 4; i++, count++) {
-        product *= to_unit(b.value[i]);
-        if (product <= limit) return count;
-      }
-    }
-  }
-  /* Hörmann's transformed rejection (PTRS). */
-  double b = 0.931 + 2.53 * sqrt(mean), a = -0.059 + 0.02483 * b, inverse_alpha = 1.1239 + 1.1328 / (b - 3.4), v_r = 0.9277 - 3.6224 / (b - 2);
-  for (;;) {
-    mpg_philox_block words = next(s);
-    double u = to_unit(words.value[0]) - 0.5, v = to_unit(words.value[1]), us = 0.5 - fabs(u);
-    double k = floor((2 * a / us + b) * u + mean + 0.43);
-    if (us >= 0.07 && v <= v_r) return k;
-    if (k < 0 || (us < 0.013 && v > us)) continue;
-    int sign;
-    if (log(v) + log(inverse_alpha) - log(a / (us * us) + b) <= -mean + k * log(mean) - lgamma_r(k + 1, &sign)) return k;
-  }
-}
-
-static double draw(distribution kind, stream *s, double a, double b) {
-  switch (kind) {
-    case GAMMA: return draw_gamma(s, a, b);
-    case POISSON: return draw_poisson(s, a);
-    case NEGATIVE_BINOMIAL: return draw_poisson(s, draw_gamma(s, a, (1 - b) / b));
-    default: return draw_poisson(s, b == 0 ? a : draw_gamma(s, 1 / b, a * b));
-  }
-}
-
 typedef struct draw_plan {
-  distribution kind;
+  mpg_distribution kind;
   mpg_random_key key;
   mpg_dtype dtype;
   void *out;
@@ -186,10 +118,10 @@ static void draw_run(const draw_plan *p, int64_t begin, int64_t n, double a, dou
   uint64_t position = (uint64_t)begin + p->key.position;
   void *place = &result;
   switch (p->kind) {
-    case UNIFORM: uniform_run(p->key, position, n, wide, a, b, place); break;
-    case NORMAL: normal_run(p->key, position, n, wide, a, b, place); break;
-    case EXPONENTIAL: exponential_run(p->key, position, n, wide, a, place); break;
-    case INTEGERS: {
+    case MPG_DRAW_UNIFORM: uniform_run(p->key, position, n, wide, a, b, place); break;
+    case MPG_DRAW_NORMAL: normal_run(p->key, position, n, wide, a, b, place); break;
+    case MPG_DRAW_EXPONENTIAL: exponential_run(p->key, position, n, wide, a, place); break;
+    case MPG_DRAW_INTEGERS: {
       uint32_t buffer[WORD_BUFFER];
       const uint32_t *w = mpg_philox_words(p->key, 2 * position, 2 * n, buffer);
       for (int64_t i = 0; i < n; i++) {
@@ -202,8 +134,8 @@ static void draw_run(const draw_plan *p, int64_t begin, int64_t n, double a, dou
     default:
       compute = MPG_COMPUTE_F64;
       for (int64_t i = 0; i < n; i++) {
-        stream s = {p->key, position + (uint64_t)i, 0};
-        result.f64[i] = draw(p->kind, &s, a, b);
+        mpg_tries s = {p->key, position + (uint64_t)i, 0};
+        result.f64[i] = mpg_draw(p->kind, &s, a, b);
       }
   }
   mpg_cpu_store(compute, p->dtype, p->out, begin, n, place);
@@ -226,7 +158,7 @@ static void run_draw(void *context, int64_t begin, int64_t end) {
   }
 }
 
-static int64_t grain_of(distribution kind) { return kind == UNIFORM || kind == INTEGERS ? 16384 : kind == NORMAL || kind == EXPONENTIAL ? 4096 : 512; }
+static int64_t grain_of(mpg_distribution kind) { return kind == MPG_DRAW_UNIFORM || kind == MPG_DRAW_INTEGERS ? 16384 : kind == MPG_DRAW_NORMAL || kind == MPG_DRAW_EXPONENTIAL ? 4096 : 512; }
 
 MPG_CPU_KERNEL(random) {
   const mpg_view *out = &call->outputs[0];
@@ -243,16 +175,16 @@ MPG_CPU_KERNEL(random) {
     p.kind = kind_, p.a = (double)params->first, p.b = (double)params->second; \
     break;                                                                  \
   }
-    CASE(uniform, UNIFORM, low, high)
-    CASE(normal, NORMAL, loc, scale)
-    CASE(gamma, GAMMA, alpha, beta)
-    CASE(exponential, EXPONENTIAL, lam, lam)
-    CASE(poisson, POISSON, lam, lam)
-    CASE(negative_binomial, NEGATIVE_BINOMIAL, k, p)
-    CASE(generalized_negative_binomial, GENERALIZED, mu, alpha)
+    CASE(uniform, MPG_DRAW_UNIFORM, low, high)
+    CASE(normal, MPG_DRAW_NORMAL, loc, scale)
+    CASE(gamma, MPG_DRAW_GAMMA, alpha, beta)
+    CASE(exponential, MPG_DRAW_EXPONENTIAL, lam, lam)
+    CASE(poisson, MPG_DRAW_POISSON, lam, lam)
+    CASE(negative_binomial, MPG_DRAW_NEGATIVE_BINOMIAL, k, p)
+    CASE(generalized_negative_binomial, MPG_DRAW_GENERALIZED, mu, alpha)
     default: {
       const mpg_randint_params *params = call->params;
-      p.kind = INTEGERS, p.low = params->low, p.span = (uint64_t)params->high - (uint64_t)params->low;
+      p.kind = MPG_DRAW_INTEGERS, p.low = params->low, p.span = (uint64_t)params->high - (uint64_t)params->low;
     }
   }
   mpg_cpu_parallel_for(call, mpg_shape_size(&out->desc.shape), grain_of(p.kind), run_draw, &p);
@@ -265,13 +197,13 @@ MPG_CPU_KERNEL(sample) {
   draw_plan p = {.key = call->random, .dtype = out->desc.dtype, .out = out->data, .as = first->data, .param_dtype = first->desc.dtype,
                  .bs = call->num_inputs > 1 ? call->inputs[1].data : NULL, .each = params ? count / params : 1};
   switch (call->op->id) {
-    case MPG_OP__sample_uniform: p.kind = UNIFORM; break;
-    case MPG_OP__sample_normal: p.kind = NORMAL; break;
-    case MPG_OP__sample_gamma: p.kind = GAMMA; break;
-    case MPG_OP__sample_exponential: p.kind = EXPONENTIAL; break;
-    case MPG_OP__sample_poisson: p.kind = POISSON; break;
-    case MPG_OP__sample_negative_binomial: p.kind = NEGATIVE_BINOMIAL; break;
-    default: p.kind = GENERALIZED; break;
+    case MPG_OP__sample_uniform: p.kind = MPG_DRAW_UNIFORM; break;
+    case MPG_OP__sample_normal: p.kind = MPG_DRAW_NORMAL; break;
+    case MPG_OP__sample_gamma: p.kind = MPG_DRAW_GAMMA; break;
+    case MPG_OP__sample_exponential: p.kind = MPG_DRAW_EXPONENTIAL; break;
+    case MPG_OP__sample_poisson: p.kind = MPG_DRAW_POISSON; break;
+    case MPG_OP__sample_negative_binomial: p.kind = MPG_DRAW_NEGATIVE_BINOMIAL; break;
+    default: p.kind = MPG_DRAW_GENERALIZED; break;
   }
   mpg_cpu_parallel_for(call, count, grain_of(p.kind), run_draw, &p);
   return MPG_OK;

@@ -1,0 +1,89 @@
+/* What random draws are made of, for every backend; kernels/cpu/random.c documents the scheme. Define MPG_MATH_WITHOUT_FMA before. Stateless; any thread. */
+#ifndef KERNELS_COMMON_DRAW_H
+#define KERNELS_COMMON_DRAW_H
+
+#include <math.h>
+
+#include "base/philox.h"
+#include "kernels/cpu/vector_math.h"
+
+/* (0, 1): never 0, and 1 only where a word rounds up to 2^32. */
+MPG_ANYWHERE float mpg_open_uniform(uint32_t word) { return (float)word * 0x1p-32f + 0x1p-33f; }
+MPG_ANYWHERE float mpg_sine_of_turns(uint32_t word, uint32_t quarters) { /* sin(2 pi (word / 2^32 + quarters / 4)) */
+  float turns = (float)(word >> 8) * 0x1p-22f; /* in quarters */
+  float shifted = turns + MPG_ROUNDER;
+  return mpg_sine_or_cosine((turns - (shifted - MPG_ROUNDER)) * 0x1.921fb6p+0f, mpg_float_bits(shifted) + quarters);
+}
+
+typedef enum mpg_distribution {
+  MPG_DRAW_UNIFORM, MPG_DRAW_NORMAL, MPG_DRAW_GAMMA, MPG_DRAW_EXPONENTIAL, MPG_DRAW_POISSON, MPG_DRAW_NEGATIVE_BINOMIAL, MPG_DRAW_GENERALIZED, MPG_DRAW_INTEGERS
+} mpg_distribution;
+
+/* One element's own tries. */
+typedef struct mpg_tries {
+  mpg_random_key key;
+  uint64_t position;
+  uint64_t tries;
+} mpg_tries;
+MPG_ANYWHERE mpg_philox_block mpg_next_try(mpg_tries *s) { return mpg_philox(s->key.seed, s->key.call, s->position + (++s->tries << 40)); }
+MPG_ANYWHERE double mpg_unit_of(uint32_t word) { return ((double)word + 0.5) * 0x1p-32; }
+
+MPG_ANYWHERE double mpg_draw_gamma(mpg_tries *s, double alpha, double scale) { /* Marsaglia and Tsang */
+  if (!(alpha > 0) || !(scale > 0)) return alpha == 0 || scale == 0 ? 0 : (double)NAN;
+  double a = alpha < 1 ? alpha + 1 : alpha, d = a - 1.0 / 3, c = 1 / sqrt(9 * d);
+  for (;;) {
+    mpg_philox_block b = mpg_next_try(s);
+    double x = sqrt(-2 * log(mpg_unit_of(b.value[0]))) * cos(2 * M_PI * mpg_unit_of(b.value[1]));
+    double v = 1 + c * x;
+    if (v <= 0) continue;
+    v = v * v * v;
+    if (log(mpg_unit_of(b.value[2])) >= 0.5 * x * x + d - d * v + d * log(v)) continue;
+    double result = d * v * scale;
+    return alpha < 1 ? result * pow(mpg_unit_of(b.value[3]), 1 / alpha) : result;
+  }
+}
+
+MPG_ANYWHERE double mpg_log_factorial(double k) {
+#ifdef __CUDA_ARCH__
+  return lgamma(k + 1);
+#else
+  int sign;
+  return lgamma_r(k + 1, &sign);
+#endif
+}
+
+MPG_ANYWHERE double mpg_draw_poisson(mpg_tries *s, double mean) {
+  if (!(mean > 0)) return mean == 0 ? 0 : (double)NAN;
+  if (mean > 1e15) return mean;
+  if (mean < 10) { /* how many uniform factors keep the product above exp(-mean) */
+    double limit = exp(-mean), product = 1;
+    for (double count = 0;;) {
+      mpg_philox_block b = mpg_next_try(s);
+      for (int i = 0; i < 4; i++, count++) {
+        product *= mpg_unit_of(b.value[i]);
+        if (product <= limit) return count;
+      }
+    }
+  }
+  /* Hörmann's transformed rejection (PTRS). */
+  double b = 0.931 + 2.53 * sqrt(mean), a = -0.059 + 0.02483 * b, inverse_alpha = 1.1239 + 1.1328 / (b - 3.4), v_r = 0.9277 - 3.6224 / (b - 2);
+  for (;;) {
+    mpg_philox_block words = mpg_next_try(s);
+    double u = mpg_unit_of(words.value[0]) - 0.5, v = mpg_unit_of(words.value[1]), us = 0.5 - fabs(u);
+    double k = floor((2 * a / us + b) * u + mean + 0.43);
+    if (us >= 0.07 && v <= v_r) return k;
+    if (k < 0 || (us < 0.013 && v > us)) continue;
+    if (log(v) + log(inverse_alpha) - log(a / (us * us) + b) <= -mean + k * log(mean) - mpg_log_factorial(k)) return k;
+  }
+}
+
+MPG_ANYWHERE double mpg_draw(mpg_distribution kind, mpg_tries *s, double a, double b) {
+  switch (kind) {
+    case MPG_DRAW_GAMMA: return mpg_draw_gamma(s, a, b);
+    case MPG_DRAW_POISSON: return mpg_draw_poisson(s, a);
+    case MPG_DRAW_NEGATIVE_BINOMIAL: return mpg_draw_poisson(s, mpg_draw_gamma(s, a, (1 - b) / b));
+    default: return mpg_draw_poisson(s, b == 0 ? a : mpg_draw_gamma(s, 1 / b, a * b));
+  }
+}
+
+#endif
