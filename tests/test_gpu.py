@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import mpgluon as mx
-from mpgluon import _core, autograd
+from mpgluon import _core, autograd, gluon
+from mpgluon.gluon import nn
 from samples.base import all_samples
 from test_ops import call, mode, place
 
@@ -23,6 +24,7 @@ CASES = [pytest.param(name, sample, id=f"{name}-{sample.name or index}") for nam
 
 # Of values: relative, and absolute for an array whose largest element is 1 or less, in proportion for others: where terms cancel, what is left has
 # the error of the terms. Halves may differ by their last bit where the sum before it did.
+EXACT = {"Dropout", "_dropout_draw", "_dropout_part", "_dropout_apply", "_random_randint", "_random_uniform", "_sample_uniform"}
 CLOSE = {"float64": (1e-12, 1e-13), "float32": (1e-5, 2e-6), "float16": (2e-3, 2e-3), "bfloat16": (1.6e-2, 1.6e-2)}
 
 
@@ -54,7 +56,7 @@ def test_values_are_those_of_the_cpu(name, sample):
             arrays = place(sample, dtype, ctx)
             with ctx, mode(sample):
                 results.append([output.asnumpy() for output in call(name, arrays, sample.params)] + [a.asnumpy() for a in arrays])
-        exact = "random" in _core.get_op(name).describe()["flags"] and name in ("Dropout", "_dropout_draw", "_random_randint")
+        exact = name in EXACT
         for cpu, gpu in zip(*results):
             assert cpu.shape == gpu.shape and cpu.dtype == gpu.dtype, dtype
             if exact or cpu.dtype.kind not in "fV":
@@ -265,3 +267,51 @@ def test_the_library_has_one_door():
     stand_in = {"hostcuda_break", "cudaGetDevice", "cudaLaunchHostFunc"} if "hostcuda" in STAND_IN else set()  # for tests, and other stand-ins
     assert names <= {"mpg_gpu_library_open"} | stand_in
     assert ctypes.CDLL(_core.__file__)
+
+
+class TwoHalves(gluon.HybridBlock):
+    """Embedding and normalisation on one device, dense layers and dropout on another."""
+
+    def __init__(self, first, second):
+        super().__init__(prefix="halves_")
+        self.devices = first, second
+        with self.name_scope():
+            self.embed, self.norm = nn.Embedding(50, 32), nn.LayerNorm(in_channels=32)
+            self.hidden = nn.Dense(64, in_units=32, flatten=False, activation="relu")
+            self.drop, self.out = nn.Dropout(0.2), nn.Dense(50, in_units=64, flatten=False)
+        for child, ctx in ((self.embed, first), (self.norm, first), (self.hidden, second), (self.drop, second), (self.out, second)):
+            child.initialize(mx.init.Xavier(), ctx=ctx)
+
+    def hybrid_forward(self, F, x):
+        return self.out(self.drop(self.hidden(self.norm(self.embed(x)).as_in_context(self.devices[1]))))
+
+
+def train_halves(first, second, hybridize, optimizer):
+    mx.random.seed(3)
+    net = TwoHalves(first, second)
+    if hybridize:
+        net.hybridize()
+    trainer = gluon.Trainer(net.collect_params(), optimizer, {"learning_rate": 0.01})
+    loss, losses, random = gluon.loss.SoftmaxCrossEntropyLoss(), [], np.random.RandomState(0)
+    for _ in range(6):
+        tokens = random.randint(0, 50, (8, 12))
+        with autograd.record():
+            value = loss(net(mx.nd.array(tokens, ctx=first)), mx.nd.array((tokens + 1) % 50, ctx=second))
+        value.backward()
+        trainer.step(8)
+        losses.append(value.mean().asscalar())
+    return np.array(losses)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("hybridize", [False, True], ids=["eager", "hybridized"])
+def test_a_network_over_two_gpus_trains_as_on_cpus(hybridize, optimizer):
+    """With the same initial weights and dropout masks."""
+    if mx.num_gpus() < 2:
+        pytest.skip("one GPU: MPGLUON_GPU_LOGICAL=2 makes two of it")
+    cpu = train_halves(mx.cpu(0), mx.cpu(1), True, optimizer)
+    gpu = train_halves(mx.gpu(0), mx.gpu(1), hybridize, optimizer)
+    mixed = train_halves(mx.gpu(0), mx.cpu(1), hybridize, optimizer)
+    np.testing.assert_allclose(gpu, cpu, rtol=1e-5)
+    np.testing.assert_allclose(mixed, cpu, rtol=1e-5)
+    assert cpu[-1] < cpu[0]
