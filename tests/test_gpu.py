@@ -315,3 +315,14 @@ def test_a_network_over_two_gpus_trains_as_on_cpus(hybridize, optimizer):
     np.testing.assert_allclose(gpu, cpu, rtol=1e-5)
     np.testing.assert_allclose(mixed, cpu, rtol=1e-5)
     assert cpu[-1] < cpu[0]
+
+
+def test_a_hybridized_prediction_keeps_ops_that_the_device_has():
+    """Dense layers are packed for prediction on CPUs; a GPU keeps them as they are."""
+    net = nn.HybridSequential()
+    net.add(nn.Dense(256, in_units=512, activation="relu"), nn.Dense(10, in_units=256))
+    net.initialize(ctx=mx.gpu(0))
+    x = mx.nd.random.normal(shape=(64, 512), ctx=mx.gpu(0))
+    eager = net(x).asnumpy()
+    net.hybridize()
+    np.testing.assert_allclose(net(x).asnumpy(), eager, rtol=1e-5, atol=1e-6)

@@ -372,7 +372,7 @@ static bool find_attention(mpg_rewrite *r, uint32_t n) {
   return true;
 }
 
-const mpg_rewrite_rule mpg_rule_attention = {.name = "attention", .apply = find_attention};
+const mpg_rewrite_rule mpg_rule_attention = {.name = "attention", .apply = find_attention, .needs = 1 + MPG_OP__attention};
 
 /* --- A transpose of the result ------------------------------------------------------------------------------------------ */
 

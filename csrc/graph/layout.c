@@ -357,4 +357,4 @@ static bool bring_channels_last(mpg_rewrite *r, uint32_t n) {
   return elementwise(r, node);
 }
 
-const mpg_rewrite_rule mpg_rule_channels_last = {.name = "channels last", .apply = bring_channels_last};
+const mpg_rewrite_rule mpg_rule_channels_last = {.name = "channels last", .apply = bring_channels_last, .needs = 1 + MPG_OP__convolution_channels_last};

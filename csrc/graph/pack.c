@@ -139,6 +139,6 @@ static bool pack_dense(mpg_rewrite *r, uint32_t n) {
   return true;
 }
 
-const mpg_rewrite_rule mpg_rule_packed_dense = {.name = "packed dense layers", .apply = pack_dense, .prediction = true, .keeps = true};
-const mpg_rewrite_rule mpg_rule_packed_relu = {.name = "convolutions with relu", .apply = pack_with_relu, .prediction = true, .keeps = true};
-const mpg_rewrite_rule mpg_rule_packed = {.name = "packed convolutions", .apply = pack, .prediction = true, .keeps = true};
+const mpg_rewrite_rule mpg_rule_packed_dense = {.name = "packed dense layers", .apply = pack_dense, .prediction = true, .keeps = true, .needs = 1 + MPG_OP__packed_fully_connected};
+const mpg_rewrite_rule mpg_rule_packed_relu = {.name = "convolutions with relu", .apply = pack_with_relu, .prediction = true, .keeps = true, .needs = 1 + MPG_OP__packed_convolution};
+const mpg_rewrite_rule mpg_rule_packed = {.name = "packed convolutions", .apply = pack, .prediction = true, .keeps = true, .needs = 1 + MPG_OP__packed_convolution};

@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "op/kernel.h"
+
 /* In this order. */
 static const mpg_rewrite_rule *const rules[] = {
     &mpg_rule_folded_norm,
@@ -271,6 +273,13 @@ static void find_wants(const mpg_rewrite_request *request, bool *wants) {
   }
 }
 
+/* Whether the device of a node has a kernel for what the rule puts in. */
+static bool can_run(const mpg_rewrite_rule *rule, const mpg_node *node) {
+  mpg_device *device;
+  if (!rule->needs) return true;
+  return mpg_device_get(node->device, &device) == MPG_OK && mpg_kernel_get(device, mpg_op_get((mpg_op_id)(rule->needs - 1)));
+}
+
 /* rule NULL: only leaves out what is dead. */
 static mpg_status sweep(const mpg_rewrite_request *request, const mpg_rewrite_rule *rule, bool *changed) {
   mpg_graph *source = request->graph;
@@ -294,7 +303,7 @@ static mpg_status sweep(const mpg_rewrite_request *request, const mpg_rewrite_ru
   for (uint32_t n = 0; n < source->num_nodes; n++) {
     r.node = n;
     if (!live[n]) continue;
-    bool applied = rule && source->nodes[n].op && rule->apply(&r, n);
+    bool applied = rule && source->nodes[n].op && can_run(rule, &source->nodes[n]) && rule->apply(&r, n);
     MPG_GOTO(r.status);
     if (!rule) start(&r);
     if (!applied && r.started) MPG_GOTO(take_over(&r, n));

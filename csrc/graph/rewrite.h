@@ -5,7 +5,8 @@
  * nodes are taken over as they are, in their order, with their scope, origin, mode and random number. What nobody reads any more
  * is left out. Rules run one after the other, each on what the one before left.
  *
- * What a rule decides depends on ops, shapes, dtypes and parameters alone, never on devices: a pattern looks through copies
+ * What a rule decides depends on ops, shapes, dtypes and parameters alone, never on devices (a kind of device that has no kernel for what it
+ * would put in keeps the ops as they are): a pattern looks through copies
  * between devices, and the replacement runs where the pattern's last op ran, on operands that come there by copies. So the same
  * program has the same bits wherever it is placed. A copy is emitted for an operand exactly where the pattern had one on its way,
  * whether it crosses or not, because gradients are summed along these edges.
@@ -26,6 +27,7 @@ typedef struct mpg_rewrite_rule {
   bool (*apply)(mpg_rewrite *r, uint32_t node);
   bool prediction; /* only where no gradient is recorded */
   bool keeps;      /* only where what depends on parameters alone is kept from call to call (hoist.c) */
+  uint32_t needs;  /* 1 + an op that the kind of device of the pattern's last op must have a kernel for; 0: none */
 } mpg_rewrite_rule;
 
 /* An edge of the source graph, seen from a pattern's last op. */

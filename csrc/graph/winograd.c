@@ -31,4 +31,4 @@ static bool use_winograd(mpg_rewrite *r, uint32_t n) {
   return true;
 }
 
-const mpg_rewrite_rule mpg_rule_winograd = {.name = "convolutions by Winograd's algorithm", .apply = use_winograd};
+const mpg_rewrite_rule mpg_rule_winograd = {.name = "convolutions by Winograd's algorithm", .apply = use_winograd, .needs = 1 + MPG_OP__winograd_convolution};
