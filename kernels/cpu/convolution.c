@@ -471,7 +471,7 @@ static mpg_status each_sample(const mpg_kernel_call *call, const mpg_view *image
   int64_t plane = c.channels * mpg_window_product(w->in, w->ndim), places = mpg_window_product(w->out, w->ndim);
   int64_t rows = c.channels * mpg_window_product(w->kernel, w->ndim);
   mpg_dtype dtype = image->desc.dtype;
-  if (!gathers) memset(image->data, 0, (size_t)mpg_shape_size(shape) * mpg_dtype_size(dtype));
+  if (!gathers && mpg_shape_size(shape)) memset(image->data, 0, (size_t)mpg_shape_size(shape) * mpg_dtype_size(dtype));
   for (int64_t n = 0; n < c.batch; n++) {
     columns t = {&c, dtype, c.channels, 0, places, at(image->data, n * plane, dtype), at(column->data, n * rows * places, dtype)};
     if (gathers) gather(call, &t);

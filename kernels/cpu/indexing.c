@@ -552,6 +552,7 @@ MPG_CPU_KERNEL(boolean_mask) {
   const mpg_view *data = &call->inputs[0], *index = &call->inputs[1], *out = &call->outputs[0];
   size_t bytes = (size_t)mpg_shape_product(&data->desc.shape, 1, data->desc.shape.ndim) * item_of(data);
   int64_t length = count_of(index), count = out->desc.shape.dims[0], found = 0;
+  if (!bytes) return MPG_OK;
   for (int64_t i = 0; i < length && found < count; i++)
     if (mpg_dtype_nonzero(index->desc.dtype, index->data, i)) memcpy((char *)out->data + (size_t)found++ * bytes, (const char *)data->data + (size_t)i * bytes, bytes);
   if (found < count) memset((char *)out->data + (size_t)found * bytes, 0, (size_t)(count - found) * bytes);
@@ -562,6 +563,7 @@ MPG_CPU_KERNEL(boolean_mask_back) {
   const mpg_view *grad = &call->inputs[0], *index = &call->inputs[1], *out = &call->outputs[0];
   size_t bytes = (size_t)mpg_shape_product(&grad->desc.shape, 1, grad->desc.shape.ndim) * item_of(grad);
   int64_t length = count_of(index), count = grad->desc.shape.dims[0], found = 0;
+  if (!bytes) return MPG_OK;
   for (int64_t i = 0; i < length; i++) {
     char *row = (char *)out->data + (size_t)i * bytes;
     if (found < count && mpg_dtype_nonzero(index->desc.dtype, index->data, i))

@@ -110,7 +110,7 @@ MPG_CPU_KERNEL(linalg_syrk) {
   const mpg_view *out = &call->outputs[0];
   t.n = out->desc.shape.dims[out->desc.shape.ndim - 1];
   MPG_TRY(need_blas(&t, 0));
-  if (t.count == 0) memset(out->data, 0, (size_t)mpg_shape_size(&out->desc.shape) * mpg_dtype_size(out->desc.dtype)); /* sums of nothing */
+  if (t.count == 0 && mpg_shape_size(&out->desc.shape)) memset(out->data, 0, (size_t)mpg_shape_size(&out->desc.shape) * mpg_dtype_size(out->desc.dtype)); /* sums of nothing */
   return run(&t, INSTANCE(syrk, call->inputs[0].desc.dtype), 0, 0, "");
 }
 

@@ -94,7 +94,7 @@ MPG_CPU_KERNEL(pack_fully_connected) {
 #else
   (void)p;
 #endif
-  memcpy(contents, weight->data, plain);
+  if (plain) memcpy(contents, weight->data, plain);
   return MPG_OK;
 }
 
