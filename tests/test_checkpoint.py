@@ -293,18 +293,20 @@ def test_killed_at_any_moment_the_former_checkpoint_is_whole(tmp_path):
     for i in range(3):
         net.add(nn.Dense(300, in_units=300))
     net.initialize()
-    rng, last, interrupted = pyrandom.Random(4), 0, 0
+    rng, last, interrupted, a_while = pyrandom.Random(4), 0, 0, 0.15
     env = dict(os.environ, PYTHONPATH=os.path.dirname(os.path.dirname(os.path.abspath(mx.__file__))))
     for attempt in range(12):
         process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path / "c"), str(last)], env=env, stdout=subprocess.PIPE, text=True)
         assert process.stdout.readline() == "ready\n"
+        begin = time.monotonic()
         while not (tmp_path / "c" / "index.json").exists():
             assert process.poll() is None
             time.sleep(0.001)
+        a_while = max(a_while, 4 * (time.monotonic() - begin))  # the first save's time tells how fast this machine is
         deadline = time.monotonic() + 20
         while attempt % 2 and len(os.listdir(tmp_path / "c")) == 4 and time.monotonic() < deadline:
             time.sleep(0.0005)  # every other time it is killed while files of two generations are there
-        time.sleep(rng.random() * (0.15, 0.002)[attempt % 2])
+        time.sleep(rng.random() * (a_while, 0.002)[attempt % 2])
         process.send_signal(signal.SIGKILL)
         process.wait()
         process.stdout.close()

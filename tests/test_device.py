@@ -17,7 +17,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(mx.__file__)))  # of the 
 
 def run(code, timeout=60, **environment):
     """Runs a script in a process of its own; returns what it printed."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("MPGLUON_", "MXNET_"))}
+    kept = {k: v for k, v in os.environ.items() if k == "MPGLUON_CPU_THREADS" or not k.startswith(("MPGLUON_", "MXNET_"))}
     kept["PYTHONPATH"] = os.pathsep.join([ROOT] + sys.path)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=timeout, env={**kept, **environment})
     assert done.returncode == 0, done.stdout + done.stderr
