@@ -637,3 +637,34 @@ def test_overwritten_inputs_are_noticed():
     x[:] = 0
     with pytest.raises(mx.base.MXNetError, match="overwritten"):
         loss.backward()
+
+
+CAPTURED = nd.full((1, 3), 2)
+OVERWRITTEN = {
+    "captured array 0": (4, lambda F, x: x * CAPTURED, lambda x, out: CAPTURED),
+    "input 0": (4, lambda F, x: F.square(x.reshape((-1,))).reshape((-1, 3)), lambda x, out: x),  # it is a view that is read
+    "result 0": (3, lambda F, x: F.exp(x) if x.shape[0] == 1 else F.exp(x) + 0, lambda x, out: out),  # read by the last piece alone
+}
+
+
+@pytest.mark.parametrize("named", OVERWRITTEN)
+def test_what_any_piece_reads_of_others_arrays_is_looked_at(named):
+    rows, function, written = OVERWRITTEN[named]
+
+    class Block(gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            return function(F, x)
+
+    net = Block()
+    net.hybridize(pipeline=Pipeline(2, check=False))
+    x = data((rows, 3))
+    x.attach_grad()
+    for write in (False, True):
+        with autograd.record():
+            out = net(x)
+        if not write:
+            out.backward()
+            continue
+        written(x, out)[:] = 1
+        with pytest.raises(mx.base.MXNetError, match=f"its {named} was overwritten"):
+            out.backward()

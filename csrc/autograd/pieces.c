@@ -524,17 +524,34 @@ mpg_status mpg_pieces_submit(mpg_pieces *run, const mpg_piece_item *items, size_
 
 /* --- On the tape ------------------------------------------------------------------------------------------------------ */
 
-/* What the backward reads of the caller's arrays must be as it was. */
+static size_t num_versions(const mpg_pieces *run) {
+  size_t count = 0;
+  for (uint32_t k = 0; k < run->num_pieces; k++) count += mpg_compiled_forward_externals(run->pieces[k].compiled);
+  return count;
+}
+
+static void note_versions(mpg_pieces *run) {
+  uint32_t *version = run->versions;
+  for (uint32_t k = 0; k < run->num_pieces; k++)
+    for (uint32_t e = 0; e < mpg_compiled_forward_externals(run->pieces[k].compiled); e++) *version++ = run->pieces[k].externals[e].storage->version;
+}
+
+static mpg_status overwritten(const mpg_compiled *c, uint32_t external) {
+  const char *what = external < c->num_given ? "input" : external < c->num_inputs ? "captured array" : "result";
+  uint32_t number = external < c->num_given ? external : external - c->num_given;
+  for (uint32_t i = 0; i < c->num_outputs; i++)
+    if (c->outputs[i].external == external) number = i;
+  return mpg_fail(MPG_ERROR, "backward of a pipelined block: its %s %u was overwritten after the forward pass, and the gradient needs the old "
+                  "contents. Write into another array, or copy before you write", what, number);
+}
+
+/* What the pieces' backwards read of arrays outside must be as it was. */
 static mpg_status check_versions(const mpg_pieces *run) {
-  const mpg_compiled *c = run->pieces[0].compiled;
-  for (uint32_t i = 0; i < run->num_inputs + run->num_outputs; i++) {
-    bool input = i < run->num_inputs;
-    uint32_t k = input ? i : i - run->num_inputs;
-    mpg_value value = input ? c->inputs[k] : c->results[c->outputs[k].external - c->num_inputs];
-    const mpg_tensor *tensor = input ? &run->inputs[k].tensor : &run->outputs[k];
-    if (!c->saved[mpg_value_index(&c->graph, value)] || tensor->storage->version == run->versions[i]) continue;
-    return mpg_fail(MPG_ERROR, "backward of a pipelined block: its %s %u was overwritten after the forward pass, and the gradient needs the old "
-                    "contents. Write into another array, or copy before you write", input ? "input" : "result", k);
+  const uint32_t *version = run->versions;
+  for (uint32_t k = 0; k < run->num_pieces; k++) {
+    const mpg_piece *piece = &run->pieces[k];
+    for (uint32_t e = 0; e < mpg_compiled_forward_externals(piece->compiled); e++, version++)
+      if (piece->compiled->saved_external[e] && piece->externals[e].storage->version != *version) return overwritten(piece->compiled, e);
   }
   return MPG_OK;
 }
@@ -567,10 +584,9 @@ mpg_status mpg_pieces_record(mpg_pieces *run, const mpg_pieces_schedule *schedul
   run->schedule = schedule;
   run->driver = driver;
   if (run->finished) return mpg_fail(MPG_VALUE_ERROR, "the run of pieces is finished");
-  run->versions = mpg_malloc((run->num_inputs + run->num_outputs + 1) * sizeof *run->versions);
-  if (!run->versions) return mpg_out_of_host_memory(run->num_inputs * sizeof *run->versions);
-  for (uint32_t i = 0; i < run->num_inputs; i++) run->versions[i] = run->inputs[i].tensor.storage->version;
-  for (uint32_t i = 0; i < run->num_outputs; i++) run->versions[run->num_inputs + i] = run->outputs[i].storage->version;
+  run->versions = mpg_malloc((num_versions(run) + 1) * sizeof *run->versions);
+  if (!run->versions) return mpg_out_of_host_memory(num_versions(run) * sizeof *run->versions);
+  note_versions(run);
   MPG_TRY(mpg_tape_new(MPG_TAPE_CALL, run->num_inputs, run->num_outputs, 0, &node));
   node->call = &pipelined_calls;
   node->state = run;

@@ -58,7 +58,7 @@ typedef struct mpg_pieces {
   bool finished;
   const struct mpg_pieces_schedule *schedule; /* of a recorded run */
   void *driver;           /* the schedule's own; owned */
-  uint32_t *versions;     /* of a recorded run: of the inputs' and outputs' storages; owned */
+  uint32_t *versions;     /* of a recorded run: per piece, of the forward's external arrays; owned */
   uint32_t scope, origin;
 } mpg_pieces;
 
