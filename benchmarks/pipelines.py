@@ -49,9 +49,13 @@ class Halves(gluon.HybridBlock):
         return self.second(self.first(x.as_in_context(self.contexts[0])).as_in_context(self.contexts[1]))
 
 
+def transformer_layers():
+    """Those of a GPT, without its embeddings and output."""
+    return list(make_models(mx)["GPT"](8, sizes.STAGED_UNITS, sizes.STAGED_HEADS, sizes.STAGED_LAYERS, sizes.STAGED_LENGTH).layers)
+
+
 def transformer(contexts):
-    model = make_models(mx)["GPT"](8, sizes.STAGED_UNITS, sizes.STAGED_HEADS, sizes.STAGED_LAYERS, sizes.STAGED_LENGTH)
-    return Halves(list(model.layers), contexts), (sizes.STAGED_BATCH, sizes.STAGED_LENGTH, sizes.STAGED_UNITS)
+    return Halves(transformer_layers(), contexts), sizes.STAGED_SHAPE
 
 
 def mlp(contexts):

@@ -9,19 +9,15 @@ prediction is held against the choice running alone. Memory is predicted beside 
 
 import argparse
 import json
-import os
 import time
 
-os.environ["MPGLUON_CPU_THREADS"] = "1"
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+from pipelines import DEVICES, square_loss, trainer_of, transformer_layers  # sets the number of threads: first
 
-import mpgluon as mx  # noqa: E402
-from models_gluon import make_models  # noqa: E402
-from mpgluon import gluon, nd  # noqa: E402
-from mpgluon.gluon import nn  # noqa: E402
-from mpgluon.parallel import TrainStep, plan  # noqa: E402
-
-DEVICES = [mx.cpu(0), mx.cpu(1)]
+import mpgluon as mx
+import sizes
+from mpgluon import nd
+from mpgluon.gluon import nn
+from mpgluon.parallel import TrainStep, plan
 
 
 def chain(*layers):
@@ -38,8 +34,7 @@ def mlp():
 
 
 def transformer():
-    model = make_models(mx)["GPT"](vocabulary=8, units=256, heads=8, layers=6, length=128)
-    return chain(*list(model.layers), nn.Dense(1024, flatten=False), nn.Dense(64, flatten=False)), (16, 128, 256)
+    return chain(*transformer_layers(), nn.Dense(1024, flatten=False), nn.Dense(64, flatten=False)), sizes.STAGED_SHAPE
 
 
 def convolutions():
@@ -53,16 +48,12 @@ def convolutions():
 CASES = {"mlp": mlp, "transformer": transformer, "convolutions": convolutions}
 
 
-def loss(out, *_):
-    return (out.reshape((out.shape[0], -1)) ** 2).mean(axis=1)
-
-
 def run(case, seconds):
     end = time.perf_counter() + seconds
     net, shape = CASES[case]()
     x = nd.random.normal(shape=shape)
     begin = time.perf_counter()
-    made = plan(net, x, DEVICES, loss=loss, schedules=["gpipe", "1f1b", "zero_bubble"], progress=False)
+    made = plan(net, x, DEVICES, loss=square_loss, schedules=["gpipe", "1f1b", "zero_bubble"], progress=False)
     spent = time.perf_counter() - begin
     layers, chosen, predicted = list(made.placement), dict(made.placement), made.seconds
     print(made)
@@ -72,7 +63,7 @@ def run(case, seconds):
         for i, layer in enumerate(layers):
             made.move(layer, DEVICES[i >= cut] if cut else chosen[layer])
         own.place(made)
-        step = TrainStep(own, loss, gluon.Trainer(own.collect_params(), "sgd", {"learning_rate": 1e-4}), made.pipeline())
+        step = TrainStep(own, square_loss, trainer_of(own), made.pipeline())
         contenders[cut] = step, made.seconds
         memory[cut] = memory_of(step, x, own, made)
         if not cut:  # as it is trained: alone
@@ -84,8 +75,8 @@ def run(case, seconds):
     quickest = {cut: min(times) for cut, times in taken.items()}
     for cut, (_, expected) in contenders.items():
         name = f"first {cut} layers on {DEVICES[0]}" if cut else "the choice"
-        sizes = ", ".join(f"{expected:,} and {measured:,}" for expected, measured in memory[cut])
-        print(f"  {name}: predicted {expected * 1e3:.2f} ms, measured {quickest[cut] * 1e3:.2f} ms; bytes {sizes}")
+        held = ", ".join(f"{expected:,} and {measured:,}" for expected, measured in memory[cut])
+        print(f"  {name}: predicted {expected * 1e3:.2f} ms, measured {quickest[cut] * 1e3:.2f} ms; bytes {held}")
     shortest = min(quickest.values())
     off = [expected / measured - 1 for expected, measured in memory[0]]
     print(

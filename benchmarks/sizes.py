@@ -21,6 +21,7 @@ GPT_VOCABULARY, GPT_UNITS, GPT_HEADS, GPT_LAYERS, GPT_LENGTH, GPT_BATCH = 5000, 
 
 STAGED_PIECES = 8  # micro-batches of pipelines
 STAGED_UNITS, STAGED_HEADS, STAGED_LAYERS, STAGED_LENGTH, STAGED_BATCH = 256, 8, 6, 128, 16
+STAGED_SHAPE = STAGED_BATCH, STAGED_LENGTH, STAGED_UNITS
 # Two halves of six layers with equal work: the first layer needs no gradient of its input, and has half as much more input instead.
 STAGED_MLP, STAGED_MLP_BATCH = (1536, *[1024] * 12), 1024
 

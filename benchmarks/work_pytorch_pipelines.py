@@ -35,7 +35,7 @@ def square_loss(out, _=None):
 
 def transformer():
     layers = [TransformerLayer(sizes.STAGED_UNITS, sizes.STAGED_HEADS) for _ in range(sizes.STAGED_LAYERS)]
-    return layers, (sizes.STAGED_BATCH, sizes.STAGED_LENGTH, sizes.STAGED_UNITS)
+    return layers, sizes.STAGED_SHAPE
 
 
 def mlp():

@@ -233,5 +233,22 @@ def check_speed(function, location, N=20, ctx=None):
 
 
 def simple_forward(sym, ctx=None, is_train=False, **inputs):
-    """Evaluates a symbol for inputs given by name. Needs symbols, which this version does not have: NotImplementedError."""
-    raise NotImplementedError("simple_forward evaluates symbols, which do not exist here yet; call the operator or block on NDArrays")
+    """Evaluates a symbol once.
+
+    Parameters
+    ----------
+    sym : Symbol
+        Without auxiliary states; MXNetError otherwise, and where an argument is missing.
+    ctx : Context, default `default_context()`
+    is_train : bool, default False
+    **inputs
+        The arguments by name: NDArray, array or list; anything but an NDArray becomes float32.
+
+    Returns
+    -------
+    numpy.ndarray, or a list of them where the symbol has several outputs.
+    """
+    ctx = ctx or default_context()
+    outputs = sym.bind(ctx, args={name: nd.array(value, ctx=ctx) for name, value in inputs.items()}).forward(is_train=is_train)
+    values = [output.asnumpy() for output in outputs]
+    return values[0] if len(values) == 1 else values

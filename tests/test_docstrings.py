@@ -1,8 +1,10 @@
-"""Everything that users can reach has a docstring."""
+"""Everything that users can reach has a docstring, and every setting its line in docs/settings.md."""
 
 import importlib
 import inspect
+import os
 import pkgutil
+import re
 
 import pytest
 
@@ -84,3 +86,27 @@ def test_this_test():
 
     assert undocumented(Some, "Some") == ["Some.method", "Some.number"]
     assert undocumented(lambda: 0, "f") == ["f"]
+
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def settings_read():
+    """Environment variables that the sources read: whole string literals."""
+    found = set()
+    for folder in ("mpgluon", "csrc", "kernels", "setup.py"):
+        top = os.path.join(ROOT, folder)
+        paths = [top] if os.path.isfile(top) else [os.path.join(path, name) for path, _, names in os.walk(top) for name in names]
+        for path in paths:
+            if path.endswith((".py", ".c", ".h", ".def", ".cu", ".cuh")):
+                with open(path, encoding="utf-8") as file:
+                    found.update(re.findall(r'"((?:MPGLUON|MXNET)_[A-Z0-9_]+)"', file.read()))
+    return found
+
+
+@pytest.mark.skipif(not os.path.isfile(os.path.join(ROOT, "docs", "settings.md")), reason="the sources are not here")
+def test_settings():
+    """What the sources read is documented, and what is documented is read."""
+    with open(os.path.join(ROOT, "docs", "settings.md"), encoding="utf-8") as file:
+        rows = "".join(line.split("|")[1] for line in file if line.startswith("| `"))
+    assert settings_read() == set(re.findall(r"(?:MPGLUON|MXNET)_[A-Z0-9_]+", rows))

@@ -121,6 +121,18 @@ def test_random_shapes_and_arrays():
         test_utils.rand_ndarray((3, 4), "csr")
 
 
+def test_simple_forward():
+    a, b = mx.sym.Variable("a"), mx.sym.Variable("b")
+    assert np.array_equal(test_utils.simple_forward(a * b, a=np.arange(3), b=[2, 3, 4]), [0, 3, 8])
+    both = test_utils.simple_forward(mx.sym.Group([a + b, a - b]), ctx=mx.cpu(1), a=mx.nd.ones((2,)), b=np.ones(2))
+    assert [value.tolist() for value in both] == [[2, 2], [0, 0]]
+    dropped = mx.sym.Dropout(a, p=0.5)
+    assert np.array_equal(test_utils.simple_forward(dropped, a=np.ones(64)), np.ones(64))
+    assert set(test_utils.simple_forward(dropped, is_train=True, a=np.ones(64)).tolist()) == {0, 2}
+    with pytest.raises((ValueError, mx.MXNetError), match="b"):
+        test_utils.simple_forward(a * b, a=np.ones(3))
+
+
 def test_default_context(monkeypatch):
     assert test_utils.default_context() == mx.cpu(0)
     monkeypatch.setenv("MXNET_TEST_DEFAULT_CTX", "cpu(2)")

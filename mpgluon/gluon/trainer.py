@@ -141,8 +141,7 @@ class Trainer:
         if not ignore_stale_grad:
             if not _core.gradients_fresh(plan.weights):
                 raise self._stale(plan)
-            for weight in plan.weights:
-                weight._fresh_grad = False
+            _core.gradients_used(plan.weights)
         self._waiting += 1
         self._waiting_size += batch_size
 
