@@ -38,6 +38,8 @@ int mpg_gpu_count(void) {
   return library ? library->driver->count(&reason) : 0;
 }
 
+static bool is_cpu(const mpg_device *device) { return device->id.type == MPG_CPU || device->id.type == MPG_CPU_SIDE; }
+
 static void share_threads(void) {
   int cpus = 0;
   for (int i = 0; i < table.count; i++) cpus += table.devices[i]->id.type == MPG_CPU;
@@ -262,9 +264,9 @@ mpg_status mpg_engine_set_mode(mpg_engine_mode mode, uint64_t seed) {
   const mpg_backend *backend = mode == MPG_ENGINE_SHUFFLE ? &mpg_shuffle_backend : &mpg_cpu_backend;
   if (mode == MPG_ENGINE_SHUFFLE) mpg_shuffle_seed(seed);
   for (int i = 0; i < table.count; i++)
-    if (table.devices[i]->id.type == MPG_CPU && mode == MPG_ENGINE_SHUFFLE) MPG_TRY(backend->open(table.devices[i]));
+    if (is_cpu(table.devices[i]) && mode == MPG_ENGINE_SHUFFLE) MPG_TRY(backend->open(table.devices[i]));
   for (int i = 0; i < table.count; i++)
-    if (table.devices[i]->id.type == MPG_CPU) table.devices[i]->backend = backend;
+    if (is_cpu(table.devices[i])) table.devices[i]->backend = backend;
   table.mode = mode;
   return MPG_OK;
 }

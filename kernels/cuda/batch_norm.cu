@@ -217,7 +217,7 @@ mpg_status prepare(const mpg_kernel_call *call, batch_norm<T, C> *t, int axis) {
   int64_t count = e->outer * e->inner, chunk = e->last ? ROW_CHUNK : CHUNK;
   e->chunks = (count + chunk - 1) / chunk;
   t->mask_bytes = (e->channels + 7) / 8;
-  size_t vector = ((size_t)e->channels * sizeof(C) + 63) & ~(size_t)63;
+  size_t vector = mpg_align_up((size_t)e->channels * sizeof(C), 64);
   char *scratch = (char *)mpg_device_scratch(call->device, vector * 4 + (size_t)(e->chunks * SUMS * e->channels) * sizeof(C));
   if (!scratch) return MPG_DEVICE_OUT_OF_MEMORY;
   t->center = (C *)scratch;
@@ -297,21 +297,19 @@ mpg_status run_backward(const mpg_kernel_call *call, bool fix_gamma, bool batch_
     default: return function<mpg_bfloat16, float>(call, __VA_ARGS__);                      \
   }
 
-int normalized(int64_t axis, int ndim) { return (int)(axis < 0 ? axis + ndim : axis); }
-
 } // namespace
 
 MPG_CUDA_KERNEL(batch_norm) {
   const mpg_batch_norm_params *p = (const mpg_batch_norm_params *)call->params;
   const mpg_desc *x = &call->inputs[0].desc;
-  int axis = normalized(p->axis, x->shape.ndim);
+  int axis = axis_of(p->axis, x->shape.ndim);
   RUN(x->dtype, run_forward, p->fix_gamma, p->use_global_stats, p->eps, p->momentum, axis, false, false)
 }
 
 MPG_CUDA_KERNEL(batch_norm_backward) {
   const mpg_batch_norm_backward_params *p = (const mpg_batch_norm_backward_params *)call->params;
   const mpg_desc *x = &call->inputs[1].desc;
-  int axis = normalized(p->axis, x->shape.ndim);
+  int axis = axis_of(p->axis, x->shape.ndim);
   RUN(x->dtype, run_backward, p->fix_gamma, p->batch_stats, axis, false, false)
 }
 

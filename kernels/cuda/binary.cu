@@ -221,7 +221,7 @@ MPG_CUDA_KERNEL(binary) {
   o.b = b->data;
   o.out = out->data;
   o.dtype = a->desc.dtype;
-  o.count = mpg_shape_size(&out->desc.shape);
+  o.count = count_of(out);
   collapse(&o, &a->desc.shape, &b->desc.shape, &out->desc.shape);
   return launch_binary(call, o, false);
 }
@@ -231,7 +231,7 @@ MPG_CUDA_KERNEL(scalar) {
   o.a = call->inputs[0].data;
   o.out = call->outputs[0].data;
   o.dtype = call->inputs[0].desc.dtype;
-  o.count = mpg_shape_size(&call->outputs[0].desc.shape);
+  o.count = count_of(&call->outputs[0]);
   o.linear = true;
   o.scalar = ((const mpg_scalar_params *)call->params)->scalar;
   places_of_line(&o.at, o.count);

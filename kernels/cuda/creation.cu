@@ -10,12 +10,12 @@ __global__ void fill_kernel(T *out, T element, int64_t count) {
 
 mpg_status fill(const mpg_kernel_call *call, double value) {
   const mpg_view *out = &call->outputs[0];
-  int64_t count = mpg_shape_size(&out->desc.shape);
+  int64_t count = count_of(out);
   size_t size = mpg_dtype_size(out->desc.dtype);
   uint64_t element = 0;
   if (!count) return MPG_OK;
   mpg_store_any(out->desc.dtype, &element, 0, value);
-  if (!element) return mpg_cuda_check(cudaMemsetAsync(out->data, 0, (size_t)count * size, (cudaStream_t)call->stream), "cudaMemsetAsync");
+  if (!element) return mpg_cuda_zero(call, out);
   MPG_CUDA_SIZE(size, T, return mpg_cuda_launch(call, fill_kernel<T>, mpg_cuda_blocks(count, 4 * MPG_CUDA_THREADS), MPG_CUDA_THREADS, 0, (T *)out->data, (T)element, count));
   return MPG_OK;
 }
@@ -49,7 +49,7 @@ __global__ void range_kernel(range r, void *out, int64_t count) {
 }
 
 mpg_status launch_range(const mpg_kernel_call *call, range r) {
-  int64_t count = mpg_shape_size(&call->outputs[0].desc.shape);
+  int64_t count = count_of(&call->outputs[0]);
   r.whole = !mpg_dtype_is_float(r.dtype) && r.start == (double)(int64_t)r.start && r.step == (double)(int64_t)r.step;
   return mpg_cuda_launch(call, range_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, r, call->outputs[0].data, count);
 }
@@ -79,10 +79,8 @@ mpg_status launch_cast(const mpg_kernel_call *call, const mpg_view *in, const mp
 
 mpg_status cast(const mpg_kernel_call *call, const mpg_view *in, const mpg_view *out) {
   mpg_dtype from = in->desc.dtype, to = out->desc.dtype;
-  int64_t count = mpg_shape_size(&in->desc.shape);
-  if (!count || (from == to && in->data == out->data)) return MPG_OK;
-  if (from == to)
-    return mpg_cuda_check(cudaMemcpyAsync(out->data, in->data, (size_t)count * mpg_dtype_size(from), cudaMemcpyDeviceToDevice, (cudaStream_t)call->stream), "cudaMemcpyAsync");
+  int64_t count = count_of(in);
+  if (from == to) return mpg_cuda_copy(call, in, out);
   if (from == MPG_FLOAT32 && to == MPG_FLOAT16) return launch_cast<mpg_half, float>(call, in, out, count);
   if (from == MPG_FLOAT32 && to == MPG_BFLOAT16) return launch_cast<mpg_bfloat16, float>(call, in, out, count);
   if (from == MPG_FLOAT16 && to == MPG_FLOAT32) return launch_cast<float, mpg_half>(call, in, out, count);
@@ -112,7 +110,7 @@ MPG_CUDA_KERNEL(eye) {
 
 MPG_CUDA_KERNEL(arange) {
   const mpg_view *out = &call->outputs[0];
-  int64_t count = mpg_shape_size(&out->desc.shape);
+  int64_t count = count_of(out);
   range r = {out->desc.dtype, 0, 1, 1, count > 0 ? count : 1, 0, false, false};
   if (call->op->id == MPG_OP__arange) {
     const mpg_arange_params *params = (const mpg_arange_params *)call->params;
@@ -135,7 +133,7 @@ MPG_CUDA_KERNEL(arange) {
 MPG_CUDA_KERNEL(linspace) {
   const mpg_linspace_params *params = (const mpg_linspace_params *)call->params;
   const mpg_view *out = &call->outputs[0];
-  int64_t count = mpg_shape_size(&out->desc.shape), gaps = params->endpoint ? count - 1 : count;
+  int64_t count = count_of(out), gaps = params->endpoint ? count - 1 : count;
   range r = {out->desc.dtype, params->start, gaps > 0 ? (params->stop - params->start) / (double)gaps : 0, 1, count > 0 ? count : 1,
              params->stop, params->endpoint && count > 1, false};
   return launch_range(call, r);

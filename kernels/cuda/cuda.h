@@ -13,6 +13,8 @@
 
 #include "base/atomic.h"
 extern "C" {
+#include "base/memory.h"
+#include "kernels/common/view.h"
 #include "kernels/cuda/runtime.h"
 #include "op/fused.h"
 }
@@ -48,6 +50,21 @@ static inline unsigned mpg_cuda_blocks(int64_t count, int64_t per_block = MPG_CU
 }
 #define MPG_CUDA_INDEX ((int64_t)blockIdx.x * blockDim.x + threadIdx.x)
 #define MPG_CUDA_STRIDE ((int64_t)gridDim.x * blockDim.x)
+
+/* --- Plain memory of the device, in stream order. No bytes: nothing to do --------------------------------------------------- */
+static inline mpg_status mpg_cuda_zero(const mpg_kernel_call *call, void *memory, size_t bytes) {
+  return bytes ? mpg_cuda_check(cudaMemsetAsync(memory, 0, bytes, (cudaStream_t)call->stream), "cudaMemsetAsync") : MPG_OK;
+}
+static inline mpg_status mpg_cuda_zero(const mpg_kernel_call *call, const mpg_view *view) { return mpg_cuda_zero(call, view->data, bytes_of(view)); }
+/* The same memory: nothing to do, either. */
+static inline mpg_status mpg_cuda_copy(const mpg_kernel_call *call, const void *from, void *to, size_t bytes) {
+  if (!bytes || from == to) return MPG_OK;
+  return mpg_cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, (cudaStream_t)call->stream), "cudaMemcpyAsync");
+}
+/* Of equal shape and dtype. */
+static inline mpg_status mpg_cuda_copy(const mpg_kernel_call *call, const mpg_view *from, const mpg_view *to) {
+  return mpg_cuda_copy(call, from->data, to->data, bytes_of(from));
+}
 
 /* A block's dynamic shared memory. */
 template <class T>

@@ -105,12 +105,13 @@ static mpg_status driver_open(int index, _Atomic(mpg_tick) *completed, mpg_gpu *
   gpu->card = index % cuda_state.cards;
   mpg_status status;
   struct cudaDeviceProp properties;
-  void *mapped;
+  void *mapped, *page = (void *)((uintptr_t)completed & ~(uintptr_t)4095);
+  bool registered = false;
   MPG_GOTO(mpg_cuda_check(cudaSetDevice(gpu->card), "cudaSetDevice"));
   MPG_GOTO(mpg_cuda_check(cudaGetDeviceProperties(&properties, gpu->card), "cudaGetDeviceProperties"));
   snprintf(gpu->description, sizeof gpu->description, "%s (compute capability %d.%d)", properties.name, properties.major, properties.minor);
-  void *page = (void *)((uintptr_t)completed & ~(uintptr_t)4095);
   MPG_GOTO(mpg_cuda_check(cudaHostRegister(page, 4096, cudaHostRegisterMapped | cudaHostRegisterPortable), "cudaHostRegister"));
+  registered = true;
   MPG_GOTO(mpg_cuda_check(cudaHostGetDevicePointer(&mapped, page, 0), "cudaHostGetDevicePointer"));
   gpu->completed = (unsigned long long)(uintptr_t)mapped + ((uintptr_t)completed & 4095);
   MPG_GOTO(make_streams(gpu));
@@ -118,7 +119,8 @@ static mpg_status driver_open(int index, _Atomic(mpg_tick) *completed, mpg_gpu *
   *result = gpu;
   return MPG_OK;
 fail:
-  mpg_free(gpu); /* what CUDA gave goes with the process: the device could not be opened at all */
+  if (registered) cudaHostUnregister(page); /* its memory may serve the next try; streams and the like go with the process */
+  mpg_free(gpu);
   return status;
 }
 

@@ -99,7 +99,7 @@ __global__ void apply_kernel(plan p, const T *in, T *out, const uint8_t *mask, i
   }
 
 mpg_status apply(const mpg_kernel_call *call, const plan &p, const mpg_view *data, const uint8_t *mask) {
-  int64_t count = mpg_shape_size(&data->desc.shape);
+  int64_t count = count_of(data);
 #define APPLY(T, C)                                                                                                                             \
   mpg_cuda_launch(call, apply_kernel<T, C>, mpg_cuda_blocks(count, 4 * MPG_CUDA_THREADS), MPG_CUDA_THREADS, 0, p, (const T *)data->data, \
                   (T *)call->outputs[0].data, mask, count)
@@ -107,18 +107,11 @@ mpg_status apply(const mpg_kernel_call *call, const plan &p, const mpg_view *dat
 }
 
 mpg_status draw_and_apply(const mpg_kernel_call *call, const plan &p, const mpg_view *data) {
-  int64_t count = mpg_shape_size(&data->desc.shape);
+  int64_t count = count_of(data);
 #define DROPOUT(T, C)                                                                                                                                \
   mpg_cuda_launch(call, dropout_kernel<T, C>, mpg_cuda_blocks(count, EACH * MPG_CUDA_THREADS), MPG_CUDA_THREADS, 0, p, (const T *)data->data, \
                   (T *)call->outputs[0].data, (uint8_t *)call->outputs[1].data, count)
   BY_DTYPE(data->desc.dtype, DROPOUT)
-}
-
-mpg_status pass_on(const mpg_kernel_call *call) {
-  const mpg_view *data = &call->inputs[0], *out = &call->outputs[0];
-  size_t bytes = (size_t)mpg_shape_size(&data->desc.shape) * mpg_dtype_size(data->desc.dtype);
-  if (!bytes || out->data == data->data) return MPG_OK;
-  return mpg_cuda_check(cudaMemcpyAsync(out->data, data->data, bytes, cudaMemcpyDeviceToDevice, (cudaStream_t)call->stream), "cudaMemcpyAsync");
 }
 
 plan plan_of(double probability) {
@@ -153,12 +146,12 @@ MPG_CUDA_KERNEL(dropout) {
   enum { TRAINING, ALWAYS };
   const mpg_dropout_params *params = (const mpg_dropout_params *)call->params;
   const mpg_view *data = &call->inputs[0], *mask = &call->outputs[1];
-  if (!(call->train || params->mode == ALWAYS) || !(params->p > 0)) return pass_on(call);
+  if (!(call->train || params->mode == ALWAYS) || !(params->p > 0)) return mpg_cuda_copy(call, &call->inputs[0], &call->outputs[0]);
   plan p = plan_of(params->p);
   p.key = call->random;
   align_mask(&p, &data->desc.shape, &mask->desc.shape);
   if (!p.ndim) return draw_and_apply(call, p, data);
-  int64_t drawn = mpg_shape_size(&mask->desc.shape);
+  int64_t drawn = count_of(mask);
   MPG_TRY(mpg_cuda_launch(call, mask_kernel, mpg_cuda_blocks(drawn, EACH * MPG_CUDA_THREADS), MPG_CUDA_THREADS, 0, p, (uint8_t *)mask->data, drawn));
   return apply(call, p, data, (const uint8_t *)mask->data);
 }
@@ -173,8 +166,8 @@ MPG_CUDA_KERNEL(dropout_part) {
   const mpg_dropout_part_params *params = (const mpg_dropout_part_params *)call->params;
   const mpg_view *data = &call->inputs[0];
   const mpg_shape *shape = &data->desc.shape;
-  if (!call->train || !(params->p > 0)) return pass_on(call);
-  int axis = (int)(params->axis < 0 ? params->axis + shape->ndim : params->axis);
+  if (!call->train || !(params->p > 0)) return mpg_cuda_copy(call, &call->inputs[0], &call->outputs[0]);
+  int axis = axis_of(params->axis, shape->ndim);
   int64_t inner = mpg_shape_product(shape, axis + 1, shape->ndim);
   plan p = plan_of(params->p);
   p.draw = (const uint64_t *)call->inputs[1].data;

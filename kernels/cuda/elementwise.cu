@@ -77,7 +77,7 @@ template <class F, class T>
 mpg_status launch_fast(const mpg_kernel_call *call, const numbers &constants) {
   const T *in = (const T *)call->inputs[0].data;
   T *out = (T *)call->outputs[0].data;
-  int64_t count = mpg_shape_size(&call->outputs[0].desc.shape);
+  int64_t count = count_of(&call->outputs[0]);
   return mpg_cuda_launch(call, unary_kernel<F, T>, mpg_cuda_blocks(count, MPG_CUDA_THREADS * mpg_pack<T>::COUNT), MPG_CUDA_THREADS, 0, in, out, count,
                          mpg_cuda_aligned(in) && mpg_cuda_aligned(out), constants);
 }
@@ -92,7 +92,7 @@ mpg_status launch_unary(const mpg_kernel_call *call, int row, unary_kind kind, n
     default: break;
   }
   bool whole = dtype != MPG_FLOAT64 && (kind == WHOLE || kind == ROUNDING);
-  int64_t count = mpg_shape_size(&call->outputs[0].desc.shape);
+  int64_t count = count_of(&call->outputs[0]);
   return mpg_cuda_launch(call, unary_any_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, kind == ROUNDING && whole ? (int)number_whole : row, whole, dtype,
                          (const void *)call->inputs[0].data, call->outputs[0].data, count, constants);
 }
@@ -209,7 +209,7 @@ MPG_CUDA_KERNEL(leaky_relu) {
   void *mask = NULL;
   if (params->act_type == PRELU) {
     s.gamma = call->inputs[1].data;
-    s.channels = mpg_shape_size(&call->inputs[1].desc.shape);
+    s.channels = count_of(&call->inputs[1]);
     s.inner = desc->shape.ndim == 1 ? 1 : mpg_shape_product(&desc->shape, desc->shape.ndim > 1 ? 2 : 1, desc->shape.ndim);
   } else {
     mask = call->outputs[1].data;
@@ -220,7 +220,7 @@ MPG_CUDA_KERNEL(leaky_relu) {
 
 MPG_CUDA_KERNEL(backward_leaky_relu) {
   const mpg_leaky_relu_params *params = (const mpg_leaky_relu_params *)call->params;
-  int64_t count = mpg_shape_size(&call->outputs[0].desc.shape);
+  int64_t count = count_of(&call->outputs[0]);
   MPG_CUDA_FLOAT_DTYPE(call->inputs[0].desc.dtype, T,
                        return mpg_cuda_launch(call, backward_leaky_kernel<T>, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, (const T *)call->inputs[0].data,
                                               (const T *)call->inputs[1].data, (T *)call->outputs[0].data, count, (int)params->act_type, params->slope));
@@ -265,7 +265,7 @@ template <> struct sum_type<double> { typedef double type; };
 template <class T>
 mpg_status launch_add_n(const mpg_kernel_call *call) {
   typedef typename sum_type<T>::type C;
-  int64_t count = mpg_shape_size(&call->outputs[0].desc.shape);
+  int64_t count = count_of(&call->outputs[0]);
   T *out = (T *)call->outputs[0].data;
   if (!count) return MPG_OK;
   C *sums = NULL;

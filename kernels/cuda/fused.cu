@@ -374,10 +374,10 @@ mpg_status separate(const mpg_kernel_call *call, operand *operands, const step *
         if (in->moving >> d & 1) bytes *= (size_t)dims[d];
       if (pass) {
         if (!scratch && !(scratch = (char *)mpg_device_scratch(call->device, 0))) return MPG_DEVICE_OUT_OF_MEMORY;
-        MPG_TRY(mpg_cuda_check(cudaMemcpyAsync(scratch + total, in->data, bytes, cudaMemcpyDeviceToDevice, (cudaStream_t)call->stream), "cudaMemcpyAsync"));
+        MPG_TRY(mpg_cuda_copy(call, in->data, scratch + total, bytes));
         in->data = scratch + total;
       }
-      total += (bytes + 255) & ~(size_t)255;
+      total += mpg_align_up(bytes, 256);
     }
     if (!total) return MPG_OK;
     if (!pass && !mpg_device_scratch(call->device, total)) return MPG_DEVICE_OUT_OF_MEMORY;

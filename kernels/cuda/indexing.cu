@@ -14,21 +14,6 @@ namespace {
 enum { MODE_CLIP, MODE_RAISE, MODE_WRAP }; /* take's words; pick has clip and wrap */
 #define NONE INT64_MAX
 
-size_t item_of(const mpg_view *view) { return mpg_dtype_size(view->desc.dtype); }
-int64_t count_of(const mpg_view *view) { return mpg_shape_size(&view->desc.shape); }
-int axis_of(int64_t axis, int ndim) { return (int)(axis < 0 ? axis + ndim : axis); }
-size_t padded(size_t bytes) { return (bytes + 63) & ~(size_t)63; }
-
-mpg_status zero(const mpg_kernel_call *call, void *memory, size_t bytes) {
-  return bytes ? mpg_cuda_check(cudaMemsetAsync(memory, 0, bytes, (cudaStream_t)call->stream), "cudaMemsetAsync") : MPG_OK;
-}
-mpg_status zero(const mpg_kernel_call *call, const mpg_view *view) { return zero(call, view->data, (size_t)count_of(view) * item_of(view)); }
-mpg_status copy_all(const mpg_kernel_call *call, const mpg_view *from, const mpg_view *to) {
-  size_t bytes = (size_t)count_of(from) * item_of(from);
-  if (!bytes || from->data == to->data) return MPG_OK;
-  return mpg_cuda_check(cudaMemcpyAsync(to->data, from->data, bytes, cudaMemcpyDeviceToDevice, (cudaStream_t)call->stream), "cudaMemcpyAsync");
-}
-
 /* --- Safe positions ------------------------------------------------------------------------------------------------------------ */
 
 __global__ void positions_kernel(mpg_untyped indices, int64_t count, int64_t size, int mode, int64_t *positions, long long *bad) {
@@ -77,7 +62,7 @@ mpg_status check_indices(const mpg_kernel_call *call, const mpg_view *indices, c
 /* All indices as positions in [0, size), in scratch memory (`extra` more bytes follow, at *more, 64-byte aligned). */
 mpg_status resolve(const mpg_kernel_call *call, const mpg_view *indices, int64_t size, int mode, size_t extra, int64_t **positions, char **more) {
   int64_t count = count_of(indices);
-  size_t bytes = padded((size_t)count * sizeof(int64_t));
+  size_t bytes = mpg_align_up((size_t)count * sizeof(int64_t), 64);
   char *scratch = (char *)mpg_device_scratch(call->device, 64 + bytes + extra);
   if (!scratch) return MPG_DEVICE_OUT_OF_MEMORY;
   long long *bad = (long long *)scratch;
@@ -97,7 +82,7 @@ mpg_status resolve_nd(const mpg_kernel_call *call, const mpg_view *indices, cons
   for (int d = 0; d < sizes.count; d++) sizes.values[d] = shape->dims[d];
   *count = mpg_shape_product(&indices->desc.shape, 1, indices->desc.shape.ndim);
   *inner = mpg_shape_product(shape, sizes.count, shape->ndim);
-  size_t bytes = padded((size_t)*count * sizeof(int64_t));
+  size_t bytes = mpg_align_up((size_t)*count * sizeof(int64_t), 64);
   char *scratch = (char *)mpg_device_scratch(call->device, 64 + bytes + extra);
   if (!scratch) return MPG_DEVICE_OUT_OF_MEMORY;
   long long *bad = (long long *)scratch;
@@ -181,15 +166,15 @@ __global__ void add_runs_kernel(const T *in, T *out, const uint64_t *keys, const
   }
 }
 
-size_t add_bytes(int64_t count) { return padded((size_t)count * sizeof(uint64_t)) * 2 + padded((size_t)count * sizeof(int32_t)) * 2 + mpg_cuda_sort_bytes(count); }
+size_t add_bytes(int64_t count) { return mpg_align_up((size_t)count * sizeof(uint64_t), 64) * 2 + mpg_align_up((size_t)count * sizeof(int32_t), 64) * 2 + mpg_cuda_sort_bytes(count); }
 
 /* out (before, length, after) = sum of the rows of in (before, count, after) at their positions. memory: add_bytes(count). */
 mpg_status scatter_add(const mpg_kernel_call *call, const mpg_view *in, const mpg_view *out, const int64_t *positions, int64_t before, int64_t count, int64_t length,
                        int64_t after, char *memory) {
-  MPG_TRY(zero(call, out));
+  MPG_TRY(mpg_cuda_zero(call, out));
   if (count_of(out) == 0 || count == 0 || after == 0) return MPG_OK;
   if (count > INT32_MAX) return mpg_fail(MPG_NOT_IMPLEMENTED, "%s: more than 2^31 indices on a GPU", call->op->name);
-  size_t key_bytes = padded((size_t)count * sizeof(uint64_t)), order_bytes = padded((size_t)count * sizeof(int32_t));
+  size_t key_bytes = mpg_align_up((size_t)count * sizeof(uint64_t), 64), order_bytes = mpg_align_up((size_t)count * sizeof(int32_t), 64);
   uint64_t *keys[2] = {(uint64_t *)memory, (uint64_t *)(memory + key_bytes)};
   int32_t *order[2] = {(int32_t *)(memory + 2 * key_bytes), (int32_t *)(memory + 2 * key_bytes + order_bytes)};
   int bits = 0, side;
@@ -230,11 +215,11 @@ __global__ void put_kernel(const T *values, T *out, const int64_t *positions, co
 }
 
 /* `rows` of out may be written; memory: put_bytes(rows). */
-size_t put_bytes(int64_t rows) { return padded((size_t)rows * sizeof(unsigned long long)); }
+size_t put_bytes(int64_t rows) { return mpg_align_up((size_t)rows * sizeof(unsigned long long), 64); }
 mpg_status put_rows(const mpg_kernel_call *call, const void *values, void *out, const int64_t *positions, int64_t count, int64_t rows, size_t bytes, char *memory) {
   if (!count || !bytes) return MPG_OK;
   unsigned long long *winners = (unsigned long long *)memory;
-  MPG_TRY(zero(call, winners, (size_t)rows * sizeof *winners));
+  MPG_TRY(mpg_cuda_zero(call, winners, (size_t)rows * sizeof *winners));
   MPG_TRY(mpg_cuda_launch(call, winners_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, positions, count, winners));
   size_t width = widest(values, out, bytes);
   int64_t items = (int64_t)(bytes / width);
@@ -399,14 +384,14 @@ MPG_CUDA_KERNEL(pick) {
 
 MPG_CUDA_KERNEL(pick_back) {
   const mpg_pick_back_params *params = (const mpg_pick_back_params *)call->params;
-  MPG_TRY(zero(call, &call->outputs[0]));
+  MPG_TRY(mpg_cuda_zero(call, &call->outputs[0]));
   return picks(call, &call->outputs[0], &call->inputs[0], &call->inputs[1], params->axis, params->mode == 1, true);
 }
 
 MPG_CUDA_KERNEL(batch_take) { return picks(call, &call->inputs[0], &call->outputs[0], &call->inputs[1], 1, false, false); }
 
 MPG_CUDA_KERNEL(fill_element) {
-  MPG_TRY(copy_all(call, &call->inputs[0], &call->outputs[0]));
+  MPG_TRY(mpg_cuda_copy(call, &call->inputs[0], &call->outputs[0]));
   return picks(call, &call->outputs[0], &call->inputs[1], &call->inputs[2], 1, false, true);
 }
 
@@ -438,12 +423,12 @@ MPG_CUDA_KERNEL(gather_nd) {
 }
 
 MPG_CUDA_KERNEL(scatter_nd) {
-  MPG_TRY(zero(call, &call->outputs[0]));
+  MPG_TRY(mpg_cuda_zero(call, &call->outputs[0]));
   return scatter_rows(call, &call->inputs[0], &call->inputs[1]);
 }
 
 MPG_CUDA_KERNEL(scatter_set_nd) {
-  MPG_TRY(copy_all(call, &call->inputs[0], &call->outputs[0]));
+  MPG_TRY(mpg_cuda_copy(call, &call->inputs[0], &call->outputs[0]));
   return scatter_rows(call, &call->inputs[1], &call->inputs[2]);
 }
 
@@ -475,7 +460,7 @@ MPG_CUDA_KERNEL(index_copy) {
   int64_t *positions;
   char *memory;
   MPG_TRY(resolve(call, indices, shape->dims[0], MODE_RAISE, put_bytes(shape->dims[0]), &positions, &memory));
-  MPG_TRY(copy_all(call, old, out));
+  MPG_TRY(mpg_cuda_copy(call, old, out));
   return put_rows(call, values->data, out->data, positions, count_of(indices), shape->dims[0], (size_t)mpg_shape_product(shape, 1, shape->ndim) * item_of(old), memory);
 }
 

@@ -5,8 +5,6 @@ namespace {
 
 enum { NORMALIZE_BATCH, NORMALIZE_NULL, NORMALIZE_VALID };
 
-int64_t count_of(const mpg_view *view) { return mpg_shape_size(&view->desc.shape); }
-
 template <class T, class C>
 __global__ void sigmoid_kernel(const T *in, T *out, int64_t count) {
   int64_t i = MPG_CUDA_INDEX;
@@ -75,12 +73,7 @@ MPG_CUDA_KERNEL(regression_sigmoid) {
 #undef SIGMOID
 }
 
-MPG_CUDA_KERNEL(regression_identity) {
-  const mpg_view *in = &call->inputs[0], *out = &call->outputs[0];
-  size_t bytes = (size_t)count_of(in) * mpg_dtype_size(in->desc.dtype);
-  if (in->data == out->data || !bytes) return MPG_OK;
-  return mpg_cuda_check(cudaMemcpyAsync(out->data, in->data, bytes, cudaMemcpyDeviceToDevice, (cudaStream_t)call->stream), "cudaMemcpyAsync");
-}
+MPG_CUDA_KERNEL(regression_identity) { return mpg_cuda_copy(call, &call->inputs[0], &call->outputs[0]); }
 
 MPG_CUDA_KERNEL(softmax_output_back) {
   const mpg_softmax_output_params *params = (const mpg_softmax_output_params *)call->params;

@@ -122,7 +122,7 @@ MPG_CUDA_KERNEL(linalg_gemm) {
   }
   const mpg_view *a = &call->inputs[0], *b = &call->inputs[1], *c = &call->outputs[0];
   const mpg_shape *as = &a->desc.shape, *bs = &b->desc.shape, *cs = &c->desc.shape;
-  int ndim = as->ndim, axis = (int)(axis_param < 0 ? axis_param + ndim : axis_param);
+  int ndim = as->ndim, axis = axis_of(axis_param, ndim);
   int64_t outer = mpg_shape_product(cs, 0, axis), inner = mpg_shape_product(cs, axis + 1, ndim - 1), size = (int64_t)mpg_dtype_size(c->desc.dtype);
   p.dtype = a->desc.dtype;
   p.m = cs->dims[axis];

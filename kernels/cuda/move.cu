@@ -127,8 +127,7 @@ mpg_status mpg_cuda_move(const mpg_kernel_call *call, const mpg_move *move, cons
   mpg_move m = {};
   int64_t run = (int64_t)item;
   if (!mpg_move_merge(move, &run, &m)) return MPG_OK;
-  if (m.ndim == 0)
-    return mpg_cuda_check(cudaMemcpyAsync(out, in, (size_t)run, cudaMemcpyDeviceToDevice, (cudaStream_t)call->stream), "cudaMemcpyAsync");
+  if (m.ndim == 0) return mpg_cuda_copy(call, in, out, (size_t)run);
   int plane = run == (int64_t)item ? plane_of(m, run) : -1;
   if (plane >= 0) MPG_CUDA_SIZE(item, T, return launch_transpose<T>(call, m, plane, in, out));
   int64_t width = widest(m, run, in, out);

@@ -140,7 +140,7 @@ __global__ void totals_kernel(const C *partial, int64_t chunks, int64_t width, i
 }
 
 void split_axis(const mpg_shape *shape, int64_t axis_param, int64_t *outer, int64_t *n, int64_t *inner) {
-  int axis = (int)(axis_param < 0 ? axis_param + shape->ndim : axis_param);
+  int axis = axis_of(axis_param, shape->ndim);
   *outer = mpg_shape_product(shape, 0, axis);
   *n = shape->dims[axis];
   *inner = mpg_shape_product(shape, axis + 1, shape->ndim);
@@ -248,7 +248,7 @@ mpg_status group_norm_forward(const mpg_kernel_call *call) {
   t.deviation = (T *)call->outputs[2].data;
   t.eps = call->op->id == MPG_OP_GroupNorm ? ((const mpg_group_norm_params *)call->params)->eps : ((const mpg_instance_norm_params *)call->params)->eps;
   if (t.outer == 0) return MPG_OK;
-  t.n = mpg_shape_size(&x->desc.shape) / t.outer;
+  t.n = count_of(x) / t.outer;
   return mpg_cuda_launch(call, group_norm_kernel<T, C>, mpg_cuda_blocks(t.outer, 1), threads_of(t.n), 0, t);
 }
 
@@ -270,7 +270,7 @@ mpg_status group_norm_backward(const mpg_kernel_call *call) {
   C *partial = (C *)mpg_device_scratch(call->device, (size_t)(2 * t.outer + 1) * sizeof(C));
   if (!partial) return MPG_DEVICE_OUT_OF_MEMORY;
   if (t.outer) {
-    t.n = mpg_shape_size(&x->desc.shape) / t.outer;
+    t.n = count_of(x) / t.outer;
     MPG_TRY(mpg_cuda_launch(call, group_norm_back_kernel<T, C>, mpg_cuda_blocks(t.outer, 1), threads_of(t.n), 0, t, partial));
   }
   return mpg_cuda_launch(call, totals_kernel<T, C>, mpg_cuda_blocks(t.inner), MPG_CUDA_THREADS, 0, (const C *)partial, (int64_t)1, t.outer, t.inner, t.dgamma, t.dbeta);

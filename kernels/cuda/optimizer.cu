@@ -251,18 +251,14 @@ __global__ void scale_kernel(mpg_untyped array, int64_t count, const float *fact
 
 MPG_CUDA_KERNEL(multi_lars) {
   const mpg_multi_lars_params *params = (const mpg_multi_lars_params *)call->params;
-  int64_t count = mpg_shape_size(&call->outputs[0].desc.shape);
+  int64_t count = count_of(&call->outputs[0]);
   return mpg_cuda_launch(call, lars_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, (const float *)call->inputs[0].data, (const float *)call->inputs[1].data,
                          (const float *)call->inputs[2].data, (const float *)call->inputs[3].data, (float *)call->outputs[0].data, count, (float)params->eta,
                          (float)params->eps, (float)params->rescale_grad);
 }
 
 MPG_CUDA_KERNEL(reset_arrays) {
-  for (int i = 0; i < call->num_inputs; i++) {
-    const mpg_view *array = &call->inputs[i];
-    size_t bytes = (size_t)mpg_shape_size(&array->desc.shape) * mpg_dtype_size(array->desc.dtype);
-    if (bytes) MPG_CUDA_TRY(cudaMemsetAsync(array->data, 0, bytes, (cudaStream_t)call->stream));
-  }
+  for (int i = 0; i < call->num_inputs; i++) MPG_TRY(mpg_cuda_zero(call, &call->inputs[i]));
   return MPG_OK;
 }
 
@@ -272,7 +268,7 @@ MPG_CUDA_KERNEL(all_finite) {
   float *out = (float *)call->outputs[0].data;
   MPG_TRY(mpg_cuda_launch(call, finite_begin_kernel, 1, 1, 0, out, fresh));
   for (int i = 0; i < call->num_inputs; i++) {
-    int64_t count = mpg_shape_size(&call->inputs[i].desc.shape);
+    int64_t count = count_of(&call->inputs[i]);
     MPG_TRY(mpg_cuda_launch(call, finite_kernel, mpg_cuda_blocks(count, 8 * MPG_CUDA_THREADS), MPG_CUDA_THREADS, 0, mpg_untyped_view(&call->inputs[i]), count, out));
   }
   return MPG_OK;
@@ -281,7 +277,7 @@ MPG_CUDA_KERNEL(all_finite) {
 MPG_CUDA_KERNEL(multi_scale) {
   int last = call->num_inputs - 1;
   for (int i = 0; i < last; i++) {
-    int64_t count = mpg_shape_size(&call->inputs[i].desc.shape);
+    int64_t count = count_of(&call->inputs[i]);
     MPG_TRY(mpg_cuda_launch(call, scale_kernel, mpg_cuda_blocks(count, 4 * MPG_CUDA_THREADS), MPG_CUDA_THREADS, 0, mpg_untyped_view(&call->inputs[i]), count,
                             (const float *)call->inputs[last].data));
   }

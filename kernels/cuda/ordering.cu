@@ -9,10 +9,6 @@
 
 namespace {
 
-size_t item_of(const mpg_view *view) { return mpg_dtype_size(view->desc.dtype); }
-int64_t count_of(const mpg_view *view) { return mpg_shape_size(&view->desc.shape); }
-size_t padded(size_t bytes) { return (bytes + 63) & ~(size_t)63; }
-
 /* NaN is the largest; -0 is 0. */
 __device__ __forceinline__ uint64_t key_of(const mpg_untyped &data, int64_t i) {
   switch (data.dtype) {
@@ -39,7 +35,7 @@ struct extent {
 
 extent extent_of(const mpg_shape *shape, const mpg_opt_int *axis_param) {
   if (!axis_param->present) return {1, mpg_shape_size(shape), 1};
-  int axis = (int)(axis_param->value < 0 ? axis_param->value + shape->ndim : axis_param->value);
+  int axis = axis_of(axis_param->value, shape->ndim);
   return {mpg_shape_product(shape, 0, axis), shape->dims[axis], mpg_shape_product(shape, axis + 1, shape->ndim)};
 }
 
@@ -84,7 +80,7 @@ mpg_status order(const mpg_kernel_call *call, const results &r, const mpg_opt_in
   if (count == 0) return MPG_OK;
   if (count > INT32_MAX) return mpg_fail(MPG_NOT_IMPLEMENTED, "%s: more than 2^31 elements on a GPU", call->op->name);
   if (k <= 0) k = e.n;
-  size_t key_bytes = padded((size_t)count * sizeof(uint64_t)), order_bytes = padded((size_t)count * sizeof(int32_t));
+  size_t key_bytes = mpg_align_up((size_t)count * sizeof(uint64_t), 64), order_bytes = mpg_align_up((size_t)count * sizeof(int32_t), 64);
   char *scratch = (char *)mpg_device_scratch(call->device, 2 * key_bytes + 2 * order_bytes + mpg_cuda_sort_bytes(count));
   if (!scratch) return MPG_DEVICE_OUT_OF_MEMORY;
   uint64_t *keys[2] = {(uint64_t *)scratch, (uint64_t *)(scratch + key_bytes)};
@@ -175,16 +171,11 @@ mpg_status move_along(const mpg_kernel_call *call, const mpg_view *dense, const 
   const mpg_view *indices = &call->inputs[1];
   const mpg_shape *shape = &indices->desc.shape, *large = &indexed->desc.shape;
   const mpg_along_params *params = (const mpg_along_params *)call->params;
-  int axis = (int)(params->axis < 0 ? params->axis + shape->ndim : params->axis);
+  int axis = axis_of(params->axis, shape->ndim);
   int64_t after = mpg_shape_product(shape, axis + 1, shape->ndim), n = shape->dims[axis], size = large->dims[axis], total = count_of(indices);
   MPG_CUDA_SIZE(item_of(dense), T, return mpg_cuda_launch(call, along_kernel<T>, mpg_cuda_blocks(total), MPG_CUDA_THREADS, 0, (T *)dense->data, (T *)indexed->data,
                                                           mpg_untyped_view(indices), total, n, size, after, put));
   return MPG_OK;
-}
-
-mpg_status zero(const mpg_kernel_call *call, const mpg_view *view) {
-  size_t bytes = (size_t)count_of(view) * item_of(view);
-  return bytes ? mpg_cuda_check(cudaMemsetAsync(view->data, 0, bytes, (cudaStream_t)call->stream), "cudaMemsetAsync") : MPG_OK;
 }
 
 } // namespace
@@ -212,7 +203,7 @@ MPG_CUDA_KERNEL(topk) {
   if (params->ret_typ == INDICES) r.indices = mpg_untyped_view(out);
   if (params->ret_typ == BOTH) r.indices = mpg_untyped_view(&call->outputs[1]);
   if (params->ret_typ == MASK) {
-    MPG_TRY(zero(call, out));
+    MPG_TRY(mpg_cuda_zero(call, out));
     r.one = mpg_cuda_element(out->desc.dtype, 1);
     r.mask = out->data;
   }
@@ -237,6 +228,6 @@ MPG_CUDA_KERNEL(argmax_channel) {
 MPG_CUDA_KERNEL(gather_along) { return move_along(call, &call->outputs[0], &call->inputs[0], false); }
 
 MPG_CUDA_KERNEL(scatter_along) {
-  MPG_TRY(zero(call, &call->outputs[0]));
+  MPG_TRY(mpg_cuda_zero(call, &call->outputs[0]));
   return move_along(call, &call->inputs[0], &call->outputs[0], true);
 }

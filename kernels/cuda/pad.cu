@@ -4,8 +4,6 @@
 
 namespace {
 
-size_t item_of(const mpg_view *view) { return mpg_dtype_size(view->desc.dtype); }
-
 /* The dimensions of a padded array, and how many elements stand before the array's own in each. */
 struct geometry {
   int ndim, mode; /* mode: 0 constant, 1 edge, 2 reflect */
@@ -107,9 +105,9 @@ MPG_CUDA_KERNEL(pad) {
   const mpg_pad_params *params = (const mpg_pad_params *)call->params;
   const mpg_view *in = &call->inputs[0], *out = &call->outputs[0];
   geometry g = geometry_of(&in->desc.shape, &out->desc.shape, &params->pad_width, params->mode);
-  if (mpg_shape_size(&in->desc.shape) == 0) g.mode = 0; /* there is nothing to copy from */
+  if (count_of(in) == 0) g.mode = 0; /* there is nothing to copy from */
   uint64_t value = params->mode == 0 ? mpg_cuda_element(out->desc.dtype, params->constant_value) : 0;
-  int64_t count = mpg_shape_size(&out->desc.shape);
+  int64_t count = count_of(out);
   MPG_CUDA_SIZE(item_of(in), T, return mpg_cuda_launch(call, pad_kernel<T>, mpg_cuda_blocks(count, 4 * MPG_CUDA_THREADS), MPG_CUDA_THREADS, 0, g, (const T *)in->data,
                                                        (T *)out->data, (T)value, count));
   return MPG_OK;

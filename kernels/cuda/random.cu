@@ -86,7 +86,7 @@ __global__ void draw_kernel(plan p, int64_t count) {
 }
 
 mpg_status launch(const mpg_kernel_call *call, const plan &p) {
-  int64_t count = mpg_shape_size(&call->outputs[0].desc.shape);
+  int64_t count = count_of(&call->outputs[0]);
   return mpg_cuda_launch(call, draw_kernel, mpg_cuda_blocks(count, 4 * MPG_CUDA_THREADS), MPG_CUDA_THREADS, 0, p, count);
 }
 
@@ -131,7 +131,7 @@ MPG_CUDA_KERNEL(random) {
 
 MPG_CUDA_KERNEL(sample) {
   plan p = plan_of(call);
-  int64_t count = mpg_shape_size(&call->outputs[0].desc.shape), params = mpg_shape_size(&call->inputs[0].desc.shape);
+  int64_t count = count_of(&call->outputs[0]), params = count_of(&call->inputs[0]);
   p.as = mpg_untyped_view(&call->inputs[0]);
   if (call->num_inputs > 1) p.bs = mpg_untyped_view(&call->inputs[1]);
   p.each = params ? count / params : 1;
@@ -192,7 +192,7 @@ __global__ void choices_back_kernel(mpg_untyped grad, mpg_untyped data, mpg_unty
 MPG_CUDA_KERNEL(sample_multinomial) {
   const mpg_view *data = &call->inputs[0];
   const mpg_shape *shape = &data->desc.shape;
-  int64_t rows = mpg_shape_product(shape, 0, shape->ndim - 1), outcomes = shape->dims[shape->ndim - 1], count = mpg_shape_size(&call->outputs[0].desc.shape);
+  int64_t rows = mpg_shape_product(shape, 0, shape->ndim - 1), outcomes = shape->dims[shape->ndim - 1], count = count_of(&call->outputs[0]);
   if (count == 0) return MPG_OK;
   double *sums = (double *)mpg_device_scratch(call->device, (size_t)(rows * outcomes) * sizeof(double));
   if (!sums) return MPG_DEVICE_OUT_OF_MEMORY;
@@ -206,7 +206,7 @@ MPG_CUDA_KERNEL(sample_multinomial) {
 MPG_CUDA_KERNEL(backward_sample_multinomial) {
   const mpg_view *data = &call->inputs[1];
   const mpg_shape *shape = &data->desc.shape;
-  int64_t rows = mpg_shape_product(shape, 0, shape->ndim - 1), outcomes = shape->dims[shape->ndim - 1], count = mpg_shape_size(&call->inputs[0].desc.shape);
+  int64_t rows = mpg_shape_product(shape, 0, shape->ndim - 1), outcomes = shape->dims[shape->ndim - 1], count = count_of(&call->inputs[0]);
   return mpg_cuda_launch(call, choices_back_kernel, mpg_cuda_blocks(outcomes ? rows : 0), MPG_CUDA_THREADS, 0, mpg_untyped_view(&call->inputs[0]), mpg_untyped_view(data),
                          mpg_untyped_view(&call->inputs[2]), mpg_untyped_view(&call->outputs[0]), rows, outcomes, rows ? count / rows : 0);
 }

@@ -194,7 +194,7 @@ mpg_status reduce(const mpg_kernel_call *call, const mpg_view *in, const mpg_vie
   const mpg_shape *shape = &in->desc.shape;
   mpg_dtype dtype = in->desc.dtype, kept = dtype == MPG_FLOAT64 ? MPG_FLOAT64 : mpg_dtype_is_float(dtype) ? MPG_FLOAT32 : MPG_INT64;
   int64_t total = 1;
-  if (mpg_shape_size(&out->desc.shape) == 0) return MPG_OK;
+  if (count_of(out) == 0) return MPG_OK;
   runs r = {};
   bool any = false;
   for (int i = 0; i < shape->ndim; i++) {
@@ -227,7 +227,7 @@ mpg_status reduce(const mpg_kernel_call *call, const mpg_view *in, const mpg_vie
     if (p.outer * p.inner > largest) largest = p.outer * p.inner;
   }
   char *buffers[2] = {NULL, NULL};
-  size_t size = ((size_t)largest * mpg_dtype_size(kept) + 255) & ~(size_t)255;
+  size_t size = mpg_align_up((size_t)largest * mpg_dtype_size(kept), 256);
   if (passes > 1) {
     buffers[0] = (char *)mpg_device_scratch(call->device, 2 * size);
     if (!buffers[0]) return MPG_DEVICE_OUT_OF_MEMORY;

@@ -54,11 +54,9 @@ __global__ void last_kernel(sequences s, T *steps, T *last, bool put) {
   }
 }
 
-size_t item_of(const mpg_view *view) { return mpg_dtype_size(view->desc.dtype); }
-
 mpg_status last_step(const mpg_kernel_call *call, const mpg_view *steps, const mpg_view *last, int64_t axis, bool put) {
   sequences s = sequences_of(call, steps, axis);
-  if (mpg_shape_size(&steps->desc.shape) == 0) return MPG_OK;
+  if (count_of(steps) == 0) return MPG_OK;
   MPG_CUDA_SIZE(item_of(steps), T, return mpg_cuda_launch(call, last_kernel<T>, mpg_cuda_blocks(s.batch * s.inner), MPG_CUDA_THREADS, 0, s, (T *)steps->data,
                                                           (T *)last->data, put));
   return MPG_OK;
@@ -71,7 +69,7 @@ MPG_CUDA_KERNEL(sequence_mask) {
   const mpg_view *data = &call->inputs[0];
   sequences s = sequences_of(call, data, params->axis);
   uint64_t value = mpg_cuda_element(data->desc.dtype, params->value);
-  unsigned blocks = mpg_cuda_blocks(mpg_shape_size(&data->desc.shape));
+  unsigned blocks = mpg_cuda_blocks(count_of(data));
   MPG_CUDA_SIZE(item_of(data), T, return mpg_cuda_launch(call, mask_kernel<T>, blocks, MPG_CUDA_THREADS, 0, s, (const T *)data->data, (T *)call->outputs[0].data, (T)value));
   return MPG_OK;
 }
@@ -79,7 +77,7 @@ MPG_CUDA_KERNEL(sequence_mask) {
 MPG_CUDA_KERNEL(sequence_reverse) {
   const mpg_view *data = &call->inputs[0];
   sequences s = sequences_of(call, data, 0);
-  unsigned blocks = mpg_cuda_blocks(mpg_shape_size(&data->desc.shape));
+  unsigned blocks = mpg_cuda_blocks(count_of(data));
   MPG_CUDA_SIZE(item_of(data), T, return mpg_cuda_launch(call, reverse_kernel<T>, blocks, MPG_CUDA_THREADS, 0, s, (const T *)data->data, (T *)call->outputs[0].data));
   return MPG_OK;
 }
@@ -90,6 +88,6 @@ MPG_CUDA_KERNEL(sequence_last) {
 
 MPG_CUDA_KERNEL(sequence_last_back) {
   const mpg_view *out = &call->outputs[0];
-  MPG_TRY(mpg_cuda_check(cudaMemsetAsync(out->data, 0, (size_t)mpg_shape_size(&out->desc.shape) * item_of(out), (cudaStream_t)call->stream), "cudaMemsetAsync"));
+  MPG_TRY(mpg_cuda_zero(call, out));
   return last_step(call, out, &call->inputs[0], ((const mpg_sequence_last_back_params *)call->params)->axis, true);
 }

@@ -137,7 +137,7 @@ mpg_status run(const mpg_kernel_call *call, kind what, const mpg_view *second, c
 }
 
 extent along(const mpg_shape *shape, int64_t axis_param, double scale) {
-  int axis = (int)(axis_param < 0 ? axis_param + shape->ndim : axis_param);
+  int axis = axis_of(axis_param, shape->ndim);
   return {mpg_shape_product(shape, 0, axis), shape->dims[axis], mpg_shape_product(shape, axis + 1, shape->ndim), scale};
 }
 extent merged(extent e) { return {e.before, e.n * e.after, 1, e.scale}; }

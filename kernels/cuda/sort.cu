@@ -76,7 +76,7 @@ __global__ void move_kernel(const uint64_t *keys, const int32_t *values, int64_t
 
 } // namespace
 
-size_t mpg_cuda_sort_bytes(int64_t count) { return ((size_t)(tiles_of(count) * DIGITS) * sizeof(uint32_t) + 63) & ~(size_t)63; }
+size_t mpg_cuda_sort_bytes(int64_t count) { return mpg_align_up((size_t)(tiles_of(count) * DIGITS) * sizeof(uint32_t), 64); }
 
 mpg_status mpg_cuda_sort(const mpg_kernel_call *call, uint64_t *const keys[2], int32_t *const values[2], int64_t count, int bits, void *scratch, int *side) {
   int64_t tiles = tiles_of(count);
