@@ -21,6 +21,9 @@ void *mpg_space_take(size_t size);
 void mpg_space_give(void *space); /* NULL is allowed */
 void mpg_space_free_kept(void);
 
+/* The address of what has no bytes: aligned like any other, and not NULL, which memset and memcpy may not be given even then. Never read. */
+#define MPG_NO_BYTES ((void *)64)
+
 /* Sets MPG_HOST_OUT_OF_MEMORY's text and returns it. */
 mpg_status mpg_out_of_host_memory(size_t size);
 

@@ -230,7 +230,7 @@ static size_t choose(const mpg_pool *pool, const size_class *class, bool host_ac
 
 mpg_status mpg_pool_alloc(mpg_pool *pool, size_t size, bool host_access, mpg_block *block) {
   if (size == 0) {
-    *block = (mpg_block){0};
+    *block = (mpg_block){.memory = MPG_NO_BYTES};
     return MPG_OK;
   }
   int index;

@@ -80,7 +80,7 @@ mpg_status mpg_storage_wrap(mpg_device *device, void *memory, size_t size, void 
   *storage = (mpg_storage){.references = 1,
                            .exposed = true,
                            .device = device,
-                           .block = {.memory = memory, .size = size},
+                           .block = {.memory = size ? memory : MPG_NO_BYTES, .size = size},
                            .size = size,
                            .born = ++births,
                            .release = release,

@@ -55,7 +55,7 @@ static void test_sizes(void) {
   }
   mpg_block none;
   CHECK_OK(mpg_pool_alloc(pool, 0, false, &none));
-  CHECK(none.memory == NULL);
+  CHECK(none.memory == MPG_NO_BYTES);
   mpg_pool_free(pool, &none);
   CHECK(mpg_pool_alloc(pool, SIZE_MAX - 5, false, &none) == MPG_DEVICE_OUT_OF_MEMORY);
   CHECK(mpg_pool_alloc(pool, (size_t)1 << 46, false, &none) == MPG_DEVICE_OUT_OF_MEMORY);
