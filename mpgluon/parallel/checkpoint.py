@@ -206,9 +206,8 @@ def _describe(net, trainer):
         for kind in states:
             if numbered[i] in header[kind]:
                 states[kind].setdefault(name, header[kind][numbered[i]])
-        for key, array in arrays.items():
-            if key != numbered[i] and not key.startswith(numbered[i] + ":") or key not in _keys(header["states"].get(numbered[i]), numbered[i]):
-                continue
+        for key in _keys(header["states"].get(numbered[i]), numbered[i]):
+            array = arrays[key]
             whole = _STATE + name + key[len(numbered[i]) :]
             split = where if where is not None and array.shape == param.shape else None
             if where is not None and split is None and where.ranges[0][0]:
@@ -222,10 +221,10 @@ def _describe(net, trainer):
 def _keys(structure, name):
     """The names of the arrays of a state."""
     if structure == "array":
-        return {name}
+        return [name]
     if isinstance(structure, list):
-        return {key for i, part in enumerate(structure) for key in _keys(part, f"{name}:{i}")}
-    return set()
+        return [key for i, part in enumerate(structure) for key in _keys(part, f"{name}:{i}")]
+    return []
 
 
 def _shape_of(part):
