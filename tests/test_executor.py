@@ -302,6 +302,14 @@ def test_export_and_imports(tmp_path):
         gluon.SymbolBlock.imports(symbol_file, ["data"], param_file)
 
 
+def test_imports_without_parameters(tmp_path):
+    x = mx.sym.var("data")
+    (x * 2).save(str(tmp_path / "a-symbol.json"))
+    mx.nd.save(str(tmp_path / "a-0000.params"), {})
+    block = gluon.SymbolBlock.imports(str(tmp_path / "a-symbol.json"), "data", str(tmp_path / "a-0000.params"))
+    assert block(mx.nd.ones((2,))).asnumpy().tolist() == [2, 2]
+
+
 def test_symbol_block_of_internals():
     net = network()
     net.initialize()

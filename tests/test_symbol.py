@@ -245,6 +245,69 @@ def test_old_json():
     assert attributes["bn_gamma"]["__lr_mult__"] == "5" and "axis" not in attributes.get("am", {})
 
 
+def _old(nodes, version=None):
+    rows = [{"op": op, "name": name, "inputs": inputs, **more} for op, name, inputs, more in nodes]
+    tag = {"attrs": {"mxnet_version": ["int", version]}} if version else {}
+    return mx.sym.load_json(json.dumps({"nodes": rows, "arg_nodes": [], "heads": [[len(rows) - 1, 0]], **tag}))
+
+
+def test_old_json_leaves_out_variables():
+    """Before 0.9 the variables that nobody named are not in the file; they get the attributes of their op."""
+    nodes = [("null", "data", [], {}), ("FullyConnected", "fc", [[0, 0]], {"param": {"num_hidden": "4"}, "attr": {"ctx_group": "a"}})]
+    net = _old(nodes)
+    assert net.list_arguments() == ["data", "fc_weight", "fc_bias"]
+    assert net.attr_dict()["fc_weight"]["__ctx_group__"] == "a"
+    with pytest.raises(mx.MXNetError, match="takes 3 inputs, the file gives 1"):
+        _old(nodes, 900)
+
+
+def test_old_json_initializes_states():
+    """Before 0.9.4 the variables that ops write do not say how they are initialized."""
+    variables = ["data", "bn_gamma", "bn_beta", "bn_moving_mean", "bn_moving_var"]
+    nodes = [("null", name, [], {}) for name in variables] + [("BatchNorm", "bn", [[i, 0, int(i > 2)] for i in range(5)], {"attrs": {"eps": "0.001"}})]
+    for version, there in ((901, True), (903, True), (904, False), (10901, False)):
+        attributes = _old(nodes, version).attr_dict()
+        assert attributes.get("bn_moving_var") == ({"__init__": '["one", {}]'} if there else None)
+    prelu = [("null", "data", [], {}), ("null", "g", [], {}), ("LeakyReLU", "a", [[0, 0], [1, 0]], {"param": {"act_type": "prelu"}})]
+    assert _old(prelu).attr_dict()["g"]["__init__"] == '["Constant", {"value": 0.25}]'
+
+
+def test_old_json_moves_attributes_to_inputs():
+    """``weight_lr_mult`` of an op is meant for its input of that role, whatever the variable is called."""
+    nodes = [("null", "x", [], {}), ("null", "w", [], {"attr": {"lr_mult": "9"}}), ("null", "b", [], {}),
+             ("FullyConnected", "fc", [[0, 0], [1, 0], [2, 0]], {"param": {"num_hidden": "4"}, "attr": {"weight_lr_mult": "2", "bias_wd_mult": "0"}})]  # fmt: skip
+    attributes = _old(nodes).attr_dict()
+    assert attributes["w"]["__lr_mult__"] == "2" and attributes["b"]["__wd_mult__"] == "0" and "weight_lr_mult" not in attributes["fc"]
+
+
+@pytest.mark.parametrize("op, params, shape", [("Convolution", {"kernel": "(3,3)", "num_filter": "4"}, (2, 4, 6, 6)), ("Pooling", {"kernel": "(2,2)", "stride": "(2,2)", "pool_type": "max"}, (2, 3, 4, 4)), ("BatchNorm", {}, (2, 3, 8, 8))])
+def test_old_json_of_first_versions_of_layers(op, params, shape):
+    net = _old([("null", "x", [], {}), (f"{op}_v1", "a", [[0, 0]], {"param": params})])
+    assert net.infer_shape(x=(2, 3, 8, 8))[1] == [shape]
+
+
+@pytest.mark.parametrize("call, given, found", [
+    (lambda x: mx.sym.RNN(x, state_size=4, num_layers=2, mode="lstm", state_outputs=True, name="r"), (5, 0, 3), ([(304,), (2, 0, 4), (2, 0, 4)], [(5, 0, 4), (2, 0, 4), (2, 0, 4)])),
+    (lambda x: x.reshape((-1, 4)), (0, 4), ([], [(0, 4)])),
+    (lambda x: x.expand_dims(1).swapaxes(0, 2), (0, 4), ([], [(4, 1, 0)])),
+    (lambda x: mx.sym.SoftmaxOutput(x, name="s"), (0, 4), ([(0,)], [(0, 4)])),
+    (lambda x: mx.sym.split(x, num_outputs=2, axis=1), (0, 4), ([], [(0, 2), (0, 2)])),
+    (lambda x: x.slice_axis(axis=0, begin=0, end=5) * 2, (0, 4), ([], [(0, 4)])),
+    (lambda x: mx.sym.UpSampling(x, scale=2, sample_type="nearest"), (0, 3, 0, 4), ([], [(0, 3, 0, 8)])),
+])  # fmt: skip
+def test_infer_shape_partial_with_unknown_sizes(call, given, found):
+    arguments, outputs, _ = call(mx.sym.var("x")).infer_shape_partial(x=given)
+    assert (arguments[1:], outputs) == found
+
+
+def test_names_of_outputs():
+    x = mx.sym.var("x")
+    rnn = mx.sym.RNN(x, state_size=4, num_layers=1, mode="lstm", state_outputs=True, name="r")
+    assert rnn.list_outputs() == ["r_output", "r_state_output", "r_statecell_output"]
+    assert mx.sym.make_loss(x, name="m").list_outputs() == ["m_loss"]
+    assert mx.sym.sort(x, name="s").list_outputs() == ["s_output0"] and mx.sym.linalg.det(x, name="d").list_outputs() == ["d_output0"]
+
+
 HOSTILE = {
     "empty": "", "no json": "{", "a list": "[]", "no nodes": "{}", "deep": "[" * 200000, "deeper": '{"nodes":' * 100000,
     "cut": mlp().tojson()[:700],
@@ -257,7 +320,7 @@ HOSTILE = {
     "unknown op": '{"nodes":[{"op":"Nonesuch","name":"a","inputs":[]}],"heads":[[0,0,0]]}',
     "missing parameter": '{"nodes":[{"op":"null","name":"x","inputs":[]},{"op":"FullyConnected","name":"a","inputs":[[0,0,0],[0,0,0],[0,0,0]]}],"heads":[[1,0,0]]}',
     "wrong parameter": '{"nodes":[{"op":"null","name":"x","inputs":[]},{"op":"relu","name":"a","attrs":[1],"inputs":[[0,0,0]]}],"heads":[[1,0,0]]}',
-    "few inputs": '{"nodes":[{"op":"null","name":"x","inputs":[]},{"op":"elemwise_add","name":"a","inputs":[[0,0,0]]}],"heads":[[1,0,0]]}',
+    "few inputs": '{"nodes":[{"op":"null","name":"x","inputs":[]},{"op":"elemwise_add","name":"a","inputs":[[0,0,0]]}],"heads":[[1,0,0]],"attrs":{"mxnet_version":["int",10901]}}',
     "many inputs": '{"nodes":[{"op":"null","name":"x","inputs":[]},{"op":"relu","name":"a","inputs":[[0,0,0],[0,0,0]]}],"heads":[[1,0,0]]}',
     "huge count": '{"nodes":[{"op":"null","name":"x","inputs":[]},{"op":"Concat","name":"a","attrs":{"num_args":"999999999999"},"inputs":[[0,0,0]]}],"heads":[[1,0,0]]}',
     "huge outputs": '{"nodes":[{"op":"null","name":"x","inputs":[]},{"op":"split","name":"a","attrs":{"num_outputs":"99999999"},"inputs":[[0,0,0]]}],"heads":[[1,0,0]]}',

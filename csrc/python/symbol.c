@@ -93,7 +93,7 @@ static PyObject *call_output_names(PyObject *object, PyObject *argument) {
     char buffer[64];
     output_name(self->op, i, buffer, sizeof buffer);
     bool numbered = visible > 1 && (!named || !buffer[0]);
-    PyObject *name = numbered ? PyUnicode_FromFormat("output%d", i) : PyUnicode_FromString(visible == 1 || !buffer[0] ? "output" : buffer);
+    PyObject *name = numbered ? PyUnicode_FromFormat("output%d", i) : PyUnicode_FromString(buffer[0] ? buffer : "output");
     if (name == NULL)
       Py_CLEAR(names);
     else

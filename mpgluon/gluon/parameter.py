@@ -714,6 +714,8 @@ class ParameterDict:
         for name in self.keys():
             if not name.startswith(restore_prefix):
                 raise AssertionError(f"restore_prefix is '{restore_prefix}' but the Parameter name '{name}' does not start with it")
+        if not isinstance(param_dict, dict) and not param_dict:
+            param_dict = {}  # a file of no arrays
         if not isinstance(param_dict, dict):
             raise ValueError(f"{source} holds arrays without names, so they belong to no parameters")
         arrays = {

@@ -14,7 +14,7 @@ HIDDEN = ("ctx_group", "lr_mult", "wd_mult", "force_mirroring", "mirror_stage", 
 _INITS = {
     ("BatchNorm", "moving_mean"): '["zero", {}]',
     ("BatchNorm", "moving_var"): '["one", {}]',
-    ("LeakyReLU", "gamma"): '["constant", {"value": 0.25}]',
+    ("LeakyReLU", "gamma"): '["Constant", {"value": 0.25}]',
 }
 
 

@@ -5,6 +5,7 @@ from outputs; what is found out about a value goes back to its maker and on to i
 """
 
 import heapq
+from collections import deque
 
 import numpy as np
 
@@ -33,6 +34,17 @@ def declared(node):
     """What a variable says of its own shape and dtype."""
     shape, dtype = node.attrs.get("__shape__"), node.attrs.get("__dtype__")
     return parse_shape(shape) or None if shape is not None else None, DTYPES.get(dtype, None) if dtype is not None else None
+
+
+# Sizes to try in place of unknown ones: with many divisors, and of different orders, so that bounds show.
+PROBES = (1, 5040, 720720)
+
+
+def _agreed(shapes):
+    """The shape that several have in common, 0 where they differ; None when they have different numbers of dimensions."""
+    if any(shape is None or len(shape) != len(shapes[0]) for shape in shapes):
+        return None
+    return tuple([sizes[0] if len(set(sizes)) == 1 else 0 for sizes in zip(*shapes)])
 
 
 def _merge(old, new):
@@ -136,6 +148,43 @@ class Inference:
                 for user in self._users[place]:
                     self._mark(user)
                 self._run()
+
+    def probe(self):
+        """Finds what follows from shapes of which some sizes stay unknown, where an op's own inference wants all of them.
+
+        Such an op is asked several times, with different sizes in their place: what is the same each time does not depend on them. That
+        is certain enough to tell users, and not to compile by, so it comes after everything else.
+        """
+        asked = {}
+        queue = deque([place for place, node in enumerate(self.order) if node.call is not None])
+        while queue:
+            place = queue.popleft()
+            node = self.order[place]
+            sources = [(self._place[source], index) for source, index in node.inputs]
+            inputs = [self.values[at][index] for at, index in sources]
+            key = (tuple(inputs), tuple(self.values[place]))
+            if asked.get(place) == key or not any(shape is not None and 0 in shape for shape, _ in inputs):
+                continue
+            asked[place] = key
+            answers = [answer for answer in (self._ask(place, node, inputs, size) for size in PROBES) if answer is not None]
+            if len(answers) < 2:
+                continue
+            for (at, index), found in zip(((*sources, *[(place, i) for i in range(node.num_outputs)])), zip(*answers)):
+                old = self.values[at][index]
+                merged = _merge(old, (_agreed(found), None))
+                if merged is None or merged == old:
+                    continue
+                self.values[at][index] = merged
+                queue += [user for user in (at, *self._users[at]) if self.order[user].call is not None]
+
+    def _ask(self, place, node, inputs, size):
+        """The shapes of a node's inputs and outputs if unknown sizes are `size`; None if the op does not take that."""
+        filled = [(shape and tuple([one or size for one in shape]), dtype) for shape, dtype in inputs]
+        try:
+            completed, outputs = node.call.infer(filled, [(None, dtype) for _, dtype in self.values[place]], self._train)
+        except MXNetError:
+            return None
+        return [shape for shape, _ in (*completed, *outputs)]
 
     def of(self, nodes):
         return [self.values[self._place[node]][0] for node in nodes]

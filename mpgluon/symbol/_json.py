@@ -91,20 +91,20 @@ def _entry(value, count, what):
     return node, index
 
 
-def _upgrade(op, attrs, inputs, variables, name, version, params):
-    """Brings the attributes of an op of an older version up to date; those meant for an input's variable move there."""
+def _upgrade(op, attrs, version, params):
+    """Brings the attributes of an op of an older version up to date. Returns those meant for variables among its inputs:
+    (input's name, key, value)."""
+    moved = []
     for key in list(attrs):
         for known in HIDDEN:
             if key == known:
                 attrs[f"__{known}__"] = attrs.pop(key)
             elif key.endswith("_" + known) and key not in params:
-                target = f"{name}_{key[: -len(known) - 1]}"
-                for node, _ in inputs:
-                    if node.call is None and node.name == target:
-                        node.attrs.setdefault(f"__{known}__", attrs[key])
-                attrs.pop(key, None)
+                moved.append((key[: -len(known) - 1], f"__{known}__", attrs.pop(key)))
+                break
     if version < 905 and op in ("argmax", "argmin") and attrs.get("axis") == "-1":
         del attrs["axis"]
+    return moved
 
 
 def parse(text):
@@ -202,25 +202,31 @@ def _op_node(op, name, attrs, inputs, version):
         known = {param["name"] for param in _core.get_op(op).describe()["params"]}
     except MXNetError:
         raise MXNetError(f"{name}: there is no op {op!r} in this build") from None
-    _upgrade(op, attrs, inputs, None, name, version, known)
+    moved = _upgrade(op, attrs, version, known)
     try:
         call = _core.OpCall(op, {key: value for key, value in attrs.items() if key in known})
     except MXNetError as error:
         raise MXNetError(f"{name}: {error}") from None
-    stated = attrs.get("num_args")
+    stated_inputs, stated = len(inputs), attrs.get("num_args")
     if "num_args" in known and stated is not None and stated != str(len(inputs)):
         raise MXNetError(f"{name}: {op} has num_args={stated}, the file gives {len(inputs)} inputs")
     count = call.num_inputs(len(inputs))
-    if len(inputs) < count:
-        # Files of versions before 0.9 don't list auxiliary states.
-        states, names = call.states(count), call.input_names(count)
-        for place in range(len(inputs), count):
-            if not states[place]:
-                raise MXNetError(f"{name}: {op} takes {count} inputs, the file gives {len(inputs)}")
-            init = _INITS.get((call.name, names[place]))
-            inputs.append((Node(f"{name}_{names[place]}", {"__init__": init} if init else {}), 0))
-    elif len(inputs) > count:
+    if len(inputs) > count:
         raise MXNetError(f"{name}: {op} takes {count} inputs, the file gives {len(inputs)}")
+    names, states = call.input_names(count), call.states(count)
+    for place in range(len(inputs), count):
+        # Files of versions before 0.9 leave out variables that nobody named; auxiliary states are never missed.
+        if version >= 900 and not states[place]:
+            raise MXNetError(f"{name}: {op} takes {count} inputs, the file gives {len(inputs)}")
+        inputs.append((Node(f"{name}_{names[place]}", dict(attrs)), 0))
+    for place, key in enumerate(names):
+        init = _INITS.get((call.name, key))
+        node = inputs[place][0]
+        if init is not None and node.call is None and (version < 904 or place >= stated_inputs):
+            node.attrs.setdefault("__init__", init)
+        for target, attr, value in moved:
+            if target == key and node.call is None:
+                node.attrs[attr] = value
     return Node(name, attrs, call, tuple(inputs))
 
 

@@ -217,7 +217,10 @@ class Symbol:
         numpy = is_np_shape()
         if numpy:
             shapes = {name: tuple([max(size, 0) for size in shape]) for name, shape in shapes.items()}
-        found = self._sorted(Inference(self._entries, shapes, {}), 0)
+        inference = Inference(self._entries, shapes, {})
+        if partial:
+            inference.probe()
+        found = self._sorted(inference, 0)
         if not partial and not all(known(shape) for group in found for shape in group):
             return None, None, None
         if numpy:
