@@ -97,6 +97,7 @@ typedef struct mpg_compiled {
   uint32_t *external;     /* per value of the graph: external array, or MPG_NO_BASE */
   bool recording, exact, apart;
   mpg_compile_stages stages;
+  mpg_drawn *drawn;       /* per random call: where the rows of a piece lie in it, once it was checked (pieces.h); NULL: not known */
   bool *carried;          /* per given input: its gradient is what other pieces wait for; NULL: none */
   bool *wanted;           /* per input: needs a gradient */
   bool *saved;            /* per value: lives until backward; NULL for prediction */

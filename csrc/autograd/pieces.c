@@ -89,14 +89,19 @@ static mpg_batching_request check_of(const mpg_compiled *c, const mpg_graph **gr
   return (mpg_batching_request){.inputs = rewritten ? c->original_inputs : c->inputs, .num_inputs = c->num_given};
 }
 
-mpg_status mpg_pieces_check(const mpg_compiled *c, const mpg_piece_check *check) {
+mpg_status mpg_pieces_check(mpg_compiled *c, const mpg_piece_check *check) {
   static const uint8_t kinds[] = {[MPG_SHARED] = MPG_BATCH_SAME, [MPG_SPLIT] = MPG_BATCH_DIVIDED, [MPG_CARRIED] = MPG_BATCH_STATE};
   const mpg_graph *graph, *second = NULL;
   mpg_batching_request request = check_of(c, &graph), other = {0};
   if (check->other && (check->other->num_given != c->num_given || check->other->num_outputs != c->num_outputs))
     return mpg_fail(MPG_VALUE_ERROR, "the call for another size has other inputs or results");
   uint8_t *batches = mpg_malloc(c->num_given + c->num_outputs + 1);
-  if (!batches) return mpg_out_of_host_memory(c->num_given);
+  mpg_drawn *drawn = mpg_calloc(c->graph.num_random + 1, sizeof *drawn);
+  if (!batches || !drawn) {
+    mpg_free(batches);
+    mpg_free(drawn);
+    return mpg_out_of_host_memory(c->num_given + c->graph.num_random * sizeof *drawn);
+  }
   bool *carried = (bool *)(batches + c->num_given);
   for (uint32_t i = 0; i < c->num_given; i++) batches[i] = kinds[check->input_kinds[i]];
   for (uint32_t i = 0; i < c->num_outputs; i++) carried[i] = check->output_kinds[i] == MPG_CARRIED;
@@ -106,14 +111,18 @@ mpg_status mpg_pieces_check(const mpg_compiled *c, const mpg_piece_check *check)
   request.axis = check->axis;
   request.along_time = check->along_time;
   request.whole_statistics = check->whole_statistics;
+  request.drawn = drawn;
   if (check->other) {
     mpg_batching_request inputs = check_of(check->other, &second);
     other = request;
     other.inputs = inputs.inputs;
     other.rows = check->other_rows;
+    other.drawn = NULL;
   }
   mpg_status status = second ? mpg_graph_compare_batching(graph, &request, second, &other) : mpg_graph_check_batching(graph, &request);
   mpg_free(batches);
+  mpg_free(status == MPG_OK ? c->drawn : drawn);
+  if (status == MPG_OK) c->drawn = drawn;
   return status;
 }
 
@@ -223,9 +232,11 @@ static mpg_status prepare_piece(mpg_pieces *run, uint32_t k, const mpg_pieces_re
 }
 
 static mpg_status begin_flight(const mpg_pieces *run, mpg_piece *piece, mpg_phase phase) {
+  const mpg_compiled *c = piece->compiled;
+  mpg_program_set *set = phase == MPG_PHASE_FORWARD ? c->programs : piece->backward->programs;
+  if (c->drawn && !set->drawn) MPG_TRY(mpg_program_set_draw(set, c->drawn, c->graph.num_random));
   mpg_launching call = {.parts = {piece->externals}, .blocks = piece->blocks, .random = run->random, .scope = run->scope, .origin = run->origin};
-  return mpg_flight_begin(phase == MPG_PHASE_FORWARD ? piece->compiled->programs : piece->backward->programs, &call, piece->rows, true,
-                          &piece->flights[phase]);
+  return mpg_flight_begin(set, &call, piece->rows, true, &piece->flights[phase]);
 }
 
 static void *copied(const void *source, size_t size) {

@@ -71,7 +71,8 @@ typedef struct mpg_pieces_request {
   mpg_array *const *inputs;       /* whole */
 } mpg_pieces_request;
 
-/* Whether the function does on pieces what it does on the whole (graph/batching.h). */
+/* Whether the function does on pieces what it does on the whole (graph/batching.h). Where it does, what pieces draw at random is what their
+ * rows of the whole get; of functions that were not checked, rows are looked for where the axis and the number say. */
 typedef struct mpg_piece_check {
   const uint8_t *input_kinds, *output_kinds; /* as in the request */
   int64_t rows; /* of the piece it was compiled for */
@@ -80,7 +81,7 @@ typedef struct mpg_piece_check {
   const mpg_compiled *other; /* the same function for another number of rows; NULL: there is none to compare with */
   int64_t other_rows;
 } mpg_piece_check;
-mpg_status mpg_pieces_check(const mpg_compiled *compiled, const mpg_piece_check *check);
+mpg_status mpg_pieces_check(mpg_compiled *compiled, const mpg_piece_check *check);
 
 /* New, with its outputs made; nothing is queued. Checks that the pieces' shapes fit the inputs. */
 mpg_status mpg_pieces_new(const mpg_pieces_request *request, mpg_pieces **pieces);

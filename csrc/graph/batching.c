@@ -111,6 +111,29 @@ static mpg_status check_output(walk *w, size_t i) {
   return MPG_OK;
 }
 
+/* Where the rows lie in what a node draws: other pieces go on from there. */
+static void note_drawn(const walk *w, const mpg_node *node) {
+  const mpg_value *inputs = mpg_node_inputs(w->graph, node);
+  mpg_batch batch = w->values[node->values];
+  mpg_shape drawn = w->graph->values[node->values].desc.shape;
+  switch (node->op->id) {
+    case MPG_OP_Dropout: drawn = w->graph->values[node->values + node->num_outputs - 1].desc.shape; break; /* axes= makes the mask smaller */
+    case MPG_OP_LeakyReLU: case MPG_OP_RNN: case MPG_OP__rnn: break;
+    case MPG_OP__dropout_draw: { /* for the parts of an array like its input, but whole */
+      const mpg_dropout_draw_params *p = node->params;
+      batch = w->values[mpg_value_index(w->graph, inputs[0])];
+      drawn = mpg_graph_at(w->graph, inputs[0])->desc.shape;
+      drawn.dims[p->axis < 0 ? p->axis + drawn.ndim : p->axis] = p->total;
+      break;
+    }
+    default: return;
+  }
+  if (batch.kind != MPG_BATCH_DIVIDED) return;
+  mpg_drawn *found = &w->request->drawn[node->random];
+  *found = (mpg_drawn){batch.outer, batch.inner};
+  for (int d = 0; d < drawn.ndim; d++) *(d < batch.axis ? &found->outer : &found->inner) *= d == batch.axis ? 1 : drawn.dims[d];
+}
+
 static void end_walk(walk *w) {
   mpg_free(w->values);
   mpg_free(w->live);
@@ -132,6 +155,8 @@ static mpg_status run_walk(walk *w) {
   for (uint32_t n = 0; n < graph->num_nodes; n++)
     if (w->live[n] && graph->nodes[n].op) MPG_TRY(visit(w, n));
   for (size_t i = 0; i < graph->num_outputs; i++) MPG_TRY(check_output(w, i));
+  for (uint32_t n = 0; request->drawn && n < graph->num_nodes; n++)
+    if (w->live[n] && graph->nodes[n].op && graph->nodes[n].random != MPG_NO_RANDOM) note_drawn(w, &graph->nodes[n]);
   return MPG_OK;
 }
 

@@ -20,6 +20,7 @@ typedef struct mpg_batching_request {
   int64_t rows; /* of the micro-batch */
   int axis;     /* along which arrays that are made inside have rows */
   bool along_time;
+  mpg_drawn *drawn; /* receives, per random call of the graph, where the rows lie in it; zeroed; NULL: nobody asks */
   bool whole_statistics; /* moving averages are updated outside, of the whole: no BatchNorm may update its own */
 } mpg_batching_request;
 

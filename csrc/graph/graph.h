@@ -107,6 +107,11 @@ static inline bool mpg_node_is_view(const mpg_node *node) { return mpg_node_flag
 /* True for a COPY node whose input is on another device. */
 bool mpg_node_crosses(const mpg_graph *graph, const mpg_node *node);
 
+/* Where the rows of a batch lie in what a random call draws: it is outer * rows * inner elements. outer 0: nobody knows. */
+typedef struct mpg_drawn {
+  int64_t outer, inner;
+} mpg_drawn;
+
 /* --- Passes -------------------------------------------------------------------------------------------------------- */
 
 /* place.c: where a node runs. Fails, naming op, block path and which input is where, when inputs are on different devices. */

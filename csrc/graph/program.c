@@ -82,8 +82,28 @@ void mpg_program_set_arrange(mpg_program_set *set, const mpg_parts *parts) {
   }
 }
 
-/* Where in the stream of a random op the elements of these rows lie, as if the whole batch were drawn. */
-static void shift_random(mpg_random_key *key, const mpg_rows *rows, const mpg_op *op, const mpg_shape *shape) {
+mpg_status mpg_program_set_draw(mpg_program_set *set, const mpg_drawn *drawn, uint32_t count) {
+  set->drawn = mpg_arena_copy(&set->arena, drawn, count * sizeof *drawn + 1);
+  if (!set->drawn) return mpg_out_of_host_memory(count * sizeof *drawn);
+  set->num_drawn = count;
+  return MPG_OK;
+}
+
+static void shift_rows(mpg_random_key *key, const mpg_rows *rows, int64_t outer, int64_t own, int64_t inner) {
+  key->position += (uint64_t)(rows->begin * inner);
+  if (outer == 1) return;
+  key->run = (uint64_t)(own * inner);
+  key->stride = (uint64_t)(rows->total * inner);
+}
+
+/* Where in the stream of a random op the elements of these rows lie, as if the whole batch were drawn. random: its number in the graph. */
+static void shift_random(mpg_random_key *key, const mpg_call_frame *frame, uint32_t random, const mpg_op *op, const mpg_shape *shape) {
+  const mpg_rows *rows = &frame->rows;
+  if (!rows->total) return;
+  if (random < frame->set->num_drawn && frame->set->drawn[random].outer) {
+    shift_rows(key, rows, frame->set->drawn[random].outer, rows->count, frame->set->drawn[random].inner);
+    return;
+  }
   int64_t inner = 1, outer = 1;
   bool batch = shape->ndim > rows->axis && shape->dims[rows->axis] == rows->count;
   int axis = batch ? rows->axis : 0;
@@ -94,11 +114,8 @@ static void shift_random(mpg_random_key *key, const mpg_rows *rows, const mpg_op
     inner = rows->count ? own * inner / rows->count : 0;
     own = rows->count;
   }
-  bool runs = op->id == MPG_OP_Dropout || op->id == MPG_OP_LeakyReLU || op->id == MPG_OP__dropout_draw;
-  key->position += (uint64_t)(rows->begin * inner * (runs ? 1 : outer)); /* others draw what no other piece draws */
-  if (outer == 1 || !runs) return;
-  key->run = (uint64_t)(own * inner);
-  key->stride = (uint64_t)(rows->total * inner);
+  bool runs = op->id == MPG_OP_Dropout || op->id == MPG_OP_LeakyReLU || op->id == MPG_OP__dropout_draw || op->id == MPG_OP_RNN || op->id == MPG_OP__rnn;
+  shift_rows(key, rows, runs ? outer : 1, own, runs ? inner : inner * outer); /* others draw what no other piece draws */
 }
 
 static mpg_status run_kernel(mpg_run *run, const mpg_call_frame *frame, const mpg_program *program, const mpg_instruction *instruction) {
@@ -115,7 +132,7 @@ static mpg_status run_kernel(mpg_run *run, const mpg_call_frame *frame, const mp
     mpg_fused_draw *draw = &instruction->fused->draws[i];
     draw->key = frame->random;
     draw->key.call += draw->call;
-    if (frame->rows.total) shift_random(&draw->key, &frame->rows, mpg_op_get(MPG_OP_Dropout), &draw->shape);
+    shift_random(&draw->key, frame, draw->call, mpg_op_get(MPG_OP_Dropout), &draw->shape);
   }
   if (instruction->random != MPG_NO_RANDOM) {
     call.random = frame->random;
@@ -132,7 +149,7 @@ static mpg_status run_kernel(mpg_run *run, const mpg_call_frame *frame, const mp
         drawn = views[0].desc.shape;
         drawn.dims[params->axis < 0 ? params->axis + drawn.ndim : params->axis] = params->total;
       }
-      shift_random(&call.random, &frame->rows, instruction->op, &drawn);
+      shift_random(&call.random, frame, instruction->random, instruction->op, &drawn);
     }
   }
   mpg_device *peer = instruction->kind == MPG_COPY ? frame->set->programs[instruction->peer].device : NULL;

@@ -104,6 +104,8 @@ typedef struct mpg_program_set {
   bool *block_lanes;
   uint32_t first_block;    /* blocks before it come with the frame of the forward phase */
   uint32_t num_random;
+  mpg_drawn *drawn;        /* per random call: where the rows of a piece lie in it; in the arena; NULL: looked for */
+  uint32_t num_drawn;
   bool small;              /* one program, so short that handing it over would cost more than running it */
   mpg_parts parts;
   mpg_call_frame *frames;          /* for further calls; host lock */
@@ -118,6 +120,8 @@ mpg_status mpg_lower(const mpg_graph *graph, const mpg_order *order, const mpg_p
 
 /* Says in which parts the external arrays come; else they are one, not fixed. Before the first launch. */
 void mpg_program_set_arrange(mpg_program_set *set, const mpg_parts *parts);
+/* Says where the rows of pieces lie in what is drawn; copied. Before the first flight. */
+mpg_status mpg_program_set_draw(mpg_program_set *set, const mpg_drawn *drawn, uint32_t count);
 void mpg_program_set_retain(mpg_program_set *set);
 void mpg_program_set_release(mpg_program_set *set);
 
@@ -132,8 +136,8 @@ typedef struct mpg_launching {
 } mpg_launching;
 mpg_status mpg_launch(mpg_program_set *set, const mpg_launching *call);
 
-/* Which rows of a batch a call works on: what it draws at random is what these rows of the whole batch would. An axis of an array that
- * has `count` rows there is taken for the batch's. */
+/* Which rows of a batch a call works on: what it draws at random is what these rows of the whole batch would. Where nobody said where they
+ * lie in it, `axis` of an array that has `count` rows there is taken for the batch's. */
 typedef struct mpg_rows {
   int32_t axis;
   int64_t begin, count, total; /* total 0: all of them */

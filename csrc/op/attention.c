@@ -4,6 +4,7 @@
 
 enum { BATCH, HEADS, ROWS, KEYS, WIDTH, VALUE_WIDTH, SIZES };
 enum { OFFSET, BY_BATCH, BY_HEAD, BY_ROW, PLACES };
+enum { DRAW_WORDS = 5 }; /* what is kept of a random key: seed, call, position, run, stride */
 
 static bool drops(const mpg_attention_params *p) { return p->p > 0; }
 static bool masked(const mpg_attention_params *p) { return p->mask_at.count >= 0; }
@@ -70,7 +71,7 @@ mpg_status mpg_infer_attention(mpg_infer *infer) {
   mpg_shape rows = {.ndim = 4, .dims = {p->sizes.values[BATCH], p->sizes.values[HEADS], 2, p->sizes.values[ROWS]}};
   mpg_infer_set(infer, 0, &shape, infer->inputs[0].dtype);
   mpg_infer_set(infer, 1, &rows, infer->inputs[0].dtype);
-  if (infer->num_outputs > 2) mpg_infer_set(infer, 2, &(mpg_shape){.ndim = 1, .dims = {3}}, MPG_INT64);
+  if (infer->num_outputs > 2) mpg_infer_set(infer, 2, &(mpg_shape){.ndim = 1, .dims = {DRAW_WORDS}}, MPG_INT64);
   return MPG_OK;
 }
 
@@ -85,7 +86,7 @@ mpg_status mpg_infer_attention_backward(mpg_infer *infer) {
   MPG_TRY(mpg_infer_expect_shape(infer, 5, &rows));
   if (drops(p)) {
     MPG_TRY(mpg_infer_expect_dtype(infer, 6, MPG_INT64));
-    MPG_TRY(mpg_infer_expect_shape(infer, 6, &(mpg_shape){.ndim = 1, .dims = {3}}));
+    MPG_TRY(mpg_infer_expect_shape(infer, 6, &(mpg_shape){.ndim = 1, .dims = {DRAW_WORDS}}));
   }
   for (int i = 0; i < infer->num_outputs; i++) mpg_infer_set(infer, i, &infer->inputs[1 + i].shape, infer->inputs[1 + i].dtype);
   return MPG_OK;

@@ -171,7 +171,7 @@ static int numbers_from(PyObject *object, Py_ssize_t count, uint32_t limit, uint
 
 static PyObject *staged_call_check(PyObject *object, PyObject *args, PyObject *kwargs) {
   static char *names[] = {"input_kinds", "output_kinds", "rows", "axis", "along_time", "other", "other_rows", "whole_statistics", NULL};
-  const mpg_compiled *c = ((staged_call *)object)->compiled;
+  mpg_compiled *c = ((staged_call *)object)->compiled;
   PyObject *inputs, *outputs, *other = NULL;
   long long rows, other_rows = 1;
   int axis, along_time, whole_statistics = 0;

@@ -102,7 +102,7 @@ MPG_CPU_KERNEL(attention) {
   if (call->num_outputs > 2) {
     uint64_t *draw = call->outputs[2].data;
     a.draw = call->random;
-    draw[0] = a.draw.seed, draw[1] = a.draw.call, draw[2] = a.draw.position;
+    draw[0] = a.draw.seed, draw[1] = a.draw.call, draw[2] = a.draw.position, draw[3] = a.draw.run, draw[4] = a.draw.stride;
   }
   MPG_TRY(get_scratch(&a, wide ? double_forward_bytes(&a) : single_forward_bytes(&a)));
   mpg_cpu_parallel_for(call, a.batch * a.heads * blocks_of(a.rows, BLOCK_ROWS), 1, wide ? double_forward : single_forward, &a);
@@ -121,7 +121,7 @@ MPG_CPU_KERNEL(attention_backward) {
   a.value_grad = place_of(&call->outputs[p->packed ? 0 : 2], &p->value_at);
   if (drops) {
     const uint64_t *draw = call->inputs[6].data;
-    a.draw = (mpg_random_key){.seed = draw[0], .call = draw[1], .position = draw[2]};
+    a.draw = (mpg_random_key){.seed = draw[0], .call = draw[1], .position = draw[2], .run = draw[3], .stride = draw[4]};
   }
   MPG_TRY(get_scratch(&a, wide ? double_backward_bytes(&a) : single_backward_bytes(&a)));
   mpg_range_fn backward = wide ? double_backward : single_backward;

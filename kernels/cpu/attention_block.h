@@ -122,7 +122,7 @@ static int64_t NAME(mask_row)(const attention *p, int64_t batch, int64_t head, i
 /* Draws which of the weights of one row stay. */
 static void NAME(drop_row)(const attention *p, int64_t batch, int64_t head, int64_t row, int64_t key, const T *from, T *to, int64_t n) {
   uint32_t buffer[BLOCK_KEYS + 8];
-  uint64_t first = (uint64_t)(((batch * p->heads + head) * p->rows + row) * p->keys + key) + p->draw.position;
+  uint64_t first = mpg_random_position(&p->draw, (uint64_t)(((batch * p->heads + head) * p->rows + row) * p->keys + key)); /* runs are whole rows */
   const uint32_t *words = mpg_philox_words(p->draw, first, n, buffer);
   T scale = (T)p->kept_scale;
   for (int64_t j = 0; j < n; j++) to[j] = (words[j] >> 8) < p->threshold ? from[j] * scale : 0;

@@ -279,7 +279,7 @@ static void NAME(drop_range)(void *context, int64_t begin, int64_t end) {
   const NAME(drop) *d = context;
   const T scale = (T)(1 / d->keep);
   for (int64_t e = begin; e < end; e++) {
-    uint64_t position = d->key.position + (uint64_t)e;
+    uint64_t position = mpg_random_position(&d->key, (uint64_t)e);
     uint32_t word = mpg_philox(d->key.seed, d->key.call, position >> 2).value[position & 3];
     /* A dropped element becomes -0 and a kept zero +0, so that the values themselves carry the mask to backward. */
     d->to[e] = mpg_philox_uniform(word) < (float)d->keep ? d->from[e] * scale + (T)0 : -(T)0;
