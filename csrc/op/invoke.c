@@ -8,8 +8,6 @@
 #include "device/profiler.h"
 #include "op/fused.h"
 
-/* Arrays with at most this many elements, inputs and outputs together, are worth less than a hand-over to the worker. */
-enum { INLINE_ELEMENTS = 16384 };
 enum { STACK_ARRAYS = 16 };
 
 static struct {
@@ -67,8 +65,7 @@ static void record_event(const mpg_kernel_call *call, uint32_t scope, const mpg_
   mpg_profiler_record(call->device, &event);
 }
 
-/* `source`: of a copy from another device, else NULL. */
-static mpg_status run_kernel(mpg_kernel_fn kernel, const mpg_kernel_call *call, uint32_t scope, mpg_device *source) {
+mpg_status mpg_kernel_run(mpg_kernel_fn kernel, const mpg_kernel_call *call, uint32_t scope, mpg_device *source) {
   bool profiling = mpg_profiler_on();
   int64_t begin = __builtin_expect(profiling, 0) ? mpg_clock_ns() : 0;
   mpg_status status = source && mpg_device_copies(call->device, source)
@@ -93,7 +90,7 @@ static mpg_status op_work(mpg_run *run, void *payload) {
                           .outputs = views + task->num_inputs,
                           .random = task->random,
                           .train = task->train};
-  return run_kernel(task->kernel, &call, task->scope, task->source);
+  return mpg_kernel_run(task->kernel, &call, task->scope, task->source);
 }
 
 /* --- Invocation ------------------------------------------------------------------------------------------------------- */
@@ -200,7 +197,7 @@ static bool runs_inline(const mpg_invocation *inv, const mpg_device *device, con
   int64_t elements = 0;
   for (int i = 0; i < inv->num_inputs; i++) elements += mpg_shape_size(&inv->inputs[i].desc.shape);
   for (int i = 0; i < inv->num_outputs; i++) elements += mpg_shape_size(&outputs[i].shape);
-  if (elements > (flags & MPG_OP_HEAVY ? MPG_TINY_ELEMENTS : INLINE_ELEMENTS)) return false;
+  if (elements > (flags & MPG_OP_HEAVY ? MPG_TINY_ELEMENTS : MPG_INLINE_ELEMENTS)) return false;
   if (flags & MPG_OP_COPY) {
     const mpg_storage *source = inv->inputs[0].storage;
     if (!source->device->backend->host_accessible || !mpg_tick_reached(source->device, source->block.uses.write)) return false;
@@ -338,7 +335,7 @@ static mpg_status invoke_with(mpg_invocation *inv, mpg_desc *descs, mpg_view *vi
                             .num_outputs = inv->num_outputs, .inputs = views, .outputs = views + inv->num_inputs, .random = random,
                             .train = inv->train};
     mpg_device *source = (op->flags & MPG_OP_COPY) && mpg_tensor_device(&inv->inputs[0]) != device ? mpg_tensor_device(&inv->inputs[0]) : NULL;
-    MPG_GOTO(run_kernel(kernel, &call, inv->scope, source));
+    MPG_GOTO(mpg_kernel_run(kernel, &call, inv->scope, source));
     for (int o = 0; o < inv->num_outputs; o++) mpg_storage_add_write(inv->outputs[o].storage, 0);
     if (written_inputs)
       for (int i = 0; i < inv->num_inputs; i++)

@@ -23,6 +23,12 @@ typedef struct mpg_invocation {
 /* On failure outputs that were NULL are NULL again. */
 mpg_status mpg_invoke(mpg_invocation *invocation);
 
+/* Arrays with at most this many elements, inputs and outputs together, are worth less than a hand-over to the worker. */
+enum { MPG_INLINE_ELEMENTS = 16384 };
+
+/* Runs a kernel whose arrays are ready, and tells the profiler. source: of a copy from another device, else NULL. By whoever runs the device's work. */
+mpg_status mpg_kernel_run(mpg_kernel_fn kernel, const mpg_kernel_call *call, uint32_t scope, mpg_device *source);
+
 /* The random state: one seed, one counter of calls. mx.random.seed sets the seed and starts the count anew. */
 void mpg_random_seed(uint64_t seed);
 mpg_random_key mpg_random_next(uint64_t calls); /* reserves `calls` numbers; key.call is the first */

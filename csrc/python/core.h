@@ -181,6 +181,7 @@ mpg_status mpg_py_call_compiled(void *op, mpg_array *const *inputs, uint32_t num
 extern PyMethodDef mpg_py_loop_methods[]; /* loop.c */
 int mpg_py_pieces_init(PyObject *module); /* pieces.c */
 int mpg_py_comm_init(PyObject *module); /* comm.c */
+int mpg_py_update_init(PyObject *module); /* update.c */
 int mpg_py_io_init(PyObject *module);
 int mpg_py_gluon_init(PyObject *module);
 int mpg_py_symbol_init(PyObject *module); /* symbol.c */

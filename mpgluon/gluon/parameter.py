@@ -62,8 +62,9 @@ def _same_dtype(a, b):
     return a == b or dtype_name(a) == dtype_name(b)
 
 
-# How often a parameter got other arrays: while the number is the same, so are the arrays of all parameters.
+# How often a parameter got other arrays, or factors for its rates: while the number is the same, so are those of all parameters.
 changes = [0]
+_COUNTED = frozenset(("_data", "_grad", "lr_mult", "wd_mult"))
 
 
 class Parameter:
@@ -134,7 +135,7 @@ class Parameter:
         object.__setattr__(self, name, value)
         if name == "_data":
             self._unbind()
-        if name == "_data" or name == "_grad":
+        if name in _COUNTED:
             changes[0] += 1
 
     def _bound_by(self, call):

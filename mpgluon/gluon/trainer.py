@@ -7,6 +7,7 @@ from .. import _core, autograd
 from .. import ndarray as nd
 from .. import optimizer as opt
 from ..base import MXNetError
+from ..optimizer import multi
 from ._reduction import make_buckets
 from .parameter import Parameter, ParameterDict, changes
 from .utils import brief, global_norm, scale_arrays
@@ -209,13 +210,13 @@ class Trainer:
             if self._max_norm is not None:
                 self._clip(plan)
             for group in work:  # for all devices before any state changes
-                states = self._updater(group.ctx).states
-                if not states.keys() >= group.known:
+                updater = self._updater(group.ctx)
+                if not group.holds(updater) and not updater.states.keys() >= group.known:
                     for index in group.indices:
-                        if index not in states:
+                        if index not in updater.states:
                             self._bring_state(index, group.ctx)
             for group in work:
-                group.update(self._updater(group.ctx))
+                group.update(self._updater(group.ctx), plan.changes)
                 _core.gradients_used(group.weights)
             if self._shard_updates:
                 for bucket in plan.buckets:
@@ -347,22 +348,35 @@ class Trainer:
 class _Group:
     """The weights on one device that are updated together."""
 
-    __slots__ = ("ctx", "indices", "grads", "weights", "known", "parts", "size")
+    __slots__ = ("ctx", "indices", "grads", "weights", "known", "parts", "size", "multi", "updates")
 
     def __init__(self, ctx):
         self.ctx = ctx
         self.indices, self.grads, self.weights = [], [], []
         self.known = set()  # the indices
         self.parts, self.size = None, 0  # what Updater.alike has made of them, for parts of that size
+        self.multi = None  # all of these in one call, once they have been updated before
+        self.updates = 0
 
-    def update(self, updater):
+    def holds(self, updater):
+        """Whether `multi` may be used: the states are those that it was made for."""
+        if self.multi is not None and not self.multi.holds(updater):
+            self.multi = None
+        return self.multi is not None
+
+    def update(self, updater, changes):
         size = updater.optimizer.aggregate_num
         if size <= 0:
             updater(self.indices, self.grads, self.weights)
             return
+        if self.multi is not None and self.multi.step(self.ctx.device_id, changes):
+            return
         if self.size != size:
-            self.parts, self.size = updater.alike(self.indices, self.grads, self.weights), size
+            self.parts, self.size = updater.alike(self.indices, self.grads, self.weights, size), size
         updater.update_alike(self.ctx.device_id, self.parts)
+        self.updates += 1
+        if self.updates > 1 and self.updates & (self.updates - 1) == 0:  # more and more rarely where it can't be, or does not last
+            self.multi = multi.prepare(updater, updater.alike(self.indices, self.grads, self.weights, len(self.weights)), changes)
 
     def add(self, index, grad, weight):
         self.known.add(index)

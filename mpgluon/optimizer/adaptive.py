@@ -35,6 +35,13 @@ class Adam(GroupedOptimizer):
         options = self._options(beta1=self.beta1, beta2=self.beta2, epsilon=self.epsilon)
         update_group(nd._internal._multi_adam_update, weights, (grads, *zip(*states)), corrected, wds, **options)
 
+    def _multi(self, weights, states):
+        return None if self.multi_precision else ("_multi_adam_update", list(zip(*states)))
+
+    def _multi_numbers(self, count):
+        correction = math.sqrt(1.0 - self.beta2**count) / (1.0 - self.beta1**count)
+        return correction, self._options(beta1=self.beta1, beta2=self.beta2, epsilon=self.epsilon)
+
 
 @register
 class AdaGrad(GroupedOptimizer):
@@ -49,6 +56,12 @@ class AdaGrad(GroupedOptimizer):
 
     def _step(self, indices, weights, grads, states, lrs, wds):
         update_group(nd._internal._multi_adagrad_update, weights, (grads, states), lrs, wds, **self._options(epsilon=self.float_stable_eps))
+
+    def _multi(self, weights, states):
+        return None if self.multi_precision else ("_multi_adagrad_update", [states])
+
+    def _multi_numbers(self, count):
+        return 1.0, self._options(epsilon=self.float_stable_eps)
 
 
 @register
@@ -70,14 +83,24 @@ class RMSProp(GroupedOptimizer):
         return tuple(zeros_like_state(weight) for _ in range(3 if self.centered else 1))
 
     def _step(self, indices, weights, grads, states, lrs, wds):
-        options = self._options(gamma1=self.gamma1, epsilon=self.epsilon)
-        if self.clip_weights:
-            options["clip_weights"] = self.clip_weights
+        options = self._own_options()
         if not self.centered:
             update_group(nd._internal._multi_rmsprop_update, weights, (grads, *zip(*states)), lrs, wds, **options)
             return
         for weight, grad, state, lr, wd in zip(weights, grads, states, lrs, wds):
             nd.rmspropalex_update(weight, grad, *state, out=weight, lr=lr, wd=wd, gamma2=self.gamma2, **options)
+
+    def _own_options(self):
+        options = self._options(gamma1=self.gamma1, epsilon=self.epsilon)
+        if self.clip_weights:
+            options["clip_weights"] = self.clip_weights
+        return options
+
+    def _multi(self, weights, states):
+        return None if self.multi_precision or self.centered else ("_multi_rmsprop_update", list(zip(*states)))
+
+    def _multi_numbers(self, count):
+        return 1.0, self._own_options()
 
 
 @register

@@ -111,8 +111,9 @@ class Optimizer:
         self.aggregate_num = 0
         self.begin_num_update = begin_num_update
         self.num_update = begin_num_update
-        self._all_index_update_counts = {0: {}}  # per device: how often each parameter was updated
-        self._index_update_count = self._all_index_update_counts[0]
+        self._all_counts = {0: {}}  # per device: how often each parameter was updated
+        self._counts = self._all_counts[0]
+        self._counting = set()  # MultiSteps that know their weights' counts, which may not be written there yet
         if param_idx2name is not None and not isinstance(param_idx2name, dict):
             raise TypeError(f"param_idx2name must be a dict of index to name, got {type(param_idx2name).__name__}")
         self.idx2name = dict(param_idx2name or {})
@@ -227,9 +228,36 @@ class Optimizer:
             if h:
                 nd.cast(master, dtype=dtype_name(w), out=w)
 
+    def _settle(self):
+        """All counts are where they belong, and may change."""
+        while self._counting:
+            step = self._counting.pop()
+            step.write_counts()
+            step.counts = None
+
+    @property
+    def _all_index_update_counts(self):
+        self._settle()
+        return self._all_counts
+
+    @_all_index_update_counts.setter
+    def _all_index_update_counts(self, counts):
+        self._settle()
+        self._all_counts = counts
+
+    @property
+    def _index_update_count(self):
+        self._settle()
+        return self._counts
+
+    @_index_update_count.setter
+    def _index_update_count(self, counts):
+        self._settle()
+        self._counts = counts
+
     def _set_current_context(self, device_id):
         """From now on counts updates of the copies of parameters on that device."""
-        self._index_update_count = self._all_index_update_counts.setdefault(device_id, {})
+        self._counts = self._all_counts.setdefault(device_id, {})
 
     def _update_count(self, index):
         counts = self._index_update_count
@@ -295,17 +323,21 @@ class Optimizer:
         return self._get_wds([index])[0]
 
     def __getstate__(self):
+        self._settle()
         state = self.__dict__.copy()
-        del state["param_dict"]
+        for name in ("param_dict", "_counting", "_counts", "_all_counts"):
+            del state[name]
         # The current counts are one of all counts: kept as its key, so that they are the same object again.
-        state["_index_update_count"] = next(d for d, counts in self._all_index_update_counts.items() if counts is self._index_update_count)
+        state["_all_index_update_counts"] = self._all_counts
+        state["_index_update_count"] = next(d for d, counts in self._all_counts.items() if counts is self._counts)
         return state
 
     def __setstate__(self, state):
+        state = dict(state)
+        self._counting, self._all_counts, current = set(), state.pop("_all_index_update_counts"), state.pop("_index_update_count")
+        self._counts = current if isinstance(current, dict) else self._all_counts[current]
         self.__dict__.update(state)
         self.param_dict = {}
-        if not isinstance(self._index_update_count, dict):
-            self._index_update_count = self._all_index_update_counts[self._index_update_count]
 
 
 register = Optimizer.register
@@ -360,6 +392,10 @@ class GroupedOptimizer(Optimizer):
 
     def _step_one(self, index, weight, grad, state, lr, wd):
         raise NotImplementedError(f"{type(self).__name__} must define _step or _step_one")
+
+    # An optimizer whose steps of all weights of a device are one update op may define, for MultiStep:
+    # _multi(weights, states): the op's name and, beside weights and gradients, lists of what it takes for each weight; None: not for these.
+    # _multi_numbers(count): a factor on learning rates at that update, and the op's options.
 
     def _options(self, **options):
         """Parameters that all update ops share, and more of one's own."""

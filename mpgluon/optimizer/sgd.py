@@ -80,6 +80,20 @@ class SGD(_Momentum):
     def _step_alike(self, indices, weights, grads, states, lrs, wds, master):
         self._sgd(weights, grads, states, lrs, wds, master, **self._momentum_option())
 
+    def _multi(self, weights, states):
+        if any(self._through_master(w, s) for w, s in zip(weights, states)):
+            momenta, others = [state[0] for state in states], [[state[1] for state in states]]
+        else:
+            momenta, others = states, []
+        if self.momentum == 0.0 and all(momentum is None for momentum in momenta):
+            return f"multi_{'mp_' * len(others)}sgd_update", others
+        if any(momentum is None for momentum in momenta):
+            return None
+        return f"multi_{'mp_' * len(others)}sgd_mom_update", [momenta, *others]
+
+    def _multi_numbers(self, count):
+        return 1.0, self._options(**self._momentum_option())
+
 
 @register
 class ccSGD(SGD):
@@ -104,6 +118,14 @@ class NAG(_Momentum):
             return
         for weight, grad, state, lr, wd in zip(weights, grads, states, lrs, wds):
             nd.mp_nag_mom_update(weight, grad, state[0], state[1], out=weight, **self._options(lr=lr, wd=wd, **self._momentum_option()))
+
+    def _multi(self, weights, states):
+        if self.multi_precision or any(state is None for state in states):
+            return None
+        return "_multi_nag_mom_update", [states]
+
+    def _multi_numbers(self, count):
+        return 1.0, self._options(**self._momentum_option())
 
 
 @register

@@ -49,13 +49,12 @@ class Updater:
             for i, w, g in zip(indices, weights, grads):
                 self.optimizer.update_multi_precision(i, w, g, self.states[i])
             return
-        for part in self.alike(indices, grads, weights):
+        for part in self.alike(indices, grads, weights, self.optimizer.aggregate_num):
             self._update(*part)
 
-    def alike(self, indices, grads, weights):
-        """The same in lists of weights of one dtype, each as long as the optimizer takes at once."""
+    def alike(self, indices, grads, weights, size):
+        """The same in lists of weights of one dtype, each of at most so many."""
         dtypes = [w.dtype for w in weights]
-        size = self.optimizer.aggregate_num
         parts = []
         for dtype in dict.fromkeys(dtypes):
             chosen = [k for k, d in enumerate(dtypes) if d == dtype]

@@ -1,0 +1,203 @@
+/* _core.MultiUpdate: an update op on many weights of one device, prepared once (op/multi_update.h). */
+#include "op/multi_update.h"
+#include "python/core.h"
+
+typedef struct multi_update {
+  PyObject_HEAD
+  vectorcallfunc call;
+  PyObject *arrays;         /* tuple */
+  mpg_multi_update *update; /* owned */
+  const mpg_op *op;
+  uint64_t changes;         /* mpg_array_changes when the arrays were last looked at */
+  _Alignas(16) char defaults[MPG_PY_MAX_PARAMS];
+} multi_update;
+
+/* Whether the arrays are still what was prepared, and may be written. */
+static bool ready(multi_update *self) {
+  if (mpg_trace_active() != NULL) return false;
+  if (self->changes == mpg_array_changes()) return true;
+  uint32_t count;
+  const mpg_tensor *known = mpg_multi_update_arrays(self->update, &count);
+  for (uint32_t i = 0; i < count; i++) {
+    const mpg_tensor *now = &mpg_py_array_of(PyTuple_GET_ITEM(self->arrays, i))->tensor;
+    if (now->storage != known[i].storage || now->offset != known[i].offset) return false;
+  }
+  self->changes = mpg_array_changes();
+  return true;
+}
+
+static PyObject *update_call(PyObject *object, PyObject *const *args, size_t flags, PyObject *keywords) {
+  multi_update *self = (multi_update *)object;
+  const mpg_param_table *table = self->op->params;
+  _Alignas(16) char params[MPG_PY_MAX_PARAMS];
+  Py_ssize_t count = PyVectorcall_NARGS(flags), num_keywords = keywords != NULL ? PyTuple_GET_SIZE(keywords) : 0;
+  double numbers[3];
+  if (count != 3) return PyErr_Format(PyExc_TypeError, "MultiUpdate takes lr, correction and wd, and options by name");
+  for (int i = 0; i < 3; i++) {
+    numbers[i] = PyFloat_AsDouble(args[i]);
+    if (numbers[i] == -1 && PyErr_Occurred()) return NULL;
+  }
+  memcpy(params, self->defaults, table->size);
+  for (Py_ssize_t i = 0; i < num_keywords; i++) {
+    const char *name = PyUnicode_AsUTF8(PyTuple_GET_ITEM(keywords, i));
+    int index = name != NULL ? mpg_params_find(table, name) : -1;
+    if (index < 0) return name == NULL ? NULL : PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s has no parameter '%s'", self->op->name, name);
+    if (mpg_py_param_set(table, self->op->name, params, index, args[count + i]) < 0) return NULL;
+  }
+  if (!ready(self)) return PyErr_Format(mpg_py->errors[MPG_ERROR], "%s: prepared arrays have other memory now, or a block is being traced", self->op->name);
+  MPG_PY_TRY(mpg_multi_update_call(self->update, params, numbers[0], numbers[1], numbers[2], mpg_autograd_scope()));
+  Py_RETURN_NONE;
+}
+
+static PyObject *update_ready(PyObject *self, PyObject *unused) {
+  (void)unused;
+  return PyBool_FromLong(ready((multi_update *)self));
+}
+
+/* --- Making --------------------------------------------------------------------------------------------------------- */
+
+/* The arrays' tensors, borrowed; for PyMem_Free. */
+static mpg_tensor *tensors_of(PyObject *arrays) {
+  Py_ssize_t count = PyTuple_GET_SIZE(arrays);
+  mpg_tensor *tensors = PyMem_Malloc((size_t)(count + 1) * sizeof *tensors);
+  if (tensors == NULL) return (mpg_tensor *)PyErr_NoMemory();
+  for (Py_ssize_t i = 0; i < count; i++) {
+    mpg_array *array = mpg_py_expect_array(PyTuple_GET_ITEM(arrays, i), "MultiUpdate");
+    if (array == NULL || mpg_py_expect_value(array, "MultiUpdate") < 0) {
+      PyMem_Free(tensors);
+      return NULL;
+    }
+    tensors[i] = array->tensor;
+  }
+  return tensors;
+}
+
+static double *numbers_of(PyObject *list, Py_ssize_t expected) {
+  PyObject *items = PySequence_Fast(list, "MultiUpdate: the factors must be a list of numbers");
+  if (items == NULL) return NULL;
+  double *numbers = NULL;
+  if (PySequence_Fast_GET_SIZE(items) != expected)
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "MultiUpdate: %zd factors are given, not %zd, two for each weight", PySequence_Fast_GET_SIZE(items), expected);
+  else if ((numbers = PyMem_Malloc((size_t)(expected + 1) * sizeof *numbers)) == NULL)
+    PyErr_NoMemory();
+  for (Py_ssize_t i = 0; numbers != NULL && i < expected; i++) {
+    numbers[i] = PyFloat_AsDouble(PySequence_Fast_GET_ITEM(items, i));
+    if (numbers[i] == -1 && PyErr_Occurred()) {
+      PyMem_Free(numbers);
+      numbers = NULL;
+    }
+  }
+  Py_DECREF(items);
+  return numbers;
+}
+
+static int prepare(multi_update *self, Py_ssize_t per_weight, PyObject *list) {
+  Py_ssize_t count = PyTuple_GET_SIZE(self->arrays);
+  if (per_weight < 1 || count == 0 || count > INT32_MAX || count % per_weight) {
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "MultiUpdate: %zd arrays are given, %zd for each weight", count, per_weight);
+    return -1;
+  }
+  mpg_tensor *tensors = tensors_of(self->arrays);
+  double *factors = tensors != NULL ? numbers_of(list, 2 * (count / per_weight)) : NULL;
+  int result = -1;
+  if (factors != NULL) {
+    mpg_status status = mpg_multi_update_make(self->op, tensors, (uint32_t)(count / per_weight), (uint32_t)per_weight, factors, &self->update);
+    if (status == MPG_OK)
+      result = 0;
+    else
+      mpg_py_raise(status);
+  }
+  PyMem_Free(tensors);
+  PyMem_Free(factors);
+  if (result < 0) return -1;
+  for (Py_ssize_t i = 0; i < count; i++) mpg_py_array_of(PyTuple_GET_ITEM(self->arrays, i))->bound = true;
+  self->changes = mpg_array_changes();
+  return 0;
+}
+
+static PyObject *update_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+  static char *names[] = {"op", "arrays", "per_weight", "factors", NULL};
+  const char *name;
+  PyObject *arrays, *factors;
+  Py_ssize_t per_weight;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sOnO:MultiUpdate", names, &name, &arrays, &per_weight, &factors)) return NULL;
+  const mpg_op *op = mpg_op_find(name);
+  if (op == NULL || op->params->size > MPG_PY_MAX_PARAMS) return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "MultiUpdate: there is no update op '%s'", name);
+  multi_update *self = (multi_update *)type->tp_alloc(type, 0);
+  if (self == NULL) return NULL;
+  self->call = update_call;
+  self->op = op;
+  if (op->params->size > 0) mpg_params_defaults(op->params, self->defaults);
+  self->arrays = PySequence_Tuple(arrays);
+  if (self->arrays == NULL || prepare(self, per_weight, factors) < 0) {
+    Py_DECREF(self);
+    return NULL;
+  }
+  return (PyObject *)self;
+}
+
+static int update_traverse(PyObject *object, visitproc visit, void *arg) {
+  Py_VISIT(Py_TYPE(object));
+  Py_VISIT(((multi_update *)object)->arrays);
+  return 0;
+}
+
+static void update_dealloc(PyObject *object) {
+  multi_update *self = (multi_update *)object;
+  PyTypeObject *type = Py_TYPE(object);
+  PyObject_GC_UnTrack(object);
+  mpg_multi_update_release(self->update);
+  Py_CLEAR(self->arrays);
+  type->tp_free(object);
+  Py_DECREF(type);
+}
+
+static PyMethodDef update_methods[] = {
+    {"ready", update_ready, METH_NOARGS, "ready()\n--\n\nWhether the arrays have the memory that they had when this was prepared, and nothing is being traced."},
+    {0}};
+static PyMemberDef update_members[] = {{"__vectorcalloffset__", T_PYSSIZET, offsetof(multi_update, call), READONLY, NULL}, {0}};
+static PyType_Slot update_slots[] = {
+    {Py_tp_new, update_new},
+    {Py_tp_dealloc, update_dealloc},
+    {Py_tp_traverse, update_traverse},
+    {Py_tp_call, PyVectorcall_Call},
+    {Py_tp_members, update_members},
+    {Py_tp_methods, update_methods},
+    {Py_tp_doc,
+     "MultiUpdate(op, arrays, per_weight, factors)\n--\n\nAn update op for several weights, such as 'multi_sgd_update', prepared for any number of weights of one device.\n\n"
+     "arrays: for each weight itself, its gradient and its states, `per_weight` in all; factors: for each weight those of learning rate and weight decay. Calling the\n"
+     "object as (lr, correction, wd, **options) updates the weights with rates lr * factor * correction and decays wd * factor.\n\nRaises MXNetError where arrays do not fit, are on several devices, or share memory, and when it is\n"
+     "called though not `ready`."},
+    {0, NULL}};
+static PyType_Spec update_spec = {
+    .name = "mpgluon._core.MultiUpdate",
+    .basicsize = sizeof(multi_update),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    .slots = update_slots,
+};
+
+/* --- What a step looks at ------------------------------------------------------------------------------------------- */
+
+static PyObject *holds(PyObject *module, PyObject *args) {
+  (void)module;
+  PyObject *dict, *keys, *values;
+  if (!PyArg_ParseTuple(args, "O!O!O!:holds", &PyDict_Type, &dict, &PyList_Type, &keys, &PyList_Type, &values)) return NULL;
+  if (PyList_GET_SIZE(keys) != PyList_GET_SIZE(values)) return PyErr_Format(PyExc_ValueError, "holds: %zd keys, %zd values", PyList_GET_SIZE(keys), PyList_GET_SIZE(values));
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(keys) && i < PyList_GET_SIZE(values); i++) { /* comparing keys may run anything */
+    PyObject *item = PyDict_GetItemWithError(dict, PyList_GET_ITEM(keys, i));
+    if (item == NULL && PyErr_Occurred()) return NULL;
+    if (item == NULL || i >= PyList_GET_SIZE(values) || item != PyList_GET_ITEM(values, i)) Py_RETURN_FALSE;
+  }
+  Py_RETURN_TRUE;
+}
+
+static PyMethodDef methods[] = {
+    {"holds", holds, METH_VARARGS, "holds(dict, keys, values)\n--\n\nWhether the dict has these very objects under these keys, both given as lists."},
+    {0}};
+
+int mpg_py_update_init(PyObject *module) {
+  PyObject *type = PyType_FromModuleAndSpec(module, &update_spec, NULL);
+  int result = type != NULL ? PyModule_AddObjectRef(module, "MultiUpdate", type) : -1;
+  Py_XDECREF(type);
+  return result < 0 ? -1 : PyModule_AddFunctions(module, methods);
+}

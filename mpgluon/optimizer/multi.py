@@ -1,0 +1,122 @@
+"""A step of all weights of one device at once: prepared when they have been updated before, then a few numbers for each step."""
+
+import math
+
+from .._core import MultiUpdate, holds
+from ..base import MXNetError
+
+# What a subclass may have defined anew: then its own code runs.
+_STEPS = (
+    "update", "update_multi_precision", "_begin", "_step", "_step_one", "_step_alike", "_through_master", "_update_count", "_uncount", "_get_lr", "_get_lrs", "_get_wd",
+    "_get_wds", "_multiplier", "_multipliers", "_options", "_sgd", "_momentum_option", "learning_rate",
+)  # fmt: skip
+
+
+def _known_steps(optimizer):
+    """Whether the optimizer's steps are those of the class that defines `_multi`."""
+    classes = type(optimizer).__mro__
+    own = next((i for i, kind in enumerate(classes) if "_multi" in vars(kind)), None)
+    return own is not None and not any(name in vars(kind) for kind in classes[:own] for name in _STEPS) and not any(name in vars(optimizer) for name in _STEPS)
+
+
+class MultiStep:
+    """Updates of lists of weights, gradients and states, while these and the factors of their rates stay what they are.
+
+    parts: (indices, grads, weights) of one dtype each, as `Updater.alike` makes them, but of any length.
+    """
+
+    def __init__(self, updater, parts, changes):
+        optimizer = updater.optimizer
+        self._optimizer, self._states, self._params = optimizer, updater.states, optimizer.param_dict
+        self._changes = changes
+        self.indices, self._held, self._updates = [], [], []
+        self._rates = []
+        for indices, grads, weights in parts:
+            states = [updater.states[i] for i in indices]
+            op, others = optimizer._multi(weights, states)
+            rates = [float(factor) for i in indices for factor in (self._params[i].lr_mult, self._params[i].wd_mult)]
+            arrays = [array for arrays in zip(weights, grads, *others) for array in arrays]
+            self._updates.append(MultiUpdate(op, arrays, 2 + len(others), rates))
+            self.indices += indices
+            self._held += states
+            self._rates += rates
+        self._good = all(math.isfinite(rate) for rate in self._rates) and min(self._rates[::2]) >= 0
+        self._largest = max(self._rates[::2]), max(map(abs, self._rates[1::2]))
+        self.counts = None  # the device's counts of updates, while all these weights have had `count`
+        self.count = 0
+        self._ahead = False  # the count is not written there yet
+
+    def _same_factors(self, changes):
+        params = self._params
+        if self._rates != [factor for i in self.indices for factor in (params[i].lr_mult, params[i].wd_mult)]:
+            return False
+        self._changes = changes
+        return True
+
+    def _same_counts(self, optimizer):
+        """Whether all weights have been updated equally often."""
+        if self.counts is optimizer._counts:
+            return True
+        for step in optimizer._counting:
+            step.write_counts()
+        counts = optimizer._counts
+        known = {counts.get(i) for i in self.indices}
+        count = known.pop()
+        if known or count is None:
+            return False
+        self.counts, self.count = counts, count
+        optimizer._counting.add(self)
+        return True
+
+    def write_counts(self):
+        """Writes the counts where they belong."""
+        if self._ahead:
+            self.counts.update(dict.fromkeys(self.indices, self.count))
+            self._ahead = False
+
+    def holds(self, updater):
+        """Whether the updater still has the states that this was made for."""
+        return updater.optimizer is self._optimizer and updater.states is self._states and holds(self._states, self.indices, self._held)
+
+    def step(self, device_id, changes):
+        """Updates the weights; False when something else is not what it was, and nothing has happened."""
+        optimizer = self._optimizer
+        if optimizer.param_dict is not self._params:
+            return False
+        if not self._good or not math.isfinite(optimizer.rescale_grad) or (changes != self._changes and not self._same_factors(changes)):
+            return False
+        optimizer._set_current_context(device_id)
+        if not self._same_counts(optimizer) or not all(update.ready() for update in self._updates):
+            return False
+        num_update, count = optimizer.num_update, self.count + 1
+        optimizer.num_update = max(num_update, count)
+        done = False
+        try:
+            lr, wd = optimizer.learning_rate, optimizer.wd
+            largest_lr, largest_wd = self._largest
+            if not (lr >= 0 and math.isfinite(lr * largest_lr) and math.isfinite(wd * largest_wd)):
+                return False
+            correction, options = optimizer._multi_numbers(count)
+            for update in self._updates:
+                update(lr, correction, wd, **options)
+            done = True
+        finally:
+            if not done:
+                optimizer.num_update = num_update
+        self.count = count
+        self._ahead = True
+        return True
+
+
+def prepare(updater, parts, changes):
+    """A MultiStep, or None where the optimizer has none for these weights."""
+    optimizer = updater.optimizer
+    if not parts or not _known_steps(optimizer) or not optimizer.param_dict:
+        return None
+    for indices, _, weights in parts:
+        if not all(i in optimizer.param_dict and i in updater.states for i in indices) or optimizer._multi(weights, [updater.states[i] for i in indices]) is None:
+            return None
+    try:
+        return MultiStep(updater, parts, changes)
+    except MXNetError:  # weights that share memory, for one
+        return None
