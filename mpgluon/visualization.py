@@ -6,6 +6,8 @@
 import warnings
 
 from . import _core
+from .gluon import HybridBlock
+from .gluon.symbol_block import symbol_of
 from .symbol import Symbol
 from .symbol._graph import placement, states, topological
 from .symbol._infer import Inference, known
@@ -112,10 +114,12 @@ def _label(node):
     return "\n".join([node.name, node.call.name + (f" {', '.join(details)}" if details else "")])
 
 
-def _places(order, group2ctx):
-    """Where nodes run, as text: a device with `group2ctx` or where the symbol itself names devices, else a group; and the order of these."""
+def _places(order, group2ctx, parameters):
+    """Where nodes run, as text: a device with `group2ctx`, where the symbol itself names devices, or as `parameters` (name -> Context)
+    say, else a group; and the order of these."""
     found = {}
-    devices = placement(order, group2ctx, {}) if group2ctx or any(node.call is not None and node.call.copies for node in order) else {}
+    there = {node: parameters[node.name] for node in order if node.call is None and node.name in parameters}
+    devices = placement(order, group2ctx, there) if group2ctx or there or any(node.call is not None and node.call.copies for node in order) else {}
     for node in order:
         place = str(devices[node]) if node in devices else None if group2ctx else node.get("ctx_group")
         if place is not None:
@@ -131,7 +135,8 @@ def plot_network(symbol, title="plot", save_format="pdf", shape=None, dtype=None
 
     Parameters
     ----------
-    symbol : Symbol
+    symbol : Symbol or HybridBlock
+        A block that was hybridized and called is drawn with the devices on which its parameters are.
     title, save_format : str
         The name of the file that ``render()`` of the result writes, and its format.
     shape : dict of str to tuple, optional
@@ -153,8 +158,12 @@ def plot_network(symbol, title="plot", save_format="pdf", shape=None, dtype=None
         from graphviz import Digraph
     except ImportError:
         raise ImportError("plot_network needs the package graphviz: pip install graphviz (and, to render, the program dot of Graphviz)") from None
+    parameters = {}
+    if isinstance(symbol, HybridBlock):
+        parameters = {name: param.list_ctx()[0] for name, param in symbol.collect_params().items()}
+        symbol = symbol_of(symbol)
     if not isinstance(symbol, Symbol):
-        raise TypeError(f"plot_network: symbol must be a Symbol, not {type(symbol).__name__}")
+        raise TypeError(f"plot_network: symbol must be a Symbol or a HybridBlock, not {type(symbol).__name__}")
     order = topological(symbol._entries)
     names = [node.name for node in order]
     repeated = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
@@ -166,7 +175,7 @@ def plot_network(symbol, title="plot", save_format="pdf", shape=None, dtype=None
     types = {name: _core.dtype_name(one) for name, one in (dtype or {}).items()}
     inference = Inference(symbol._entries, dict(shape or {}), types)
     users = _users(order)
-    places, colours = _places(order, group2ctx)
+    places, colours = _places(order, group2ctx, parameters)
     hidden = {node for node in order if hide_weights and _is_parameter(node, users, shape or {})}
     descs = [desc for node, values in zip(order, inference.values) if node.call is not None for desc in values]
     for what, wanted, complete in (("shape", shape, all(known(desc[0]) for desc in descs)), ("type", dtype, all(desc[1] for desc in descs))):
@@ -195,7 +204,7 @@ def plot_network(symbol, title="plot", save_format="pdf", shape=None, dtype=None
             graph.edge(ids[source], ids[node], label=" ".join(parts), **({"penwidth": "2.5", "color": "#b3261e"} if crosses else {}))
     if colours:
         with graph.subgraph(name="cluster_places") as legend:
-            legend.attr(label="devices" if group2ctx or "(" in colours[0] else "groups", fontname="Helvetica", color="#c4c8d0")
+            legend.attr(label="devices" if group2ctx or parameters or "(" in colours[0] else "groups", fontname="Helvetica", color="#c4c8d0")
             for i, place in reversed(list(enumerate(colours))):
                 legend.node(f"place{i}", place, fillcolor=_COLOURS[1 + i % (len(_COLOURS) - 1)], shape="box")
     return graph

@@ -57,6 +57,31 @@ def test_plot_network():
     assert "cluster" not in plain
 
 
+def test_plot_network_of_a_block():
+    pytest.importorskip("graphviz")
+
+    class Split(mx.gluon.HybridBlock):
+        def __init__(self):
+            super().__init__(prefix="s_")
+            with self.name_scope():
+                self.a, self.b = mx.gluon.nn.Dense(3), mx.gluon.nn.Dense(2)
+
+        def hybrid_forward(self, F, x):
+            return self.b(self.a(x).as_in_context(mx.cpu(1)))
+
+    net = Split()
+    net.a.initialize(ctx=mx.cpu(0))
+    net.b.initialize(ctx=mx.cpu(1))
+    net.hybridize()
+    with pytest.raises(RuntimeError, match="at least once"):
+        mx.viz.plot_network(net)
+    net(mx.nd.ones((1, 4)))
+    source = mx.viz.plot_network(net, shape={"data": (1, 4)}).source
+    nodes = [line for line in source.splitlines() if "fillcolor" in line]
+    colours = {name: next(line for line in nodes if name in line).split('fillcolor="')[1][:7] for name in ("cpu(0)", "cpu(1)", "data")}
+    assert colours["data"] == colours["cpu(0)"] != colours["cpu(1)"] and source.count("penwidth") == 1
+
+
 def test_plot_network_errors(monkeypatch):
     pytest.importorskip("graphviz")
     with pytest.raises(TypeError, match="must be a Symbol"):
