@@ -161,3 +161,21 @@ def test_nothing_is_nan_far_out():
     for loss in (losses.SigmoidBCELoss(), losses.LogisticLoss()):
         assert np.isfinite(loss(far, mx.nd.array([[0.0, 1.0]])).asnumpy()).all()
     assert np.isfinite(losses.SoftmaxCELoss()(far, mx.nd.array([1])).asnumpy()).all()
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_sdml(hybrid):
+    loss = losses.SDMLLoss(smoothing_parameter=0.2)
+    if hybrid:
+        loss.hybridize()
+    a, b = np.random.RandomState(0).uniform(-1, 1, (2, 4, 3)).astype("float32")
+    logits = -((a[:, None] - b[None]) ** 2).sum(axis=2)
+    logs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    labels = np.full((4, 4), 0.2 / 3)
+    np.fill_diagonal(labels, 0.8)
+    expected = (labels * (np.log(labels) - logs)).mean(axis=1)
+    np.testing.assert_allclose(loss(mx.nd.array(a), mx.nd.array(b)).asnumpy(), expected, rtol=1e-5)
+    with pytest.raises(AssertionError, match="one shape"):
+        losses.SDMLLoss()(mx.nd.ones((2, 3)), mx.nd.ones((2, 4)))
+    with pytest.raises(AssertionError, match="two pairs"):
+        losses.SDMLLoss()(mx.nd.ones((1, 3)), mx.nd.ones((1, 3)))

@@ -21,6 +21,7 @@ from ..context import current_context
 from ..name import NameManager, Prefix
 from . import _grouped, _recompute, _tracing
 from ._compiled import CompiledCall, CompiledPrograms, first_context
+from ._structure import load_structure, save_structure
 from .parameter import DeferredInitializationError, Parameter, ParameterDict, check_names, load_values
 from .utils import HookHandle, brief, indent, shape_is_known
 
@@ -271,6 +272,17 @@ class Block:
             child.cast(dtype)
         for param in self.params.values():
             param.cast(dtype)
+
+    def save(self, prefix):
+        """Writes ``prefix-model.json``, the tree of blocks, and ``prefix-model.params``, the parameters, for `load`."""
+        save_structure(self, f"{prefix}-model.json")
+        self.save_parameters(f"{prefix}-model.params")
+
+    def load(self, prefix):
+        """Reads the files of `save` into a network made of the same blocks in the same order: their names in the tree, which were hybridized,
+        and the parameters. ValueError when it is another network."""
+        load_structure(self, f"{prefix}-model.json")
+        self.load_parameters(f"{prefix}-model.params")
 
     def save_parameters(self, filename, deduplicate=False):
         """Writes the parameters into a ``.params`` file, named by their place in the tree (``output.weight``).

@@ -26,6 +26,7 @@ __all__ = [
     "TripletLoss",
     "PoissonNLLLoss",
     "CosineEmbeddingLoss",
+    "SDMLLoss",
 ]
 
 
@@ -336,3 +337,31 @@ class CosineEmbeddingLoss(Loss):
         norms = F.norm(x, axis=axis).reshape((-1, 1)) * F.norm(y, axis=axis).reshape((-1, 1))
         product = F.sum(x * y, axis=axis).reshape((-1, 1))
         return product / F.maximum(norms, 1e-12)
+
+
+class SDMLLoss(Loss):
+    """Smoothed deep metric learning: rows of the same number in `x1` and `x2` belong together, all others of the batch do not.
+
+    The Kullback-Leibler divergence of ``softmax(-distances)`` of each row of `x1` to those of `x2` from the pairs, smoothed.
+
+    Parameters
+    ----------
+    smoothing_parameter : float, default 0.3
+        How much of each row's probability is spread over the rows that it does not belong to.
+    """
+
+    def __init__(self, smoothing_parameter=0.3, weight=1.0, batch_axis=0, **kwargs):
+        super().__init__(weight, batch_axis, **kwargs)
+        self.kl_loss = KLDivLoss(from_logits=True)
+        self.smoothing_parameter = smoothing_parameter
+
+    def hybrid_forward(self, F, x1, x2):
+        if x1.shape != x2.shape or len(x1.shape) != 2:
+            raise AssertionError(f"SDMLLoss: the inputs have one shape, (batch, features), not {x1.shape} and {x2.shape}")
+        batch = x1.shape[0]
+        if batch < 2:
+            raise AssertionError("SDMLLoss: a batch has at least two pairs, as each learns from the others")
+        pairs = F.eye(batch, ctx=x1.context, dtype=x1.dtype)
+        labels = pairs * (1 - self.smoothing_parameter) + (1 - pairs) * (self.smoothing_parameter / (batch - 1))
+        distances = F.sum(F.square(F.broadcast_sub(F.expand_dims(x1, 1), F.expand_dims(x2, 0))), axis=2)
+        return self.kl_loss(F.log_softmax(-distances, axis=1), labels)

@@ -1,5 +1,5 @@
-"""Layers beyond the usual ones."""
+"""Layers and cells beyond the usual ones."""
 
-from . import nn
+from . import data, nn, rnn
 
-__all__ = ["nn"]
+__all__ = ["data", "nn", "rnn"]

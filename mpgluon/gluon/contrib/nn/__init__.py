@@ -1,9 +1,11 @@
-"""Branching containers."""
+"""Branching containers, and layers that bring channels into space."""
+
+from math import prod
 
 from ...block import HybridBlock
 from ...nn import HybridSequential, Sequential
 
-__all__ = ["Concurrent", "HybridConcurrent", "Identity"]
+__all__ = ["Concurrent", "HybridConcurrent", "Identity", "PixelShuffle1D", "PixelShuffle2D", "PixelShuffle3D"]
 
 
 class Concurrent(Sequential):
@@ -45,3 +47,60 @@ class Identity(HybridBlock):
 
     def hybrid_forward(self, F, x):
         return x
+
+
+class _PixelShuffle(HybridBlock):
+    """Takes the places of a grid of `factor` out of the channels; `_dims`: how many dimensions the grid has."""
+
+    _dims = 1
+
+    def __init__(self, factor):
+        super().__init__()
+        self._factors = (int(factor),) * self._dims if isinstance(factor, (int, float)) else tuple([int(one) for one in factor])
+        if len(self._factors) != self._dims:
+            raise AssertionError(f"{type(self).__name__}: factor is a number or {self._dims} of them, not {factor}")
+
+    def __repr__(self):
+        return f"{type(self).__name__}({self._factors[0] if self._dims == 1 else self._factors})"
+
+    def hybrid_forward(self, F, x):
+        factors, dims = self._factors, self._dims
+        # (N, C f1 f2, W1, W2) -> (N, C, f1, f2, W1, W2) -> (N, C, W1, f1, W2, f2) -> (N, C, W1 f1, W2 f2)
+        rest = prod(factors)
+        x = F.reshape(x, shape=(0, -4, -1, rest, -2))
+        for i, factor in enumerate(factors[:-1]):
+            rest //= factor
+            x = F.reshape(x, shape=(0,) * (2 + i) + (-4, factor, rest, -2))
+        x = F.transpose(x, axes=(0, 1, *[axis for i in range(dims) for axis in (2 + dims + i, 2 + i)]))
+        return F.reshape(x, shape=(0, 0) + (-3,) * dims)
+
+
+class PixelShuffle1D(_PixelShuffle):
+    """(N, f C, W) -> (N, C, f W): `factor` neighbours are made of as many channels.
+
+    Parameters
+    ----------
+    factor : int or tuple of int
+    """
+
+
+class PixelShuffle2D(_PixelShuffle):
+    """(N, f1 f2 C, H, W) -> (N, C, f1 H, f2 W): rows and columns of `factor` are made of channels.
+
+    Parameters
+    ----------
+    factor : int or tuple of int
+    """
+
+    _dims = 2
+
+
+class PixelShuffle3D(_PixelShuffle):
+    """(N, f1 f2 f3 C, D, H, W) -> (N, C, f1 D, f2 H, f3 W).
+
+    Parameters
+    ----------
+    factor : int or tuple of int
+    """
+
+    _dims = 3

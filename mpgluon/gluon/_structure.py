@@ -1,0 +1,60 @@
+"""`Block.save` and `Block.load`: which blocks a network is made of, beside its parameters.
+
+The file is that of MXNet without its compiled graphs: each block is an entry ``<class><number>`` with its name, whether it was hybridized,
+the names under which it holds its children, and their entries.
+"""
+
+import json
+
+
+def save_structure(block, path):
+    """Writes the tree of blocks into a file."""
+    counter = [0]
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(dict([_entry(block, counter)]), file)
+
+
+def _key(block, counter):
+    return f"{type(block).__name__.lower()}{counter[0]}"
+
+
+def _entry(block, counter):
+    key, entry, inner = _key(block, counter), {"orig_name": block.name}, []
+    if hasattr(block, "_active"):
+        entry["hybridized"] = block._active
+    entry["children"] = {child.name: name for name, child in block._children.items()}
+    for child in block._children.values():
+        counter[0] += 1
+        inner.append(_entry(child, counter))
+    return key, {**entry, **dict(inner)}
+
+
+def load_structure(block, path):
+    """Gives the tree of blocks the children's names of the file, and hybridizes those that were. ValueError when it is another tree, of
+    which nothing was changed then."""
+    with open(path, encoding="utf-8") as file:
+        try:
+            tree = json.load(file)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path} is no description of a model: {error}") from None
+    steps = []
+    _match(block, [0], tree, path, steps)
+    for one, entry, names in steps:
+        if entry.get("hybridized"):
+            one._active = True
+        one._children = dict(zip(names, one._children.values()))
+
+
+def _match(block, counter, tree, path, steps):
+    key = _key(block, counter)
+    entry = tree.get(key) if isinstance(tree, dict) else None
+    if not isinstance(entry, dict):
+        there = ", ".join(name for name, one in tree.items() if isinstance(one, dict) and name != "children") if isinstance(tree, dict) else ""
+        raise ValueError(f"{path} describes another model: at {block.name} it should have {key}, and has {there or 'nothing'}. The blocks are the same, made in the same order")
+    names = list(entry["children"].values()) if isinstance(entry.get("children"), dict) else []
+    if len(names) != len(block._children):
+        raise ValueError(f"{path} describes another model: {key} has {len(names)} children there, {block.name} has {len(block._children)}")
+    steps.append((block, entry, names))
+    for child in block._children.values():
+        counter[0] += 1
+        _match(child, counter, entry, path, steps)

@@ -1,0 +1,29 @@
+"""Samplers of places at equal distances."""
+
+from ...data.sampler import Sampler
+
+__all__ = ["IntervalSampler"]
+
+
+class IntervalSampler(Sampler):
+    """The numbers 0, `interval`, 2 `interval`, ... below `length`; with `rollover` then 1, 1 + `interval`, ... until all were there.
+
+    Parameters
+    ----------
+    length, interval : int
+    rollover : bool, default True
+    """
+
+    def __init__(self, length, interval, rollover=True):
+        if interval > length:
+            raise AssertionError(f"Interval {interval} must be smaller than or equal to length {length}")
+        self._length = length
+        self._interval = interval
+        self._rollover = rollover
+
+    def __iter__(self):
+        for first in range(self._interval if self._rollover else 1):
+            yield from range(first, self._length, self._interval)
+
+    def __len__(self):
+        return self._length if self._rollover else len(range(0, self._length, self._interval))

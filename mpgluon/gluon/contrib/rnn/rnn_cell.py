@@ -1,0 +1,173 @@
+"""Cells with a projection and with dropout that stays the same over time; unrolling as a loop."""
+
+from ... import _tracing
+from ...rnn.rnn_cell import BidirectionalCell, HybridRecurrentCell, ModifierCell, SequentialRNNCell, _format, _functions, _mask, _merge
+
+__all__ = ["LSTMPCell", "VariationalDropoutCell", "dynamic_unroll"]
+
+
+class VariationalDropoutCell(ModifierCell):
+    """Applies dropout to the input, the first state and the output of a cell, with one mask for all steps of a sequence.
+
+    The masks are drawn in the first step after `reset`, which `unroll` calls. A cell that is hybridized by itself and called step by step
+    draws in every call.
+
+    Parameters
+    ----------
+    base_cell : RecurrentCell
+    drop_inputs, drop_states, drop_outputs : float, default 0
+        The probabilities.
+    """
+
+    def __init__(self, base_cell, drop_inputs=0.0, drop_states=0.0, drop_outputs=0.0):
+        both = isinstance(base_cell, SequentialRNNCell) and any(isinstance(cell, BidirectionalCell) for cell in base_cell._children.values())
+        if drop_states and (both or isinstance(base_cell, BidirectionalCell)):
+            raise AssertionError("drop_states acts step by step, which a BidirectionalCell does not: put VariationalDropoutCell around the cells inside it")
+        super().__init__(base_cell)
+        self.drop_inputs = drop_inputs
+        self.drop_states = drop_states
+        self.drop_outputs = drop_outputs
+
+    def __repr__(self):
+        return f"{type(self).__name__}(p_out={self.drop_outputs}, p_state={self.drop_states})"
+
+    def _alias(self):
+        return "vardrop"
+
+    def reset(self):
+        super().reset()
+        self._masks = {}  # what is masked -> the tracing in which the mask was made, and the mask
+
+    def _masked(self, F, what, probability, x):
+        if not probability:
+            return x
+        tracing, mask = self._masks.get(what, (None, None))
+        if mask is None or tracing is not _tracing.current():
+            mask = F.Dropout(F.ones_like(x), p=probability)
+            self._masks[what] = (_tracing.current(), mask)
+        return x * mask
+
+    def hybrid_forward(self, F, inputs, states):
+        states = [self._masked(F, "states", self.drop_states, states[0]), *states[1:]]
+        inputs = self._masked(F, "inputs", self.drop_inputs, inputs)
+        output, next_states = self.base_cell(inputs, states)
+        return self._masked(F, "outputs", self.drop_outputs, output), next_states
+
+    def unroll(self, length, inputs, begin_state=None, layout="NTC", merge_outputs=None, valid_length=None):
+        if self.drop_states:
+            return super().unroll(length, inputs, begin_state, layout, merge_outputs, valid_length)
+        # Without dropout of states, that of inputs and outputs acts on whole sequences.
+        self.reset()
+        axis = layout.find("T")
+        merged = _merge(inputs, layout)
+        F = _functions(merged)
+        if self.drop_inputs:
+            merged = F.Dropout(merged, p=self.drop_inputs, axes=(axis,))
+        self.base_cell._modified = False
+        try:
+            outputs, states = self.base_cell.unroll(length, merged, begin_state, layout, True, valid_length)
+        finally:
+            self.base_cell._modified = True
+        if self.drop_outputs:
+            outputs = F.Dropout(outputs, p=self.drop_outputs, axes=(axis,))
+        if valid_length is not None:
+            outputs = _mask(outputs, length, layout, valid_length, True)
+        return _format(outputs, length, layout, merge_outputs), states
+
+
+class LSTMPCell(HybridRecurrentCell):
+    """Long short-term memory whose output is projected: ``r = W_hr h``. The gates' order is input, forget, cell, output.
+
+    States: r, of `projection_size`, and c, of `hidden_size`.
+
+    Parameters
+    ----------
+    hidden_size, projection_size : int
+    i2h_weight_initializer, h2h_weight_initializer, h2r_weight_initializer : Initializer or str, optional
+    i2h_bias_initializer, h2h_bias_initializer : Initializer or str, default 'zeros'
+    input_size : int, default 0
+        0 to find it in the first forward pass.
+    """
+
+    def __init__(
+        self, hidden_size, projection_size, i2h_weight_initializer=None, h2h_weight_initializer=None, h2r_weight_initializer=None,
+        i2h_bias_initializer="zeros", h2h_bias_initializer="zeros", input_size=0, prefix=None, params=None,
+    ):  # fmt: skip
+        super().__init__(prefix=prefix, params=params)
+        self._hidden_size = hidden_size
+        self._input_size = input_size
+        self._projection_size = projection_size
+        get, rows = self.params.get, 4 * hidden_size
+        self.i2h_weight = get("i2h_weight", shape=(rows, input_size), init=i2h_weight_initializer, allow_deferred_init=True)
+        self.h2h_weight = get("h2h_weight", shape=(rows, projection_size), init=h2h_weight_initializer, allow_deferred_init=True)
+        self.h2r_weight = get("h2r_weight", shape=(projection_size, hidden_size), init=h2r_weight_initializer, allow_deferred_init=True)
+        self.i2h_bias = get("i2h_bias", shape=(rows,), init=i2h_bias_initializer, allow_deferred_init=True)
+        self.h2h_bias = get("h2h_bias", shape=(rows,), init=h2h_bias_initializer, allow_deferred_init=True)
+
+    def state_info(self, batch_size=0):
+        return [{"shape": (batch_size, size), "__layout__": "NC"} for size in (self._projection_size, self._hidden_size)]
+
+    def _alias(self):
+        return "lstmp"
+
+    def __repr__(self):
+        rows, size = self.i2h_weight.shape
+        return f"{type(self).__name__}({size or None} -> {rows} -> {self._projection_size})"
+
+    def hybrid_forward(self, F, inputs, states, i2h_weight, h2h_weight, h2r_weight, i2h_bias, h2h_bias):
+        name, rows = self._step_name(), 4 * self._hidden_size
+        i2h = F.FullyConnected(inputs, i2h_weight, i2h_bias, num_hidden=rows, name=name + "i2h")
+        h2h = F.FullyConnected(states[0], h2h_weight, h2h_bias, num_hidden=rows, name=name + "h2h")
+        gates = F.SliceChannel(i2h + h2h, num_outputs=4, name=name + "slice")
+        take, keep = F.sigmoid(gates[0], name=name + "i"), F.sigmoid(gates[1], name=name + "f")
+        new, show = F.tanh(gates[2], name=name + "c"), F.sigmoid(gates[3], name=name + "o")
+        cell = F.elemwise_add(keep * states[1], take * new, name=name + "state")
+        hidden = F.elemwise_mul(show, F.tanh(cell), name=name + "hidden")
+        output = F.FullyConnected(hidden, h2r_weight, no_bias=True, num_hidden=self._projection_size, name=name + "out")
+        return output, [output, cell]
+
+
+def dynamic_unroll(cell, inputs, begin_state, drop_inputs=0, drop_outputs=0, layout="TNC", valid_length=None):
+    """Runs a cell over a sequence as a loop (``contrib.foreach``), so that the graph does not grow with the sequence.
+
+    Parameters
+    ----------
+    cell : RecurrentCell
+    inputs : NDArray or Symbol
+        The sequence, as `layout` says.
+    begin_state : list of NDArray or Symbol
+    drop_inputs, drop_outputs : float, default 0
+        Probabilities of dropout, whose masks are the same for all steps.
+    layout : {'TNC', 'NTC'}
+    valid_length : NDArray of shape (batch,), optional
+        How many steps of each sample count: later outputs are zero, and the states are those after the last valid step.
+
+    Returns
+    -------
+    outputs : NDArray or Symbol
+    states : list of NDArray or Symbol
+    """
+    F, axis = _functions(inputs), layout.find("T")
+    if drop_inputs:
+        inputs = F.Dropout(inputs, p=drop_inputs, axes=(axis,))
+    if axis != 0:
+        inputs = F.swapaxes(inputs, 0, axis)
+    states = list(begin_state) if isinstance(begin_state, (list, tuple)) else [begin_state]
+    if valid_length is None:
+        outputs, states = F.contrib.foreach(lambda step, now: cell(step, now), inputs, states)
+    else:
+
+        def body(step, now):
+            output, new = cell(step, now[:-1])
+            valid = F.broadcast_greater(valid_length, now[-1])
+            return output, [*[F.where(valid, one, old) for one, old in zip(new, now)], now[-1] + 1]
+
+        outputs, states = F.contrib.foreach(body, inputs, [*states, F.zeros_like(F.slice_axis(valid_length, axis=0, begin=0, end=1))])
+        states = states[:-1]
+    if axis != 0:
+        outputs = F.swapaxes(outputs, 0, axis)
+    if drop_outputs:
+        outputs = F.Dropout(outputs, p=drop_outputs, axes=(axis,))
+    if valid_length is not None:
+        outputs = F.SequenceMask(outputs, valid_length, use_sequence_length=True, axis=axis)
+    return outputs, states
