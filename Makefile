@@ -62,7 +62,7 @@ tsan: .venv-tsan/.made
 
 # The GPU backend on the host (docs/cuda.md): all of it, kernels too, against a stand-in for the CUDA runtime.
 HOSTCUDA_PYTHON ?= $(BIN)/python
-HOSTCUDA_TESTS ?= tests/test_gpu.py tests/test_gpu_fused.py tests/test_gpu_libraries.py tests/test_ops.py
+HOSTCUDA_TESTS ?= tests/test_gpu.py tests/test_gpu_fused.py tests/test_gpu_libraries.py tests/test_gpu_networks.py tests/test_ops.py
 hostcuda:
 	python3 tests/hostcuda/build.py
 

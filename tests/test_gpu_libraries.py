@@ -22,17 +22,18 @@ needs_stand_in = pytest.mark.skipif("hostcuda" not in STAND_IN, reason="needs th
 def folder_with(header, *patterns):
     for place in [os.environ.get("MPGLUON_CUBLAS", "")] + [p for s in site.getsitepackages() for p in (s + "/nvidia/cu13", s + "/nvidia/*")] + list(patterns):
         for found in glob.glob(os.path.join(place, "include", header)) if place else []:
-            return os.path.dirname(found)
+            return found[: -len(header) - 1]
     return None
 
 
-def test_our_declarations_are_those_of_cublaslt(tmp_path):
+@pytest.mark.parametrize("name, header, wheel", [("cublaslt", "cublasLt.h", "nvidia-cublas"), ("cudnn", "cudnn.h", "nvidia-cudnn-cu13")])
+def test_our_declarations_are_those_of_the_library(name, header, wheel, tmp_path):
     """Types, constants and signatures, compiled against NVIDIA's own header where there is one."""
-    header, runtime = folder_with("cublasLt.h", "/usr/local/cuda", "/opt/*/nvidia/cu13"), folder_with("cuda_runtime_api.h", "/usr/local/cuda", "/opt/*/nvidia/cu13")
-    if not header or not runtime:
-        pytest.skip("no cublasLt.h here (pip install nvidia-cublas nvidia-cuda-runtime nvidia-cuda-crt brings it)")
-    command = ["cc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-I" + ROOT, "-isystem", header, "-isystem", runtime]
-    check = open(os.path.join(ROOT, "tests", "hostcuda", "check_cublaslt.c")).read()
+    folder, runtime = folder_with(header, "/usr/local/cuda", "/opt/*/nvidia/*"), folder_with("crt/host_defines.h", "/usr/local/cuda", "/opt/*/nvidia/cu13")
+    if not folder or not runtime:
+        pytest.skip(f"no {header} here (pip install {wheel} nvidia-cuda-runtime nvidia-cuda-crt brings it)")
+    command = ["cc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-Wno-deprecated-declarations", "-I" + ROOT, "-isystem", folder, "-isystem", runtime]
+    check = open(os.path.join(ROOT, "tests", "hostcuda", f"check_{name}.c")).read()
     for source, good in [(check, True), (check.replace("== (int)name", "== (int)name + 1"), False)]:
         file = tmp_path / "check.c"
         file.write_text(source)
@@ -46,6 +47,15 @@ def run(code, **environment):
     return done.stdout
 
 
+CONVOLUTION = """
+    import mpgluon as mx
+    try:
+        x = mx.nd.full((1, 8, 4, 4), 1.0 + 2.0 ** -20, ctx=mx.gpu(0))
+        print(mx.nd.Convolution(x, mx.nd.ones((1, 8, 4, 4), ctx=mx.gpu(0)), kernel=(4, 4), num_filter=1, no_bias=True).asscalar() > 128)
+    except mx.base.MXNetError as error:
+        print(error)
+    print((mx.nd.ones((2,), ctx=mx.gpu(0)) + 1).asnumpy())
+"""
 PRODUCT = """
     import mpgluon as mx
     try:
@@ -58,19 +68,31 @@ PRODUCT = """
 
 
 @needs_stand_in
-def test_a_missing_cublas_is_named(tmp_path):
+@pytest.mark.parametrize("code, setting, text, wheel", [(PRODUCT, "MPGLUON_CUBLAS", "cuBLAS (libcublasLt.so.13)", "nvidia-cublas"),
+                                                        (CONVOLUTION, "MPGLUON_CUDNN", "cuDNN (libcudnn.so.9)", "nvidia-cudnn-cu13")])  # fmt: skip
+def test_a_missing_library_is_named(code, setting, text, wheel, tmp_path):
     """With the command that brings it; what needs none goes on."""
     alone = shutil.copy(STAND_IN, tmp_path / "mpgluon_hostcuda.so")
-    out = run(PRODUCT, MPGLUON_CUDA_LIBRARY=str(alone), MPGLUON_CUBLAS=str(tmp_path))
-    assert "cuBLAS (libcublasLt.so.13) is needed for this on a GPU and was not found" in out and "pip install nvidia-cublas" in out and "[2. 2.]" in out
+    out = run(code, MPGLUON_CUDA_LIBRARY=str(alone), **{setting: str(tmp_path)})
+    assert f"{text} is needed for this on a GPU and was not found" in out and f"pip install {wheel}, or name its folder with {setting}" in out and "[2. 2.]" in out
 
 
 @needs_gpu
-def test_tf32_is_a_setting():
-    assert run(PRODUCT, MPGLUON_CUDA_TF32="").startswith("True") and run(PRODUCT, MPGLUON_CUDA_TF32="0").startswith("True")
-    assert "MPGLUON_CUDA_TF32 is 'yes'; it may be 0 or 1" in run(PRODUCT, MPGLUON_CUDA_TF32="yes")
-    if "hostcuda" in STAND_IN:  # on a card, which products are rounded is cuBLASLt's choice
-        assert run(PRODUCT, MPGLUON_CUDA_TF32="1").startswith("False")
+@pytest.mark.parametrize("code", [PRODUCT, CONVOLUTION], ids=["product", "convolution"])
+def test_tf32_is_a_setting(code):
+    assert run(code, MPGLUON_CUDA_TF32="").startswith("True") and run(code, MPGLUON_CUDA_TF32="0").startswith("True")
+    assert "MPGLUON_CUDA_TF32 is 'yes'; it may be 0 or 1" in run(code, MPGLUON_CUDA_TF32="yes")
+    if "hostcuda" in STAND_IN:  # on a card, what is rounded is the library's choice
+        assert run(code, MPGLUON_CUDA_TF32="1").startswith("False")
+
+
+@needs_stand_in
+def test_what_kernels_keep_is_freed():
+    """Handles and descriptors of libraries, when the process ends."""
+    code = textwrap.dedent(CONVOLUTION + "    print(mx.nd.dot(x[0, 0], x[0, 0])[0, 0].asscalar() > 3)\n")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=dict(os.environ, HOSTCUDA_REPORT="1"))
+    assert done.returncode == 0 and done.stdout.split() == ["True", "[2.", "2.]", "True"], done.stdout + done.stderr
+    assert "cudnn stand-in: 0 left" in done.stderr and "cublasLt stand-in: 0 left" in done.stderr
 
 
 @needs_gpu

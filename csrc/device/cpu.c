@@ -118,6 +118,7 @@ static void cpu_close(mpg_device *device) {
     mpg_queue_pop(&state->queue, left);
     reach(device, state, last);
   }
+  mpg_device_free_kernel_cache(device);
 }
 
 static void cpu_fork_prepare(mpg_device *device) { pthread_mutex_lock(&((cpu_state *)device->backend_state)->queue.mutex); }

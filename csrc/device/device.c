@@ -25,6 +25,7 @@ static struct {
   int fixed_threads; /* per CPU device; 0: cores are shared out */
   mpg_engine_mode mode;
   bool initialized, shut_down, fork_prepared;
+  bool exiting; /* libraries that were opened after this one have taken their state down */
 } table;
 
 /* --- Table ------------------------------------------------------------------------------------------------------------ */
@@ -329,13 +330,24 @@ static mpg_status read_settings(void) {
   return mpg_engine_set_mode(mode, (uint64_t)seed);
 }
 
+static void shut_down_at_exit(void) { /* where the host has not done so before */
+  table.exiting = true;
+  mpg_device_shutdown();
+}
+
 mpg_status mpg_device_init(void) {
   if (table.initialized) return MPG_OK;
   MPG_TRY(read_settings());
-  if (pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) != 0 || atexit(mpg_device_shutdown) != 0)
+  if (pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) != 0 || atexit(shut_down_at_exit) != 0)
     return mpg_out_of_host_memory(0);
   table.initialized = true;
   return MPG_OK;
+}
+
+void mpg_device_free_kernel_cache(mpg_device *device) {
+  if (!device->kernel_cache || table.exiting) return;
+  device->kernel_cache_free(device->kernel_cache);
+  device->kernel_cache = NULL;
 }
 
 void mpg_device_shutdown(void) {

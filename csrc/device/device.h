@@ -134,7 +134,7 @@ struct mpg_device {
     size_t size;
   } scratch[3]; /* by mpg_scratch_slot */
   void *kernel_cache;                      /* the kernels' own prepared primitives for this device */
-  void (*kernel_cache_free)(void *cache);
+  void (*kernel_cache_free)(void *cache);  /* called when the device is closed */
   struct mpg_failures *failures;           /* see mpg_device_fail */
   struct mpg_event_buffer *events;         /* the profiler's */
   mpg_submitted *recent;                   /* the latest submissions, a ring; host lock */

@@ -265,7 +265,8 @@ static void gpu_close(mpg_device *device) {
   gpu_state *state = state_of(device);
   if (state->forked) return;
   mpg_queue_join(&state->queue);
-  state->driver->close(state->gpu); /* what was issued is done */
+  state->driver->close(state->gpu); /* what was issued is done; the calls of this thread are this GPU's */
+  mpg_device_free_kernel_cache(device);
   while (!mpg_queue_empty(&state->queue)) {
     mpg_record *left = mpg_queue_front(&state->queue);
     mpg_task_drop(device, &left->task);

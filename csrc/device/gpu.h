@@ -35,7 +35,7 @@ typedef struct mpg_gpu_driver {
   int (*count)(const char **reason);
   /* Opens one. The stream writes ticks to `completed`, which lies in a page that only this device uses. */
   mpg_status (*open)(int index, _Atomic(mpg_tick) *completed, mpg_gpu **gpu);
-  void (*close)(mpg_gpu *gpu); /* after its work, which it waits for */
+  void (*close)(mpg_gpu *gpu); /* after its work, which it waits for; what kernels keep is freed by this thread afterwards */
   void (*attach)(mpg_gpu *gpu); /* this thread will issue its work */
   void *(*stream)(mpg_gpu *gpu); /* the compute stream */
   mpg_status (*allocate)(mpg_gpu *gpu, size_t size, void **memory); /* 256-byte aligned, usable at once */

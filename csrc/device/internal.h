@@ -44,6 +44,9 @@ void mpg_task_fail(mpg_device *device, const mpg_task *task, mpg_status status);
 mpg_device *mpg_worker_device(void);
 void mpg_worker_set_device(mpg_device *device);
 
+/* By the backend's close, when nothing runs any more. */
+void mpg_device_free_kernel_cache(mpg_device *device);
+
 enum { MPG_RECENT = 2048 }; /* submissions that a device remembers */
 
 /* --- Waiting (wait.c) --------------------------------------------------------------------------------------------- */

@@ -1,8 +1,8 @@
 /* A row-major product is the column-major one of the transposes, b first: op(b)^T is (n, k), op(a)^T (k, m), and the result (n, m). The bias lies along
  * cuBLASLt's rows then, where its epilogue adds it.
  *
- * What a product is, but for its addresses and factors, is its signature. Descriptors and algorithm are made once per signature; the device keeps
- * MAX_PLANS of them. A call finds its plan, fills in the bias' address, and queues.
+ * What a product is, but for its addresses and factors, is its signature. Descriptors and algorithm are made once per signature (plans.h). A call finds
+ * its plan, fills in the bias' address, and queues.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -14,11 +14,12 @@ extern "C" {
 #include "kernels/cuda/library.h"
 }
 #include "kernels/cuda/cublaslt.h"
+#include "kernels/cuda/plans.h"
 #include "kernels/cuda/product.h"
 
 namespace {
 
-enum { MAX_PLANS = 1024, TABLE_SIZE = 2048, ALIGNMENT = 16 };
+enum { ALIGNMENT = 16 };
 enum { MAX_BATCH = 32768 }; /* matrices of a call */
 const size_t WORKSPACE = (size_t)32 << 20; /* at most */
 
@@ -36,8 +37,7 @@ struct signature { /* no padding: compared as bytes */
 
 struct plan {
   signature key;
-  plan *next;          /* of the same place in the table */
-  plan *newer, *older; /* by use */
+  plan *next, *newer, *older;
   bool bias_apart;     /* bias_apart: cuBLASLt adds none for this; it is put into c before */
   cublasLtMatmulDesc_t desc;
   cublasLtMatrixLayout_t a, b, c; /* as here: row-major names */
@@ -49,9 +49,7 @@ struct products { /* of a device */
   functions lt;
   cublasLtHandle_t handle;
   bool tf32;
-  int count;
-  plan *newest, *oldest;
-  plan *table[TABLE_SIZE];
+  mpg_plans<plan> plans;
 };
 
 mpg_status failed(const mpg_kernel_call *call, const functions *lt, const char *what, cublasStatus_t status) {
@@ -75,11 +73,7 @@ void destroy_plan(const functions *lt, plan *p) {
 
 void release_products(void *contents) {
   products *all = (products *)contents;
-  while (all->newest) {
-    plan *older = all->newest->older;
-    destroy_plan(&all->lt, all->newest);
-    all->newest = older;
-  }
+  mpg_plans_clear(&all->plans, [all](plan *p) { destroy_plan(&all->lt, p); });
   all->lt.cublasLtDestroy(all->handle);
   mpg_free(all);
 }
@@ -194,62 +188,9 @@ mpg_status build(const mpg_kernel_call *call, const products *all, plan *p) {
   return status == MPG_CUBLAS_STATUS_SUCCESS ? MPG_OK : failed(call, &all->lt, "cuBLASLt's choice of an algorithm", status);
 }
 
-uint64_t hash_of(const signature &key) {
-  uint64_t words[sizeof key / 8], hash = 0x9E3779B97F4A7C15u;
-  memcpy(words, &key, sizeof key);
-  for (size_t i = 0; i < sizeof key / 8; i++) {
-    hash = (hash ^ words[i]) * 0xff51afd7ed558ccdu;
-    hash ^= hash >> 32;
-  }
-  return hash;
-}
-
-void unlink_use(products *all, plan *p) {
-  *(p->newer ? &p->newer->older : &all->newest) = p->older;
-  *(p->older ? &p->older->newer : &all->oldest) = p->newer;
-}
-
-void make_newest(products *all, plan *p) {
-  p->newer = NULL;
-  p->older = all->newest;
-  *(all->newest ? &all->newest->newer : &all->oldest) = p;
-  all->newest = p;
-}
-
-void drop_oldest(products *all) {
-  plan *p = all->oldest, **link = &all->table[hash_of(p->key) % TABLE_SIZE];
-  while (*link != p) link = &(*link)->next;
-  *link = p->next;
-  unlink_use(all, p);
-  destroy_plan(&all->lt, p);
-  all->count--;
-}
-
 mpg_status find(const mpg_kernel_call *call, products *all, const signature &key, plan **found) {
-  plan **link = &all->table[hash_of(key) % TABLE_SIZE], *p;
-  for (p = *link; p; p = p->next)
-    if (!memcmp(&p->key, &key, sizeof key)) break;
-  if (p && p != all->newest) {
-    unlink_use(all, p);
-    make_newest(all, p);
-  }
-  if (!p) {
-    if (!(p = (plan *)mpg_calloc(1, sizeof *p))) return mpg_out_of_host_memory(sizeof *p);
-    p->key = key;
-    mpg_status status = build(call, all, p);
-    if (status != MPG_OK) {
-      destroy_plan(&all->lt, p);
-      return status;
-    }
-    if (all->count == MAX_PLANS) drop_oldest(all);
-    link = &all->table[hash_of(key) % TABLE_SIZE]; /* `link` may have been in the one dropped */
-    p->next = *link;
-    *link = p;
-    make_newest(all, p);
-    all->count++;
-  }
-  *found = p;
-  return MPG_OK;
+  return mpg_plans_find(
+      &all->plans, key, [=](plan *p) { return build(call, all, p); }, [=](plan *p) { destroy_plan(&all->lt, p); }, found);
 }
 
 /* --- Running ------------------------------------------------------------------------------------------------------------- */

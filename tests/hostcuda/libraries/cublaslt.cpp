@@ -1,5 +1,6 @@
 // libcublasLt on the host: what kernels/cuda/cublaslt.h declares, with plain loops, in the order of the stream. It refuses what cuBLASLt refuses
 // (no bias for doubles; addresses, sizes and workspaces that were not as promised abort), and uses all of the workspace it asks for.
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -31,6 +32,13 @@ struct cublasLtContext {
 namespace {
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
+
+std::atomic<int> alive; // plans' descriptors and handles
+struct report {
+  ~report() { // at the process' end
+    if (getenv("HOSTCUDA_REPORT")) fprintf(stderr, "cublasLt stand-in: %d left\n", alive.load());
+  }
+} at_end;
 
 [[noreturn]] void wrong(const char *what) {
   fprintf(stderr, "cublasLt stand-in: %s\n", what);
@@ -121,10 +129,12 @@ EXPORT cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) {
   int device;
   cudaGetDevice(&device);
   *handle = new cublasLtContext{device};
+  alive++;
   return MPG_CUBLAS_STATUS_SUCCESS;
 }
 EXPORT cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
   delete handle;
+  alive--;
   return MPG_CUBLAS_STATUS_SUCCESS;
 }
 EXPORT const char *cublasLtGetStatusName(cublasStatus_t status) {
@@ -138,12 +148,14 @@ EXPORT const char *cublasLtGetStatusName(cublasStatus_t status) {
 
 EXPORT cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc, cublasComputeType_t compute, mpg_cublaslt_type scale) {
   *desc = new mpg_cublaslt_desc;
+  alive++;
   (*desc)->compute = compute;
   (*desc)->scale = scale;
   return MPG_CUBLAS_STATUS_SUCCESS;
 }
 EXPORT cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc) {
   delete desc;
+  alive--;
   return MPG_CUBLAS_STATUS_SUCCESS;
 }
 #define SET(attribute, field)                                              \
@@ -163,6 +175,7 @@ EXPORT cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, 
 
 EXPORT cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, mpg_cublaslt_type type, uint64_t rows, uint64_t columns, int64_t ld) {
   *layout = new mpg_cublaslt_layout;
+  alive++;
   (*layout)->type = type;
   (*layout)->rows = rows;
   (*layout)->columns = columns;
@@ -171,6 +184,7 @@ EXPORT cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout,
 }
 EXPORT cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
   delete layout;
+  alive--;
   return MPG_CUBLAS_STATUS_SUCCESS;
 }
 EXPORT cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t attribute, const void *value, size_t size) {
@@ -183,10 +197,12 @@ EXPORT cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t la
 
 EXPORT cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *preference) {
   *preference = new mpg_cublaslt_preference;
+  alive++;
   return MPG_CUBLAS_STATUS_SUCCESS;
 }
 EXPORT cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) {
   delete preference;
+  alive--;
   return MPG_CUBLAS_STATUS_SUCCESS;
 }
 EXPORT cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attribute, const void *value,
