@@ -485,6 +485,43 @@ def test_a_schedule_that_does_not_fit_is_refused():
     train(data((512, 256)), [])
 
 
+def test_the_ordinary_loop_plans_what_is_held_between_the_passes():
+    net, x = Chain([0, 1, 2], big), data((512, 256))
+    pipeline = Pipeline(8)
+    net.hybridize(pipeline=pipeline)
+
+    def loop():
+        with autograd.record():
+            out = net(x)
+        if limited:
+            mx.context.set_memory_limit(CPU[1], mx.context.memory_stats(CPU[1])["in_use"] + 10_000)
+        out.backward()
+
+    limited = False
+    for _ in range(2):
+        loop()
+    nd.waitall()
+    for ctx in CPU[:2]:  # the third has results and their gradients, too
+        mx.context.reset_peak_memory(ctx)
+        before = mx.context.memory_stats(ctx)["in_use"]
+        loop()
+        nd.waitall()
+        planned, measured = pipeline.report().planned_bytes[ctx], mx.context.memory_stats(ctx)["peak_in_use"] - before
+        assert abs(measured - planned) <= 0.05 * planned, (ctx, planned, measured)
+    try:
+        mx.context.set_memory_limit(CPU[1], mx.context.memory_stats(CPU[1])["in_use"] + 200_000)
+        with autograd.record(), pytest.raises(ScheduleError, match=r"bytes on cpu\(1\).*ordinary loop all micro-batches are under way at once"):
+            net(x)
+        mx.context.set_memory_limit(CPU[1], None)
+        limited = True
+        with pytest.raises(ScheduleError, match=r"bytes on cpu\(1\).*ordinary loop"):
+            loop()
+    finally:
+        limited = False
+        mx.context.set_memory_limit(CPU[1], None)
+    loop()
+
+
 # --- Reports and mistakes ---
 
 

@@ -488,7 +488,8 @@ def test_a_schedule_in_which_a_stage_needs_what_a_later_one_makes():
     table[0] = [("F", 0, 0), ("B", 0, 0), ("F", 0, 1), ("B", 0, 1)]
     table[1] = [("F", 1, 0), ("F", 1, 1), ("B", 1, 0), ("B", 1, 1)]
     train = TrainStep(NETS["dense"][0]([0, 1]), loss_of, None, Pipeline(2, table))
-    with pytest.raises(ScheduleError, match="deadlock: .* waits for the"):
+    with pytest.raises(ScheduleError, match="deadlock: backward of stage 0, micro-batch 0 waits for the backward of stage 1, micro-batch 0, which the schedule puts "
+                       "behind the forward of stage 1, micro-batch 1, which waits for the forward of stage 0, micro-batch 1, which the schedule puts behind the backward of stage 0, micro-batch 0"):
         train(data((10, 16)), [])
 
 

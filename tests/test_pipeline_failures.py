@@ -1,6 +1,7 @@
 """Pipelines when something goes wrong: what the error says, that nothing is lost, and that everything works afterwards; the watchdog."""
 
 import gc
+import json
 import os
 import re
 import signal
@@ -17,6 +18,7 @@ from mpgluon import _core, _watchdog, autograd, gluon, nd
 from mpgluon.context import memory_stats, set_memory_limit
 from mpgluon.gluon import nn
 from mpgluon.parallel import Pipeline, TrainStep
+from mpgluon.parallel import pipeline as pipeline_module
 from test_failures import sweep
 from test_pipeline import CPU, NETS, Chain, data, gradients, loss_of, same
 
@@ -90,8 +92,9 @@ def test_a_failing_kernel_is_named(way):
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble"])
-def test_out_of_memory_in_the_middle(schedule):
-    """A device whose limit lets only part of the micro-batches start: the forward of the ordinary loop is not checked beforehand."""
+def test_out_of_memory_in_the_middle(schedule, monkeypatch):
+    """A device that has room for part of the micro-batches only: somebody else took it after the check beforehand."""
+    monkeypatch.setattr(pipeline_module, "_limited", lambda stages: False)
     wide = Chain([0, 1], lambda i: nn.Dense(512, in_units=512 if i else 16, activation="tanh"))
     wide.hybridize(pipeline=Pipeline(8, schedule))
     x = data((2048, 16))
@@ -330,9 +333,30 @@ def test_stages_and_micro_batches_in_the_trace(tmp_path):
     assert {(e["stage"], e["micro_batch"]) for e in events} == {(s, m) for s in range(2) for m in range(3)}
     assert all(e["device"] == f"cpu({e['stage']})" for e in events)
     mx.profiler.dump()
-    import json
-
     rows = json.load(open(tmp_path / "trace.json"))["traceEvents"]
     assert any(row.get("args", {}).get("micro_batch") == 2 for row in rows)
     copies = [row for row in rows if row["name"] == "copy" and row["ph"] == "s"]
     assert len(copies) >= 6  # three micro-batches each way
+
+
+def test_both_timelines_in_a_trace(tmp_path):
+    net = NETS["dense"][0]([0, 1])
+    train = TrainStep(net, loss_of, None, Pipeline(3))
+    for recording in (False, True):
+        if recording:
+            mx.profiler.set_state("run")
+        train(data((10, 16)), [])
+        mx.profiler.set_state("stop")
+        train.pipeline.trace(tmp_path / "both.json")
+        with open(tmp_path / "both.json") as f:
+            rows = json.load(f)["traceEvents"]
+        threads = {row["args"]["name"]: row["tid"] for row in rows if row["name"] == "thread_name"}
+        assert {f"cpu({i}) {title}" for i in range(2) for title in ("planned", "measured")} <= set(threads)
+        assert ("cpu(0)" in threads) == recording
+        for title in ("planned", "measured"):
+            actions = [row for row in rows if row.get("cat") == title]
+            assert len(actions) == 2 * 2 * 3 and {row["name"] for row in actions} >= {"forward of stage 1, micro-batch 2", "backward of stage 0, micro-batch 0"}
+            assert all(row["tid"] == threads[f"cpu({row['args']['stage']}) {title}"] for row in actions)
+        measured = [row for row in rows if row.get("cat") == "measured"]
+        ops = [row for row in rows if row.get("cat") == "op" and row["args"].get("stage") == 1]
+        assert not recording or all(any(m["ts"] - 50 <= row["ts"] <= m["ts"] + m["dur"] + 50 for m in measured) for row in ops)

@@ -89,7 +89,7 @@ class Pipeline:
         self.statistics = statistics
         self.carry = ({1: 1} if carry is None else dict(carry)) if along == "time" else {}
         self.check = bool(check)
-        self._last = None
+        self._last, self._memory = None, ()
         self._expected = None  # of a plan: the devices of its stages, and what their actions take
 
     def __repr__(self):
@@ -108,11 +108,15 @@ class Pipeline:
         """What the last step took: a `Report`. Waits for the step to end."""
         if self._last is None:
             raise MXNetError("Pipeline.report: nothing has run in this pipeline yet")
-        return Report(*self._last)
+        return Report(*self._last, self._memory)
 
     def plot(self, path=None):
         """The planned and the measured timeline of the last step, as one picture; see `Report.plot`."""
         return self.report().plot(path)
+
+    def trace(self, path):
+        """The planned and the measured timeline of the last step as a Chrome trace; see `Report.trace`."""
+        self.report().trace(path)
 
 
 def _whole(value):
@@ -313,7 +317,7 @@ class PipelinedCall:
     def __call__(self, args):
         run, entry, update = self.begin(args, autograd.is_recording())
         driver = _Driver(entry, self._pipeline)
-        driver.forward(run)
+        driver.forward(run, autograd.is_recording())
         if autograd.is_recording():
             outputs = run.record(driver)
         else:
@@ -406,7 +410,11 @@ class PipelinedCall:
         _compiled.CompiledCall(self._block, {}).discover(args)
 
 
-def _check_memory(peaks):
+def _limited(stages):
+    return any(memory_stats(ctx)["limit"] for ctx in stages.contexts)
+
+
+def _check_memory(peaks, advice):
     """Raises where a device's limit leaves less than the schedule needs."""
     for ctx, needed in peaks.items():
         stats = memory_stats(ctx)
@@ -418,8 +426,11 @@ def _check_memory(peaks):
         if needed > left:
             raise schedules.ScheduleError(
                 f"the schedule needs {needed:,} bytes on {ctx} for micro-batches under way, {needed - left:,} more than its limit of {stats['limit']:,} "
-                f"leaves beside the {stats['in_use']:,} in use. More micro-batches, schedule='1f1b' or recompute take less"
+                f"leaves beside the {stats['in_use']:,} in use. {advice}"
             )
+
+
+ALL_AT_ONCE = "In the ordinary loop all micro-batches are under way at once: TrainStep with schedule='1f1b', or recompute, takes less"
 
 
 class _Driver:
@@ -427,6 +438,7 @@ class _Driver:
 
     def __init__(self, entry, pipeline):
         self.entry, self.pipeline = entry, pipeline
+        self.begun = None  # of a recorded run: what forward has queued
 
     def _prepare(self, run, phases, schedule=None):
         pipeline, pieces = self.pipeline, self.pipeline.micro_batches
@@ -460,21 +472,33 @@ class _Driver:
                 best = (length, sum(peaks.values()), name)
         entry.chosen = best[2] if best else "1f1b"
 
-    def forward(self, run):
+    def _note(self, run, stages, table, phases, *memory):
+        """For the report; `memory`: what `Stages.peaks` is asked."""
+        self.pipeline._last = (run.watch(), stages, table, phases, self.pipeline.micro_batches)
+        self.pipeline._memory = memory
+
+    def forward(self, run, recording=False):
         stages, table, items = self._prepare(run, "F")
+        if recording:
+            self.begun = items
+            _check_memory(stages.peaks(items, "F", True) if _limited(stages) else {}, ALL_AT_ONCE)
         run.submit(items)
-        self.pipeline._last = (run.watch(), stages, table, "F", self.pipeline.micro_batches)
+        self._note(run, stages, table, "F", items, "F", recording)
 
     def train(self, run):
         """Both passes, interleaved."""
         self._choose(run)
         stages, table, items = self._prepare(run, "FB")
-        _check_memory(stages.peaks(items, "FB") if any(memory_stats(ctx)["limit"] for ctx in stages.contexts) else {})
+        _check_memory(stages.peaks(items, "FB") if _limited(stages) else {}, "More micro-batches, schedule='1f1b' or recompute take less")
         run.submit(items)
-        self.pipeline._last = (run.watch(), stages, table, "FB", self.pipeline.micro_batches)
+        self._note(run, stages, table, "FB", items, "FB")
 
     def __call__(self, run):
         """The backward of a recorded run."""
         stages, table, items = self._prepare(run, "B")
+        whole = self.begun + items
+        if _limited(stages):
+            held = stages.peaks(self.begun, "F", True)
+            _check_memory({ctx: needed - held[ctx] for ctx, needed in stages.peaks(whole, "FB").items()}, ALL_AT_ONCE)
         run.submit(items)
-        self.pipeline._last = (run.watch(), stages, table, "B", self.pipeline.micro_batches)
+        self._note(run, stages, table, "B", whole, "FB")

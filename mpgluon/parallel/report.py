@@ -1,8 +1,9 @@
 """What a pipeline's step took, beside what was planned."""
 
 import collections
+import json
 
-from .. import ndarray as nd
+from .. import ndarray as nd, profiler
 from ..gluon import _compiled
 from . import schedules
 
@@ -36,10 +37,10 @@ class Report:
     times : dict of (kind, stage) to float
         Mean seconds of the actions.
     planned_bytes : dict of Context to int
-        The most memory that the micro-batches under way take on each device, by plan.
+        The most memory that the micro-batches under way take on each device, by plan; what they hold between forward and backward included.
     """
 
-    def __init__(self, run, stages, table, phases, micro_batches):
+    def __init__(self, run, stages, table, phases, micro_batches, memory):
         nd.waitall()
         self.stages, self.table, self.phases, self.micro_batches = stages, table, phases, micro_batches
         measured = {(piece, phase): run.times(piece, phase) for piece in range(micro_batches) for phase, kind in enumerate("FB") if kind in phases}
@@ -51,6 +52,7 @@ class Report:
             if spans:
                 self.spans[action] = (min(b for b, _ in spans) / 1e9, max(e for _, e in spans) / 1e9)
         start = min((b for b, _ in self.spans.values()), default=0.0)
+        self._start = start
         self.spans = {action: (b - start, e - start) for action, (b, e) in self.spans.items()}
         self.seconds = max((e for _, e in self.spans.values()), default=0.0)
         self.busy = {ctx: 0.0 for ctx in stages.contexts}
@@ -65,7 +67,7 @@ class Report:
         complete = {key: self.times.get(key, 0.0) for key in {(a.kind, a.stage) for row in table for a in row}}
         self.planned = schedules.simulate(table, stages.graph, micro_batches, complete, phases)
         self.planned_bubble = self.planned.bubble
-        self.planned_bytes = stages.peaks(stages.items(table, micro_batches, phases), phases)
+        self.planned_bytes = stages.peaks(*memory)
         self.bytes_copied = {ctx: count for ctx, count in stages.bytes_sent(phases).items()}
 
     def __repr__(self):
@@ -103,6 +105,21 @@ class Report:
         if path is not None:
             figure.savefig(path, dpi=130)
         return figure
+
+    def trace(self, path):
+        """Writes both timelines as a Chrome trace: for each device a row with what was planned and one with what was measured, and, of a
+        step that ran while `mpgluon.profiler` was recording, the operators and copies in it."""
+        marks = []
+        for ctx in self.stages.contexts:
+            for spans, title in ((self.planned.spans, "planned"), (self.spans, "measured")):
+                for action, (begin, end) in spans.items():
+                    if self.stages.contexts[self.stages.graph.devices[action.stage]] == ctx:
+                        args = {"stage": action.stage, "micro_batch": action.micro_batch, "blocks": self.stages.names[action.stage]}
+                        times = {"ts": (self._start + begin) * 1e6, "dur": (end - begin) * 1e6}
+                        marks.append({"ph": "X", "name": str(action), "cat": title, "tid": f"{ctx} {title}", **times, "args": args})
+        inside = [event for event in profiler.events() if event["end"] >= self._start and event["begin"] <= self._start + self.seconds]
+        with open(path, "w", encoding="utf-8") as f:
+            json.dump(profiler._trace(inside, marks), f)
 
     def _draw(self, ax, spans, title):
         draw_spans(ax, spans, [self.stages.graph.devices[action.stage] for action in spans], self.seconds)

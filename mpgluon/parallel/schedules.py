@@ -281,15 +281,23 @@ def verify(table, stages, micro_batches, phases="FB", limits=None):
                 order.append(action)
                 at[device] += 1
                 moved = True
-    stuck = []
+    stuck = {}  # device -> (whether it waits for another, its action, what that lacks)
     for device, row in enumerate(table):
         if at[device] < len(row):
             action = row[at[device]]
             lacking = next(a for a in stages.needs(action, micro_batches, kinds) if a not in done)
-            stuck.append((stages.devices[lacking.stage] != device, action, lacking))
+            stuck[device] = (stages.devices[lacking.stage] != device, action, lacking)
     if stuck:  # what the device itself puts later comes first
-        elsewhere, action, lacking = min(stuck)
-        reason = "which the schedule puts behind something that waits in turn" if elsewhere else "which comes later on the same device"
+        elsewhere, action, lacking = min(stuck.values())
+        reason = "which comes later on the same device"
+        if elsewhere:
+            reason, seen = "", set()
+            while action not in seen:
+                seen.add(action)
+                reason += f"the {lacking}, which the schedule puts behind the "
+                _, action, lacking = stuck[stages.devices[lacking.stage]]
+                reason += f"{action}" if action in seen else f"{action}, which waits for "
+            raise ScheduleError(f"deadlock: {min(stuck.values())[1]} waits for {reason}")
         raise ScheduleError(f"deadlock: {action} waits for the {lacking}, {reason}")
     return order
 

@@ -153,10 +153,10 @@ class Stages:
         kinds = ["F"] * ("F" in phases) + (["B"] + ["W"] * self.graph.deferred) * ("B" in phases)
         return [Action(kind, s, m) for kind in kinds for s in range(len(self)) for m in range(micro_batches)]
 
-    def peaks(self, items, phases):
+    def peaks(self, items, phases, kept=False):
         """The most bytes that the blocks of all pieces take on each device, when items are queued in this order.
 
-        A block is taken with the first segment that touches it and given back behind the last; a lane is kept for other pieces.
+        A block is taken with the first segment that touches it and given back behind the last, unless all are ``kept`` for a backward to come; a lane is kept for other pieces.
         """
         uses, sizes, held, spare = {}, {}, {}, {}
         for phase, described in enumerate((self.forward, self.backward)):
@@ -182,7 +182,7 @@ class Stages:
                     peaks[ctx] = max(peaks[ctx], now[ctx])
             for block in blocks:
                 uses[piece, block] -= 1
-                if not uses[piece, block]:
+                if not uses[piece, block] and not kept:
                     ctx, size, lane = sizes[piece, block]
                     if lane:
                         spare[ctx, size] = spare.get((ctx, size), 0) + 1

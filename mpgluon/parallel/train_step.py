@@ -100,6 +100,7 @@ class TrainStep:
         data = list(data) if isinstance(data, (list, tuple)) else [data]
         labels = list(labels) if isinstance(labels, (list, tuple)) else [labels]
         timewise = bool(self._pipeline.carry)
+        self._check_labels(data, labels)
         if timewise and states is None:
             raise ValueError("TrainStep: a pipeline along time needs the states to start from: step(data, labels, states)")
         call = self._calls.get((len(labels), timewise))
@@ -116,6 +117,18 @@ class TrainStep:
             self._trainer.step(data[0].shape[self._pipeline.axis] if batch_size is None else batch_size)
         losses = losses[0] if len(losses) == 1 else losses
         return (losses, states) if timewise else losses
+
+    def _check_labels(self, data, labels):
+        """A label that is not divided would meet each micro-batch whole: unless that was said, its length is a mistake."""
+        axis = self._pipeline.axis
+        if self._pipeline.carry or self._pipeline.split is not None or data[0].ndim <= axis:
+            return
+        for i, label in enumerate(labels):
+            if label.ndim > axis and label.shape[axis] not in (1, data[0].shape[axis]):
+                raise ValueError(
+                    f"TrainStep: label {i} has {label.shape[axis]} rows along axis {axis}, the data {data[0].shape[axis]}. Pipeline(split=[...]) says "
+                    "what is divided where it is to go whole to each micro-batch"
+                )
 
     def _run(self, call, args):
         """Queues forward and backward; the losses, and what else there is along time."""
