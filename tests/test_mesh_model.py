@@ -236,7 +236,7 @@ def test_errors_leave_the_network_alone():
     net = mlp()
     with pytest.raises(ValueError, match=r"Mesh.place: there is no split 'rows' \(for '0'\); there are column"):
         net.place(par.Mesh({"model": 2}), split={"0": "rows"})
-    with pytest.raises(ValueError, match="Mesh.place: 'first' matches no layer"):
+    with pytest.raises(ValueError, match="Mesh.place: 'first' matches the whole path or name of no layer"):
         net.place(par.Mesh({"model": 2}), split={"first": "row"})
     with pytest.raises(ValueError, match="Mesh.place: '5' .*can't be split over 8 devices"):
         net.place(par.Mesh({"model": 8}), split={"5": "column"})

@@ -468,7 +468,9 @@ def shared():
         (lambda: par.ColumnParallelDense(3, CTX)(mx.sym.var("x")), mx.MXNetError, "no symbol"),
         (lambda: par.VocabParallelSoftmaxCELoss()(nd.ones((2, 3)), nd.ones((2,))), mx.MXNetError, "list of arrays"),
         (lambda: par.SequenceParallelLayerNorm(CTX, axis=2)(nd.ones((2, 3, 4))), mx.MXNetError, "can't be the last one"),
-        (lambda: par.shard(chain(nn.Dense(3)), {"nothing": "row"}, CTX), ValueError, "'nothing' matches no layer.*there are 0"),
+        (lambda: par.shard(chain(nn.Dense(3)), {"nothing": "row"}, CTX), ValueError, r"'nothing' matches the whole path or name of no layer.*there are 0 \(dense"),
+        (lambda: par.shard(chain(nn.Dense(3, activation="relu")), {"*": "row"}, CTX), ValueError, r"'\*' is no regular expression: nothing to repeat"),
+        (lambda: par.shard(chain(nn.Dense(3, activation="relu"), nn.Flatten()), {"x": "row"}, CTX), ValueError, r"there are 0 \(dense\d+\), 1 \(flatten"),
         (lambda: par.shard(chain(nn.Dense(3)), {"0": "diagonal"}, CTX), ValueError, "no split 'diagonal'"),
         (lambda: par.shard(chain(nn.Dense(3)), {"0": "vocab"}, CTX), mx.MXNetError, "'0' is a Dense, which can't be split by 'vocab'; that is for Embedding"),
         (lambda: par.shard(chain(nn.BatchNorm()), {"0": "sequence"}, CTX), mx.MXNetError, "BatchNorm"),
@@ -498,3 +500,9 @@ def test_shuffled_orders():
     env = dict(os.environ, MPGLUON_ENGINE="shuffle", PYTHONPATH=os.pathsep.join([root, here]))
     result = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=280)
     assert result.stdout.strip() == "same", result.stderr
+
+
+def test_a_pattern_takes_a_layer_with_its_activation():
+    net = chain(nn.Conv2D(4, 3, in_channels=2, activation="relu", prefix="conv_"), nn.Conv2D(4, 3, in_channels=4, activation="tanh", prefix="conv2_"))
+    par.shard(net, {"conv.*": "channel"}, CTX)
+    assert [type(layer) for layer in net] == [par.ParallelConv2D] * 2

@@ -161,9 +161,14 @@ def matches(net, plan, who):
         kind, options = how if isinstance(how, tuple) else (how, {})
         if kind not in _KINDS:
             raise ValueError(f"{who}: there is no split {kind!r} (for '{pattern}'); there are {', '.join(_KINDS)}")
-        rules.append((re.compile(pattern), kind, options))
+        try:
+            rules.append((re.compile(pattern), kind, options))
+        except re.error as error:
+            raise ValueError(f"{who}: '{pattern}' is no regular expression: {error}; any text is '.*'") from error
     places, used, work = list(_walk(net)), set(), {}
-    for _, _, path, layer in places:
+    for parent, _, path, layer in places:
+        if parent in work and work[parent][1] != "heads":
+            continue  # a layer's own activation goes with it
         for number, (pattern, kind, options) in enumerate(rules):
             if pattern.fullmatch(path) or pattern.fullmatch(layer.name):
                 used.add(number)
@@ -171,8 +176,10 @@ def matches(net, plan, who):
                 break
     for number, (pattern, kind, _) in enumerate(rules):
         if number not in used:
-            known = ", ".join(path for _, _, path, layer in places if not layer._children) or "no layers"
-            raise ValueError(f"{who}: '{pattern.pattern}' matches no layer, or only layers that an earlier pattern matches; there are {known}")
+            known = ", ".join(f"{path} ({layer.name})" for _, _, path, layer in places if layer._reg_params or not layer._children and not isinstance(layer, nn.Activation))
+            raise ValueError(
+                f"{who}: '{pattern.pattern}' matches the whole path or name of no layer, or only of such that an earlier pattern matches; there are {known or 'no layers'}"
+            )
     for layer, (path, kind, options) in list(work.items()):
         if kind == "heads":
             _divide_heads(layer, path, options, work, who)
