@@ -7,7 +7,7 @@ BIN = $(VENV)/bin
 SOURCES = $(shell find csrc kernels/cpu mpgluon -name '*.[ch]' -o -name '*.def' -o -name '*.py' 2>/dev/null) setup.py pyproject.toml
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo test slow-test bench asan tsan check-sanitized wheel-check hostcuda hostcuda-test cuda-build clean
+.PHONY: demo test slow-test bench asan tsan check-sanitized wheel-check hostcuda hostcuda-test cuda-build gpu-check clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/model_parallel_lm.py $(ARGS)
@@ -62,7 +62,7 @@ tsan: .venv-tsan/.made
 
 # The GPU backend on the host (docs/cuda.md): all of it, kernels too, against a stand-in for the CUDA runtime.
 HOSTCUDA_PYTHON ?= $(BIN)/python
-HOSTCUDA_TESTS ?= tests/test_gpu.py tests/test_gpu_fused.py tests/test_gpu_libraries.py tests/test_gpu_networks.py tests/test_ops.py
+HOSTCUDA_TESTS ?= tests/test_gpu.py tests/test_gpu_fused.py tests/test_gpu_libraries.py tests/test_gpu_networks.py tests/test_gpu_device.py tests/test_gpu_graphs.py tests/test_gpu_check.py tests/test_ops.py
 hostcuda:
 	python3 tests/hostcuda/build.py
 
@@ -73,6 +73,11 @@ hostcuda-test: hostcuda $(if $(filter $(BIN)/python,$(HOSTCUDA_PYTHON)),$(VENV)/
 # Compiles the GPU library with nvcc. Runs nothing.
 cuda-build:
 	python3 kernels/build.py
+
+# Everything on a real card, within ten minutes, into the folder OUT: see tests/gpu_check.py. Needs no internet.
+gpu-check:
+	@test -n '$(OUT)' || { echo 'make gpu-check OUT=folder'; exit 2; }
+	$(PYTHON) tests/gpu_check.py '$(OUT)' --tests "$(HOSTCUDA_TESTS)" $(ARGS)
 
 # What CI can afford: everything quick under ASan, and what threads share under TSan.
 check-sanitized:

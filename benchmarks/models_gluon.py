@@ -98,10 +98,14 @@ def make_models(mx):
 
         def __init__(self, units, heads, length, **kwargs):
             super().__init__(**kwargs)
-            self.heads, self.size, self.length = heads, units // heads, length
+            self.heads, self.size, self.length, self.dtype = heads, units // heads, length, "float32"
             with self.name_scope():
                 self.qkv = nn.Dense(3 * units, flatten=False, in_units=units)
                 self.out = nn.Dense(units, flatten=False, in_units=units)
+
+        def cast(self, dtype):
+            super().cast(dtype)
+            self.dtype = dtype
 
         def hybrid_forward(self, F, x):
             # (batch, time, 3 * units) -> three of (batch * heads, time, size)
@@ -111,7 +115,8 @@ def make_models(mx):
             scores = F.batch_dot(q, k, transpose_b=True) * self.size**-0.5
             place = F.arange(self.length)
             later = F.broadcast_lesser(F.reshape(place, (-1, 1)), F.reshape(place, (1, -1)))
-            weights = F.softmax(F.broadcast_add(scores, F.expand_dims(later * -1e9, axis=0)), axis=-1)
+            hidden = later * -1e9 if self.dtype == "float32" else F.Cast(later * -1e9, dtype=self.dtype)
+            weights = F.softmax(F.broadcast_add(scores, F.expand_dims(hidden, axis=0)), axis=-1)
             joined = F.transpose(F.reshape(F.batch_dot(weights, v), (-4, -1, self.heads, 0, 0)), (0, 2, 1, 3))
             return self.out(F.reshape(joined, (0, 0, -3)))
 

@@ -55,6 +55,30 @@ def resnet18():
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, sizes.RESNET_CLASSES))
 
 
+class Bottleneck(nn.Module):
+    def __init__(self, inputs, width, stride):
+        super().__init__()
+
+        def convolution(inputs, outputs, kernel, stride=1):
+            return [nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False), nn.BatchNorm2d(outputs)]
+
+        self.body = nn.Sequential(*convolution(inputs, width, 1), nn.ReLU(), *convolution(width, width, 3, stride), nn.ReLU(), *convolution(width, 4 * width, 1))
+        self.around = nn.Sequential(*convolution(inputs, 4 * width, 1, stride)) if stride != 1 or inputs != 4 * width else None
+
+    def forward(self, x):
+        return F.relu(self.body(x) + (self.around(x) if self.around else x))
+
+
+def resnet_bottleneck(blocks, width, classes):
+    """(3, 4, 6, 3), 64: ResNet-50."""
+    layers, inputs = [nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(3, 2, 1)], width
+    for stage, count in enumerate(blocks):
+        for i in range(count):
+            layers.append(Bottleneck(inputs, width << stage, 2 if i == 0 and stage > 0 else 1))
+            inputs = 4 * width << stage
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes))
+
+
 class TransformerLayer(nn.Module):
     def __init__(self, units, heads):
         super().__init__()
@@ -84,5 +108,5 @@ class GPT(nn.Module):
         self.decoder = nn.Linear(units, vocabulary)
 
     def forward(self, x):
-        x = self.embed(x) + self.place(torch.arange(x.shape[1]))
+        x = self.embed(x) + self.place(torch.arange(x.shape[1], device=x.device))
         return self.decoder(self.norm(self.layers(x)))

@@ -52,7 +52,7 @@ class Bottleneck(gluon.HybridBlock):
         return F.relu(self.body(x) + (x if self.shortcut is None else self.shortcut(x)))
 
 
-def resnet(stages=(3, 4, 6, 3), width=64, size=64, batch=2):
+def resnet(stages=(3, 4, 6, 3), width=64, size=64, batch=2, classes=1000):
     """(3, 4, 6, 3): ResNet-50."""
     layers, in_channels = [convolution(width, 3, 7, 2), nn.MaxPool2D(3, 2, 1)], width
     for number, blocks in enumerate(stages):
@@ -60,7 +60,7 @@ def resnet(stages=(3, 4, 6, 3), width=64, size=64, batch=2):
         for block in range(blocks):
             layers.append(Bottleneck(in_channels, channels, 2 if number and not block else 1))
             in_channels = channels
-    return sequence(*layers, nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dense(1000, in_units=in_channels)), [nd.ones((batch, 3, size, size))]
+    return sequence(*layers, nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dense(classes, in_units=in_channels)), [nd.ones((batch, 3, size, size))]
 
 
 class Attention(gluon.HybridBlock):

@@ -34,6 +34,15 @@ def fresh_state():
     mx.nd.waitall()
 
 
+def pytest_collection_modifyitems(config, items):
+    """MPGLUON_TEST_SHARD="2/8" keeps every eighth test, from the third on: for several processes."""
+    shard = os.environ.get("MPGLUON_TEST_SHARD")
+    if shard:
+        number, count = map(int, shard.split("/"))
+        config.hook.pytest_deselected(items=[item for i, item in enumerate(items) if i % count != number])
+        items[:] = items[number::count]
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_call(item):
     """On a device whose kernels are not all there yet, a test that meets a missing one is skipped, and says which."""

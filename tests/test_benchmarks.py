@@ -29,6 +29,16 @@ def test_operations_follow_from_the_shapes():
     assert sizes.mlp_training() == 2 * 128 * (2 * 784 * 512 + 3 * 512 * 512 + 3 * 512 * 10)
 
 
+def test_operations_of_the_gpu_cases(monkeypatch):
+    monkeypatch.delenv("GPU_CHECK_TINY", raising=False)
+    import gpu_sizes
+
+    assert not gpu_sizes.TINY
+    assert gpu_sizes.resnet_training() / 256 / 3 == pytest.approx(2 * 4.09e9, rel=0.02)  # 4.09 G multiplications forward, as published
+    weights = 12 * 12 * 768 * 768 + 768 * 50304
+    assert gpu_sizes.gpt_training() == 6 * 32 * 1024 * weights + 3 * 12 * 32 * 2 * 2 * (1024 * 1025 // 2) * 768
+
+
 def parameters(net):
     return sum(int(np.prod(p.shape)) for p in net.collect_params().values() if p.grad_req != "null")
 
@@ -36,6 +46,7 @@ def parameters(net):
 def test_models_are_the_same_in_both_languages():
     torch = pytest.importorskip("torch")
     import models_torch
+    import networks
     import sizes
     from models_gluon import make_models
 
@@ -47,6 +58,7 @@ def test_models_are_the_same_in_both_languages():
     assert parameters(ours["mlp"]()) == weights(models_torch.mlp())
     assert parameters(ours["resnet18"]()) == weights(models_torch.resnet18())
     assert parameters(ours["LanguageModel"](50, 16, 2)) == weights(models_torch.LanguageModel(50, 16, 2))
+    assert parameters(networks.resnet()[0]) == weights(models_torch.resnet_bottleneck((3, 4, 6, 3), 64, 1000)) == 25557032  # as published
     gluon, peer = ours["GPT"](50, 32, 4, 2, 12), models_torch.GPT(50, 32, 4, 2, 12)
     assert parameters(gluon) == weights(peer)
     gluon.initialize(mx.init.Normal(0.3))

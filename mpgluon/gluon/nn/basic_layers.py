@@ -282,7 +282,7 @@ class BatchNorm(_Norm):
 
     def cast(self, dtype):
         # Statistics of half-precision activations are kept in single precision.
-        super().cast("float32" if dtype_name(dtype) == "float16" else dtype)
+        super().cast("float32" if dtype_name(dtype) in ("float16", "bfloat16") else dtype)
 
     def hybrid_forward(self, F, x, gamma, beta, running_mean, running_var):
         deferred = _statistics.active()
