@@ -13,11 +13,9 @@ __all__ = [
 
 
 def gpu_memory_info(device_id=0):
-    """``(free, total)`` bytes of a GPU: what its limit leaves, and the limit. ValueError when it has no limit."""
-    stats = memory_stats(gpu(device_id))
-    if not stats["limit"]:
-        raise _core.MXNetValueError(f"gpu_memory_info: gpu({device_id}) has no memory limit set; see context.memory_stats for what it holds")
-    return stats["limit"] - stats["held"], stats["limit"]
+    """``(free, total)`` bytes of a GPU's memory, as its driver tells: all devices on the card and other programs count. A memory limit that was set
+    counts as the total. What is free to the card is less than what is free to us: see `memory_stats` for what is held, and cached."""
+    return _core.gpu_memory_info(gpu(device_id))
 
 
 class _DefaultContext:

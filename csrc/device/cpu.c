@@ -1,12 +1,10 @@
 /* CPU devices: one worker thread each, fed through a queue (queue.h). */
 #define _GNU_SOURCE
-#include <errno.h>
 #include <omp.h>
 #include <pthread.h>
 #include <string.h>
 #include <sys/mman.h>
 
-#include "base/clock.h"
 #include "base/memory.h"
 #include "device/profiler.h"
 #include "device/queue.h"
@@ -15,12 +13,10 @@ enum {
   HUGE_PAGE = 2 << 20,
   MAPPED_SIZE = HUGE_PAGE, /* array memory from here on is mapped: its first touch is 3 to 6 times as fast on huge pages */
 };
-#define NEVER UINT64_MAX
 
 typedef struct cpu_state {
-  mpg_queue queue; /* its mutex also guards tick_reached */
-  _Alignas(64) _Atomic(mpg_tick) wake_at; /* the lowest tick that a sleeping waiter wants */
-  pthread_cond_t tick_reached;
+  mpg_queue queue;
+  mpg_sleepers sleepers;
   int omp_threads; /* the worker's */
 } cpu_state;
 
@@ -28,9 +24,8 @@ static mpg_status cpu_open(mpg_device *device) {
   cpu_state *state = mpg_aligned_malloc(_Alignof(cpu_state), sizeof *state);
   if (!state) return mpg_out_of_host_memory(sizeof *state);
   memset(state, 0, sizeof *state);
-  atomic_store(&state->wake_at, NEVER);
   mpg_queue_init(&state->queue);
-  mpg_condition_init(&state->tick_reached);
+  mpg_sleepers_init(&state->sleepers);
   device->backend_state = state;
   return MPG_OK;
 }
@@ -38,29 +33,13 @@ static mpg_status cpu_open(mpg_device *device) {
 /* --- Timeline ------------------------------------------------------------------------------------------------------ */
 
 static void reach(mpg_device *device, cpu_state *state, mpg_tick tick) {
-  atomic_store(&device->completed, tick); /* sequentially consistent: against wake_at in cpu_wait */
-  if (tick < atomic_load(&state->wake_at)) return;
-  pthread_mutex_lock(&state->queue.mutex);
-  atomic_store(&state->wake_at, NEVER); /* who is not served yet puts its tick in again */
-  pthread_cond_broadcast(&state->tick_reached);
-  pthread_mutex_unlock(&state->queue.mutex);
+  atomic_store(&device->completed, tick); /* sequentially consistent: against wake_at */
+  mpg_sleepers_passed(&state->sleepers, &state->queue, tick);
 }
 
 static bool cpu_wait(mpg_device *device, mpg_tick tick, int64_t timeout_ns) {
   cpu_state *state = device->backend_state;
-  if (mpg_tick_reached(device, tick)) return true;
-  int64_t end = mpg_clock_ns() + timeout_ns;
-  struct timespec until = {.tv_sec = end / 1000000000, .tv_nsec = end % 1000000000};
-  bool reached, late = false;
-  pthread_mutex_lock(&state->queue.mutex);
-  for (;;) {
-    if (tick < atomic_load(&state->wake_at)) atomic_store(&state->wake_at, tick);
-    reached = atomic_load(&device->completed) >= tick;
-    if (reached || late) break;
-    late = pthread_cond_timedwait(&state->tick_reached, &state->queue.mutex, &until) == ETIMEDOUT;
-  }
-  pthread_mutex_unlock(&state->queue.mutex);
-  return reached;
+  return mpg_sleepers_wait(&state->sleepers, &state->queue, &device->completed, tick, timeout_ns, false);
 }
 
 /* --- Queue --------------------------------------------------------------------------------------------------------- */
@@ -130,8 +109,7 @@ static void cpu_fork_done(mpg_device *device, bool child) {
     return;
   }
   mpg_queue_forget_worker(&state->queue);
-  mpg_condition_init(&state->tick_reached);
-  atomic_store(&state->wake_at, NEVER);
+  mpg_sleepers_init(&state->sleepers);
 }
 
 /* --- Memory -------------------------------------------------------------------------------------------------------- */

@@ -236,19 +236,39 @@ void mpg_device_free_scratch(mpg_device *device) {
   for (int i = 0; i < MPG_SCRATCH_SLOTS; i++) free_slot(device, (mpg_scratch_slot)i);
 }
 
+mpg_status mpg_device_memory(mpg_device *device, size_t *free_bytes, size_t *total) {
+  if (!device->backend->memory) return mpg_fail(MPG_VALUE_ERROR, "%s is no GPU: its memory is the machine's", device->text);
+  MPG_TRY(device->backend->memory(device, free_bytes, total));
+  mpg_memory_stats stats;
+  mpg_pool_stats(device->pool, &stats);
+  if (stats.limit && stats.limit < *total) {
+    size_t left = stats.limit > stats.held ? stats.limit - stats.held : 0;
+    *total = stats.limit;
+    if (left < *free_bytes) *free_bytes = left;
+  }
+  return MPG_OK;
+}
+
 void *mpg_device_scratch_slot(mpg_device *device, mpg_scratch_slot slot, size_t size) {
   _Static_assert(sizeof device->scratch / sizeof device->scratch[0] == MPG_SCRATCH_SLOTS, "a buffer for each slot");
   if (size <= device->scratch[slot].size && device->scratch[slot].memory) return device->scratch[slot].memory;
   size_t rounded, total;
+  if (device->scratch_stays) {
+    mpg_fail(MPG_ERROR, "%s: scratch cannot grow while work is captured", device->text);
+    return NULL;
+  }
   free_slot(device, slot);
   if (!mpg_size_add(size ? size : 1, 4095, &rounded) || !mpg_size_add(rounded &= ~(size_t)4095, scratch_total(device), &total)) {
     mpg_fail(MPG_DEVICE_OUT_OF_MEMORY, "%s is out of memory: asked for %zu bytes of scratch", device->text, size);
     return NULL;
   }
   if (mpg_pool_resize_scratch(device->pool, total) != MPG_OK) return NULL;
-  if (device->backend->allocate(device, rounded, &device->scratch[slot].memory) != MPG_OK) {
+  mpg_status status = device->backend->allocate(device, rounded, &device->scratch[slot].memory);
+  if (status != MPG_OK) {
     device->scratch[slot].memory = NULL;
     mpg_pool_resize_scratch(device->pool, scratch_total(device));
+    if (status == MPG_DEVICE_OUT_OF_MEMORY)
+      mpg_fail(status, "%s is out of memory: asked for %zu bytes of scratch for a kernel. Use smaller batches, or spread the model over more devices", device->text, size);
     return NULL;
   }
   device->scratch[slot].size = rounded;

@@ -106,8 +106,15 @@ typedef struct mpg_backend {
   mpg_status (*copy_from_host)(mpg_device *device, void *memory, const void *host, size_t size);
   /* Optional: mpg_device_copy in the order of the running work of this device. NULL: its work runs on the host. */
   mpg_status (*run_copy)(mpg_device *device, mpg_device *to, void *target, mpg_device *from, const void *source, size_t size);
+  /* Optional: what the hardware has, all devices that share it together. */
+  mpg_status (*memory)(mpg_device *device, size_t *free_bytes, size_t *total);
   /* Optional: the latest tick whose work has been done, or put in order, however it ends; NULL: the latest completed one. */
   mpg_tick (*issued)(mpg_device *device);
+  /* Optional: captures, work issued once and then again as one (gpu.h says how); by running work, the last by any thread. */
+  mpg_status (*capture_begin)(mpg_device *device, void **stream);
+  mpg_status (*capture_end)(mpg_device *device, bool keep, void **capture);
+  mpg_status (*capture_run)(mpg_device *device, void *capture);
+  void (*capture_free)(mpg_device *device, void *capture);
   bool host_accessible; /* its memory can be read and written by the host directly */
   bool runs_inline;     /* small work may run in the submitting thread on an idle device */
 } mpg_backend;
@@ -125,6 +132,7 @@ struct mpg_device {
   const mpg_backend *backend;
   void *backend_state;
   void *stream; /* the backend's; NULL on CPU devices */
+  bool captures; /* its backend does, and it is not turned off */
   mpg_tick submitted;         /* host lock */
   _Atomic(bool) failed;        /* some work has failed: look failures up */
   _Atomic(int) num_threads;    /* what work on it may use now; CPU devices */
@@ -133,6 +141,7 @@ struct mpg_device {
     void *memory;
     size_t size;
   } scratch[3]; /* by mpg_scratch_slot */
+  bool scratch_stays; /* running work: it may not be outgrown now, as addresses are being captured */
   void *kernel_cache;                      /* the kernels' own prepared primitives for this device */
   void (*kernel_cache_free)(void *cache);  /* called when the device is closed */
   struct mpg_failures *failures;           /* see mpg_device_fail */
@@ -159,6 +168,7 @@ mpg_status mpg_device_side(mpg_device *device, mpg_device **side);
 int mpg_device_count(void);               /* opened so far */
 mpg_device *mpg_device_at(int ordinal);
 int mpg_gpu_count(void);                  /* GPUs that could be opened; 0 without driver or library */
+mpg_status mpg_device_memory(mpg_device *device, size_t *free_bytes, size_t *total); /* of a GPU; a limit counts as its size */
 static inline const char *mpg_device_text(const mpg_device *device) { return device->text; }
 
 /* Threads per CPU device: n >= 1 fixes it for all; 0 shares the machine's cores out among the CPU devices opened. */
@@ -219,7 +229,8 @@ static inline bool mpg_device_copies(const mpg_device *to, const mpg_device *fro
 mpg_status mpg_device_copy(mpg_device *running, mpg_device *to, void *target, mpg_device *from, const void *source, size_t size);
 
 /* Scratch memory of the running kernel, `size` bytes, 64-byte aligned, contents undefined; valid until the kernel returns or
- * asks for the same slot again. Grows the slot's one buffer, which counts in the device's pool. NULL: out of memory, error set.
+ * asks for the same slot again. Grows the slot's one buffer, which counts in the device's pool. NULL: out of memory, or it may not grow
+ * (scratch_stays), error set.
  * Called by whoever runs the device's work (its worker, or the host inline). Most kernels and the library wrappers they
  * call use MPG_SCRATCH_LIBRARY; a kernel that keeps scratch while it calls others' helpers (a recurrent layer around its
  * products) takes a slot further out. */

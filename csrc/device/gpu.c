@@ -7,8 +7,8 @@
 #define _GNU_SOURCE
 #include "device/gpu.h"
 
-#include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -18,7 +18,6 @@
 
 enum { PUBLISH_EVERY = 16, KEPT = 1024 };
 static const int64_t LINGER_NS = 3000, POLL_FIRST_NS = 5000, POLL_LAST_NS = 100000, WAIT_SLICE_NS = 20000000, CHECK_EVERY_NS = 5000000;
-#define NEVER UINT64_MAX
 
 typedef struct kept_submission { /* to say what was running when the device was lost */
   mpg_tick last;
@@ -27,11 +26,10 @@ typedef struct kept_submission { /* to say what was running when the device was 
 } kept_submission;
 
 typedef struct gpu_state {
-  mpg_queue queue; /* its mutex also guards issue_reached, the events and the loss */
+  mpg_queue queue; /* its mutex also guards the events and the loss */
   mpg_gpu *gpu;
   const mpg_gpu_driver *driver;
-  _Atomic(mpg_tick) wake_at; /* the lowest tick whose issue somebody sleeps for */
-  pthread_cond_t issue_reached;
+  mpg_sleepers sleepers; /* until work is issued */
   _Atomic(bool) lost;
   bool forked; /* host lock: this is a child process, where the driver cannot be used */
   mpg_tick event_ticks[MPG_GPU_EVENTS]; /* everything up to there is before event i; 0: not recorded */
@@ -53,9 +51,8 @@ static mpg_status gpu_open(mpg_device *device) {
   gpu_state *state = mpg_aligned_malloc(_Alignof(gpu_state), sizeof *state);
   if (!state) return mpg_out_of_host_memory(sizeof *state);
   memset(state, 0, sizeof *state);
-  atomic_store(&state->wake_at, NEVER);
   mpg_queue_init(&state->queue);
-  mpg_condition_init(&state->issue_reached);
+  mpg_sleepers_init(&state->sleepers);
   state->driver = library->driver;
   device->backend_state = state;
   state->kept = mpg_calloc(KEPT, sizeof *state->kept);
@@ -63,6 +60,8 @@ static mpg_status gpu_open(mpg_device *device) {
   if (status == MPG_OK) status = state->driver->open(device->id.index, &device->completed, &state->gpu);
   if (status != MPG_OK) mpg_free(state->kept);
   else device->stream = state->driver->stream(state->gpu);
+  const char *graphs = getenv("MPGLUON_CUDA_GRAPHS");
+  device->captures = !graphs || strcmp(graphs, "0") != 0;
   return status;
 }
 
@@ -106,17 +105,14 @@ static bool found_lost(mpg_device *device) {
 
 /* Everything up to `tick` has been issued, or has failed. */
 static void issue(mpg_device *device, gpu_state *state, mpg_tick tick) {
-  atomic_store(&state->issued, tick); /* sequentially consistent: against wake_at in wait_issued, and `lost` */
-  bool wake = tick >= atomic_load(&state->wake_at), lost = atomic_load(&state->lost);
-  if (!wake && !lost) return;
-  pthread_mutex_lock(&state->queue.mutex);
-  if (lost) {
+  atomic_store(&state->issued, tick); /* sequentially consistent: against wake_at and `lost` */
+  if (atomic_load(&state->lost)) {
+    pthread_mutex_lock(&state->queue.mutex);
     mpg_fail(MPG_ERROR, "%s is lost", device->text);
     fail_issued(device, state);
+    pthread_mutex_unlock(&state->queue.mutex);
   }
-  atomic_store(&state->wake_at, NEVER); /* who is not served yet puts its tick in again */
-  pthread_cond_broadcast(&state->issue_reached);
-  pthread_mutex_unlock(&state->queue.mutex);
+  mpg_sleepers_passed(&state->sleepers, &state->queue, tick);
 }
 
 static void publish_issued(mpg_device *device, gpu_state *state) {
@@ -128,22 +124,9 @@ static void publish_issued(mpg_device *device, gpu_state *state) {
   if (state->driver->publish(state->gpu, issued) != MPG_OK) lose(device);
 }
 
-/* False: asked to stop. */
-static bool wait_issued(mpg_queue *queue, mpg_device *device, mpg_tick tick, int64_t timeout_ns) {
+static bool wait_issued(mpg_device *device, mpg_tick tick, int64_t timeout_ns, bool stops) {
   gpu_state *state = state_of(device);
-  if (atomic_load(&state->issued) >= tick) return true;
-  int64_t end = mpg_clock_ns() + timeout_ns;
-  struct timespec until = {.tv_sec = end / 1000000000, .tv_nsec = end % 1000000000};
-  bool reached, late = false;
-  pthread_mutex_lock(&state->queue.mutex);
-  for (;;) {
-    if (tick < atomic_load(&state->wake_at)) atomic_store(&state->wake_at, tick);
-    reached = atomic_load(&state->issued) >= tick;
-    if (reached || late || (queue && mpg_queue_stopping(queue))) break;
-    late = pthread_cond_timedwait(&state->issue_reached, &state->queue.mutex, &until) == ETIMEDOUT;
-  }
-  pthread_mutex_unlock(&state->queue.mutex);
-  return reached;
+  return mpg_sleepers_wait(&state->sleepers, &state->queue, &state->issued, tick, timeout_ns, stops);
 }
 
 /* The stream of `device` waits until its peer's has passed `tick`, which has been issued. */
@@ -181,7 +164,7 @@ static bool wait_for(mpg_device *device, mpg_point point) {
     atomic_store_explicit(&device->at.tick, point.tick, memory_order_relaxed);
     atomic_store_explicit(&device->at.peer, point.device->ordinal + 1, memory_order_relaxed);
     bool reached = false;
-    while (!reached && !mpg_queue_stopping(&state->queue)) reached = wait_issued(&state->queue, point.device, point.tick, WAIT_SLICE_NS);
+    while (!reached && !mpg_queue_stopping(&state->queue)) reached = wait_issued(point.device, point.tick, WAIT_SLICE_NS, true);
     atomic_store_explicit(&device->at.peer, 0, memory_order_relaxed);
     if (!reached) return false;
   }
@@ -281,7 +264,7 @@ static void gpu_close(mpg_device *device) {
 
 static bool gpu_wait(mpg_device *device, mpg_tick tick, int64_t timeout_ns) {
   int64_t end = mpg_clock_ns() + timeout_ns, checked = mpg_clock_ns(), pause = POLL_FIRST_NS;
-  if (!wait_issued(NULL, device, tick, timeout_ns)) return mpg_tick_reached(device, tick);
+  if (!wait_issued(device, tick, timeout_ns, false)) return mpg_tick_reached(device, tick);
   while (!mpg_tick_reached(device, tick)) {
     int64_t now = mpg_clock_ns();
     if (now >= end) return false;
@@ -352,9 +335,23 @@ static mpg_status gpu_copy_from_host(mpg_device *device, void *memory, const voi
   return note_loss(device, state_of(device)->driver->copy_from_host(state_of(device)->gpu, memory, host, size));
 }
 
+static mpg_status gpu_memory(mpg_device *device, size_t *free_bytes, size_t *total) {
+  MPG_TRY(usable(device));
+  return note_loss(device, state_of(device)->driver->memory(state_of(device)->gpu, free_bytes, total));
+}
+
 static mpg_status gpu_run_copy(mpg_device *device, mpg_device *to, void *target, mpg_device *from, const void *source, size_t size) {
   gpu_state *state = state_of(device);
   return state->driver->copy(state->gpu, is_gpu(to) ? state_of(to)->gpu : NULL, target, is_gpu(from) ? state_of(from)->gpu : NULL, source, size);
+}
+
+static mpg_status gpu_capture_begin(mpg_device *device, void **stream) { return state_of(device)->driver->capture_begin(state_of(device)->gpu, stream); }
+static mpg_status gpu_capture_end(mpg_device *device, bool keep, void **capture) {
+  return state_of(device)->driver->capture_end(state_of(device)->gpu, keep, capture);
+}
+static mpg_status gpu_capture_run(mpg_device *device, void *capture) { return state_of(device)->driver->capture_run(state_of(device)->gpu, capture); }
+static void gpu_capture_free(mpg_device *device, void *capture) {
+  if (!state_of(device)->forked) state_of(device)->driver->capture_free(capture);
 }
 
 const mpg_backend mpg_gpu_backend = {
@@ -375,6 +372,11 @@ const mpg_backend mpg_gpu_backend = {
     .copy_to_host = gpu_copy_to_host,
     .copy_from_host = gpu_copy_from_host,
     .run_copy = gpu_run_copy,
+    .memory = gpu_memory,
+    .capture_begin = gpu_capture_begin,
+    .capture_end = gpu_capture_end,
+    .capture_run = gpu_capture_run,
+    .capture_free = gpu_capture_free,
     .issued = gpu_issued,
     .host_accessible = false,
     .runs_inline = false,

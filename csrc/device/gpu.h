@@ -49,13 +49,19 @@ typedef struct mpg_gpu_driver {
   mpg_status (*wait)(mpg_gpu *peer, mpg_gpu *gpu, int event);
   /* MPG_OK, or what went wrong on the device: it is lost then, all its work with it. */
   mpg_status (*check)(mpg_gpu *gpu);
-  /* Blocking, beside the compute stream. */
+  /* Beside the compute stream. The first blocks; the second returns when it has read `host`, and its bytes are there before what is issued from then on. */
   mpg_status (*copy_to_host)(mpg_gpu *gpu, void *host, const void *memory, size_t size);
   mpg_status (*copy_from_host)(mpg_gpu *gpu, void *memory, const void *host, size_t size);
   /* In the order of the compute stream; by whoever issues its work. `to`, `from`: NULL for host memory, which may be written
    * or read until the stream has passed. */
   mpg_status (*copy)(mpg_gpu *gpu, mpg_gpu *to, void *target, mpg_gpu *from, const void *source, size_t size);
-  void (*memory)(mpg_gpu *gpu, size_t *free_bytes, size_t *total);
+  mpg_status (*memory)(mpg_gpu *gpu, size_t *free_bytes, size_t *total); /* of the card */
+  /* Work once issued, to be issued again as one. By whoever issues: between the two calls it goes to *stream and does not run. `keep`: *capture becomes what
+   * was issued, made from the earlier one if that is not NULL; where this fails *capture may be NULL and the work is to be issued as ever. */
+  mpg_status (*capture_begin)(mpg_gpu *gpu, void **stream);
+  mpg_status (*capture_end)(mpg_gpu *gpu, bool keep, void **capture);
+  mpg_status (*capture_run)(mpg_gpu *gpu, void *capture);
+  void (*capture_free)(void *capture); /* any thread; it may still be running */
   const char *(*describe)(mpg_gpu *gpu); /* "NVIDIA H100 80GB HBM3 (compute capability 9.0)" */
 } mpg_gpu_driver;
 

@@ -159,6 +159,13 @@ static mpg_status shrink(mpg_pool *pool, size_t target, bool wait, bool give_up_
   return MPG_OK;
 }
 
+/* The same for all devices whose memory may come from where this one's does. */
+static void shrink_all(mpg_pool *pool, bool wait) {
+  for (int i = 0; i < mpg_device_count(); i++)
+    if (mpg_device_at(i)->backend == pool->device->backend) shrink(mpg_device_at(i)->pool, 0, wait, false);
+  shrink(pool, 0, wait, false); /* of a device that is only being opened */
+}
+
 static const char *bytes_text(size_t bytes, char *buffer, size_t size) {
   static const char *const units[] = {"KiB", "MiB", "GiB", "TiB"};
   double value = (double)bytes;
@@ -199,7 +206,7 @@ static mpg_status system_alloc(mpg_pool *pool, size_class *class, size_t size, s
   for (int attempt = 0; (status = device->backend->allocate(device, size, &memory)) != MPG_OK; attempt++) {
     if (status != MPG_DEVICE_OUT_OF_MEMORY) return status;
     if (attempt == 2) return out_of_memory(pool, asked);
-    shrink(pool, 0, attempt == 1, false);
+    shrink_all(pool, attempt == 1);
   }
   class->blocks++;
   SET(held, GET(held) + size);

@@ -1,8 +1,10 @@
 #define _GNU_SOURCE
 #include "device/queue.h"
 
+#include <errno.h>
 #include <signal.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/clock.h"
 #include "base/memory.h"
@@ -26,6 +28,36 @@ void mpg_condition_init(pthread_cond_t *condition) {
   pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
   pthread_cond_init(condition, &attributes);
   pthread_condattr_destroy(&attributes);
+}
+
+#define NEVER UINT64_MAX
+
+void mpg_sleepers_init(mpg_sleepers *sleepers) {
+  atomic_store(&sleepers->wake_at, NEVER);
+  mpg_condition_init(&sleepers->reached);
+}
+
+bool mpg_sleepers_wait(mpg_sleepers *sleepers, mpg_queue *queue, const _Atomic(mpg_tick) *count, mpg_tick tick, int64_t timeout_ns, bool stops) {
+  if (atomic_load_explicit(count, memory_order_acquire) >= tick) return true;
+  int64_t end = mpg_clock_ns() + timeout_ns;
+  struct timespec until = {.tv_sec = end / 1000000000, .tv_nsec = end % 1000000000};
+  bool reached, late = false;
+  pthread_mutex_lock(&queue->mutex);
+  for (;;) {
+    if (tick < atomic_load(&sleepers->wake_at)) atomic_store(&sleepers->wake_at, tick);
+    reached = atomic_load(count) >= tick;
+    if (reached || late || (stops && mpg_queue_stopping(queue))) break;
+    late = pthread_cond_timedwait(&sleepers->reached, &queue->mutex, &until) == ETIMEDOUT;
+  }
+  pthread_mutex_unlock(&queue->mutex);
+  return reached;
+}
+
+void mpg_sleepers_wake(mpg_sleepers *sleepers, mpg_queue *queue) {
+  pthread_mutex_lock(&queue->mutex);
+  atomic_store(&sleepers->wake_at, NEVER); /* who is not served yet puts its tick in again */
+  pthread_cond_broadcast(&sleepers->reached);
+  pthread_mutex_unlock(&queue->mutex);
 }
 
 void mpg_queue_init(mpg_queue *queue) {

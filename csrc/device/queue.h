@@ -44,8 +44,22 @@ typedef struct mpg_queue {
   pthread_t thread;
 } mpg_queue;
 
+/* Threads that sleep until a count of ticks has come somewhere. */
+typedef struct mpg_sleepers {
+  _Alignas(64) _Atomic(mpg_tick) wake_at; /* the lowest tick that one of them wants */
+  pthread_cond_t reached;                 /* with the queue's mutex */
+} mpg_sleepers;
+
 void mpg_queue_init(mpg_queue *queue);       /* zeroed before */
 void mpg_condition_init(pthread_cond_t *condition); /* of the monotonic clock */
+void mpg_sleepers_init(mpg_sleepers *sleepers);
+/* Sleeps until *count is `tick` or more, the time has passed, or, if `stops`, the queue's worker has been asked to stop. True when it is. */
+bool mpg_sleepers_wait(mpg_sleepers *sleepers, mpg_queue *queue, const _Atomic(mpg_tick) *count, mpg_tick tick, int64_t timeout_ns, bool stops);
+/* The count, stored before with sequential consistency, has come to `tick`. */
+void mpg_sleepers_wake(mpg_sleepers *sleepers, mpg_queue *queue);
+static inline void mpg_sleepers_passed(mpg_sleepers *sleepers, mpg_queue *queue, mpg_tick tick) {
+  if (tick >= atomic_load(&sleepers->wake_at)) mpg_sleepers_wake(sleepers, queue);
+}
 
 /* The producer's side: the slots of mpg_backend. Starts the worker with the first task. */
 mpg_status mpg_queue_enqueue(mpg_queue *queue, mpg_device *device, void *(*worker)(void *device), const mpg_submission *submission,

@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 #include "device/profiler.h"
+#include "graph/replay.h"
 
 void mpg_program_set_retain(mpg_program_set *set) { atomic_fetch_add_explicit(&set->references, 1, memory_order_relaxed); }
 
@@ -19,6 +20,7 @@ void mpg_program_set_release(mpg_program_set *set) {
     mpg_free(set->programs[i].instructions);
     mpg_free(set->programs[i].operands);
     mpg_free(set->programs[i].views);
+    mpg_replays_free(&set->programs[i]);
   }
   for (uint32_t i = 0; i < set->num_segments; i++) mpg_free(set->segments[i].accesses);
   mpg_free(set->segments);
@@ -118,7 +120,7 @@ static void shift_random(mpg_random_key *key, const mpg_call_frame *frame, uint3
   shift_rows(key, rows, runs ? outer : 1, own, runs ? inner : inner * outer); /* others draw what no other piece draws */
 }
 
-static mpg_status run_kernel(mpg_run *run, const mpg_call_frame *frame, const mpg_program *program, const mpg_instruction *instruction) {
+mpg_status mpg_program_issue(mpg_run *run, const mpg_call_frame *frame, const mpg_program *program, const mpg_instruction *instruction) {
   uint32_t count = instruction->num_inputs + instruction->num_outputs;
   mpg_view *views = program->views + instruction->operands;
   const mpg_location *operands = program->operands + instruction->operands;
@@ -175,10 +177,21 @@ mpg_status mpg_program_work(mpg_run *run, void *payload) {
   mpg_program_payload *state = payload;
   const mpg_call_frame *frame = state->frame;
   const mpg_program_segment *segment = &frame->set->segments[state->segment];
-  const mpg_program *program = &frame->set->programs[segment->slot];
-  bool profiling = mpg_profiler_on();
+  mpg_program *program = &frame->set->programs[segment->slot];
+  bool profiling = mpg_profiler_on(), replaying = run->device->captures && !profiling;
   for (; state->next < segment->end; state->next++) {
     const mpg_instruction *instruction = &program->instructions[state->next];
+    mpg_replay_piece *piece = replaying ? mpg_replay_at(frame, program, state->next) : NULL;
+    if (piece) {
+      uint32_t next = state->next;
+      mpg_run_at(run, mpg_instruction_name(instruction), instruction->scope);
+      if (frame->times && !frame->times[state->segment].begin) frame->times[state->segment].begin = mpg_clock_ns();
+      MPG_TRY(mpg_replay_run(run, frame, program, piece, &next));
+      if (next != state->next) {
+        state->next = next - 1;
+        continue;
+      }
+    }
     if (instruction->kind == MPG_SIGNAL) {
       mpg_run_signal(run, run->first_tick + instruction->tick);
       continue;
@@ -193,7 +206,7 @@ mpg_status mpg_program_work(mpg_run *run, void *payload) {
       continue; /* the worker records waits, when there was something to wait for */
     }
     if (frame->times && !frame->times[state->segment].begin) frame->times[state->segment].begin = mpg_clock_ns();
-    MPG_TRY(run_kernel(run, frame, program, instruction));
+    MPG_TRY(mpg_program_issue(run, frame, program, instruction));
     if (profiling) note_event(run, frame->set, instruction, begin);
   }
   if (frame->times) frame->times[state->segment].end = mpg_clock_ns();

@@ -86,6 +86,7 @@ typedef struct mpg_program {
   mpg_view *views; /* descs are constant, addresses are filled in when it runs */
   uint32_t num_operands;
   size_t operands_capacity, views_capacity;
+  struct mpg_replays *replays; /* see replay.h; NULL: not made yet. By whoever runs it */
 } mpg_program;
 
 typedef struct mpg_call_frame mpg_call_frame;

@@ -252,6 +252,15 @@ static PyObject *memory_stats(PyObject *module, PyObject *object) {
                        "held", (Py_ssize_t)stats.held, "peak_held", (Py_ssize_t)stats.peak_held, "limit", (Py_ssize_t)stats.limit,
                        "allocations", (unsigned long long)stats.allocations, "system_allocations", (unsigned long long)stats.system_allocations);
 }
+static PyObject *gpu_memory_info(PyObject *module, PyObject *object) {
+  (void)module;
+  mpg_device *device = device_of(object);
+  if (device == NULL) return NULL;
+  size_t free_bytes, total;
+  mpg_status status = mpg_device_memory(device, &free_bytes, &total);
+  if (status != MPG_OK) return mpg_py_raise(status), NULL;
+  return Py_BuildValue("(nn)", (Py_ssize_t)free_bytes, (Py_ssize_t)total);
+}
 static PyObject *set_memory_limit(PyObject *module, PyObject *args) {
   (void)module;
   PyObject *object, *limit;
@@ -303,6 +312,7 @@ PyMethodDef mpg_py_context_methods[] = {
     {"num_gpus", num_gpus, METH_NOARGS, "num_gpus()\n--\n\nGPUs that can be used; 0 without a driver."},
     {"memory_stats", memory_stats, METH_O, "memory_stats(ctx)\n--\n\nBytes of the device's memory: in_use, peak_in_use, held, peak_held, limit (0: none); and counts of allocations."},
     {"set_memory_limit", set_memory_limit, METH_VARARGS, "set_memory_limit(ctx, bytes)\n--\n\nThe most memory the device may hold; 0 or None: no limit."},
+    {"gpu_memory_info", gpu_memory_info, METH_O, "gpu_memory_info(ctx)\n--\n\n(free, total) bytes of a GPU."},
     {"reset_peak_memory", reset_peak_memory, METH_O, "reset_peak_memory(ctx)\n--\n\nStarts the peaks of memory_stats anew."},
     {"set_threads", set_threads, METH_O, "set_threads(n)\n--\n\nThreads each CPU device computes with; 0 shares the machine's cores out."},
     {"opened_devices", opened_devices, METH_NOARGS, "opened_devices()\n--\n\nThe devices used so far: (Context, threads) each."},

@@ -9,10 +9,15 @@
 
 #include "base/memory.h"
 #include "kernels/cuda/runtime.h"
+#include "kernels/cuda/staging.h"
 
 struct mpg_gpu {
   int card;
   cudaStream_t compute, to_host, from_host;
+  cudaStream_t capturing; /* never runs: what is put onto it becomes a graph */
+  bool captures;          /* it is doing so; by whoever issues */
+  mpg_staging *staging;
+  cudaEvent_t arrived;    /* behind the latest copy from the host */
   cudaStream_t allocating, freeing; /* memory comes and goes beside the work */
   cudaMemPool_t pool;
   cudaEvent_t events[MPG_GPU_EVENTS];
@@ -26,6 +31,7 @@ typedef int (*write_value_fn)(cudaStream_t stream, unsigned long long address, u
 
 static struct { /* constant once counted; host lock before */
   int cards, devices;
+  _Atomic(mpg_gpu *) opened[64];
   bool counted;
   write_value_fn write_value;
   char reason[256];
@@ -73,11 +79,12 @@ static int driver_count(const char **reason) {
 }
 
 static mpg_status make_streams(mpg_gpu *gpu) {
-  cudaStream_t *const streams[] = {&gpu->compute, &gpu->to_host, &gpu->from_host, &gpu->allocating, &gpu->freeing};
+  cudaStream_t *const streams[] = {&gpu->compute, &gpu->to_host, &gpu->from_host, &gpu->allocating, &gpu->freeing, &gpu->capturing};
   for (size_t i = 0; i < sizeof streams / sizeof *streams; i++) MPG_CUDA_TRY(cudaStreamCreateWithFlags(streams[i], cudaStreamNonBlocking));
   for (int i = 0; i < MPG_GPU_EVENTS; i++) MPG_CUDA_TRY(cudaEventCreateWithFlags(&gpu->events[i], cudaEventDisableTiming));
   MPG_CUDA_TRY(cudaEventCreateWithFlags(&gpu->issued, cudaEventDisableTiming));
-  return MPG_OK;
+  MPG_CUDA_TRY(cudaEventCreateWithFlags(&gpu->arrived, cudaEventDisableTiming));
+  return mpg_staging_open(&gpu->staging);
 }
 
 /* A pool that keeps what it has, and that the other cards may read and write where the hardware can. */
@@ -116,6 +123,7 @@ static mpg_status driver_open(int index, _Atomic(mpg_tick) *completed, mpg_gpu *
   gpu->completed = (unsigned long long)(uintptr_t)mapped + ((uintptr_t)completed & 4095);
   MPG_GOTO(make_streams(gpu));
   MPG_GOTO(make_pool(gpu));
+  if (index < 64) atomic_store(&cuda_state.opened[index], gpu);
   *result = gpu;
   return MPG_OK;
 fail:
@@ -133,13 +141,23 @@ static void driver_close(mpg_gpu *gpu) {
 static void driver_attach(mpg_gpu *gpu) { cudaSetDevice(gpu->card); }
 static void *driver_stream(mpg_gpu *gpu) { return gpu->compute; }
 
+/* Gives back what the pools of the card keep in other sizes, and what is being freed. */
+static void trim_card(int card) {
+  for (int i = 0; i < 64; i++) {
+    mpg_gpu *gpu = atomic_load(&cuda_state.opened[i]);
+    if (!gpu || gpu->card != card) continue;
+    cudaStreamSynchronize(gpu->freeing);
+    cudaMemPoolTrimTo(gpu->pool, 0);
+  }
+  cudaGetLastError();
+}
+
 static mpg_status driver_allocate(mpg_gpu *gpu, size_t size, void **memory) {
   MPG_CUDA_TRY(cudaSetDevice(gpu->card));
   cudaError_t error = cudaMallocFromPoolAsync(memory, size, gpu->pool, gpu->allocating);
-  if (error == cudaErrorMemoryAllocation) { /* what the pool keeps in other sizes, and frees under way */
+  if (error == cudaErrorMemoryAllocation) {
     cudaGetLastError();
-    cudaStreamSynchronize(gpu->freeing);
-    cudaMemPoolTrimTo(gpu->pool, 0);
+    trim_card(gpu->card);
     error = cudaMallocFromPoolAsync(memory, size, gpu->pool, gpu->allocating);
   }
   MPG_TRY(mpg_cuda_check(error, "cudaMallocFromPoolAsync"));
@@ -181,30 +199,70 @@ static mpg_status driver_check(mpg_gpu *gpu) {
 
 static mpg_status driver_copy_to_host(mpg_gpu *gpu, void *host, const void *memory, size_t size) {
   MPG_CUDA_TRY(cudaSetDevice(gpu->card));
-  MPG_TRY(mpg_cuda_check(cudaMemcpyAsync(host, memory, size, cudaMemcpyDeviceToHost, gpu->to_host), "a copy to the host"));
-  return mpg_cuda_check(cudaStreamSynchronize(gpu->to_host), "a copy to the host");
+  MPG_CUDA_TRY(cudaStreamWaitEvent(gpu->to_host, gpu->arrived, 0));
+  return mpg_staging_read(gpu->staging, gpu->to_host, host, memory, size);
 }
 
+/* The bytes arrive before whatever is issued from now on. */
 static mpg_status driver_copy_from_host(mpg_gpu *gpu, void *memory, const void *host, size_t size) {
   MPG_CUDA_TRY(cudaSetDevice(gpu->card));
-  MPG_TRY(mpg_cuda_check(cudaMemcpyAsync(memory, host, size, cudaMemcpyHostToDevice, gpu->from_host), "a copy from the host"));
-  return mpg_cuda_check(cudaStreamSynchronize(gpu->from_host), "a copy from the host");
+  MPG_TRY(mpg_staging_write(gpu->staging, gpu->from_host, memory, host, size));
+  MPG_CUDA_TRY(cudaEventRecord(gpu->arrived, gpu->from_host));
+  return mpg_cuda_check(cudaStreamWaitEvent(gpu->compute, gpu->arrived, 0), "cudaStreamWaitEvent");
 }
 
 static mpg_status driver_copy(mpg_gpu *gpu, mpg_gpu *to, void *target, mpg_gpu *from, const void *source, size_t size) {
-  cudaError_t error;
-  if (to && from && to->card != from->card)
-    error = cudaMemcpyPeerAsync(target, to->card, source, from->card, size, gpu->compute);
-  else
-    error = cudaMemcpyAsync(target, source, size, !to ? cudaMemcpyDeviceToHost : !from ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToDevice, gpu->compute);
-  return mpg_cuda_check(error, "a copy between devices");
+  cudaStream_t stream = gpu->captures ? gpu->capturing : gpu->compute;
+  if (!to) return mpg_staging_push(gpu->staging, stream, target, source, size);
+  if (!from) return mpg_staging_pull(gpu->staging, stream, target, source, size);
+  if (from != gpu && !gpu->captures) MPG_CUDA_TRY(cudaStreamWaitEvent(stream, from->arrived, 0));
+  if (to->card != from->card) return mpg_cuda_check(cudaMemcpyPeerAsync(target, to->card, source, from->card, size, stream), "a copy between devices");
+  return mpg_cuda_check(cudaMemcpyAsync(target, source, size, cudaMemcpyDeviceToDevice, stream), "a copy between devices");
 }
 
-static void driver_memory(mpg_gpu *gpu, size_t *free_bytes, size_t *total) {
-  cudaSetDevice(gpu->card);
-  if (cudaMemGetInfo(free_bytes, total) == cudaSuccess) return;
+static mpg_status driver_memory(mpg_gpu *gpu, size_t *free_bytes, size_t *total) {
+  MPG_CUDA_TRY(cudaSetDevice(gpu->card));
+  return mpg_cuda_check(cudaMemGetInfo(free_bytes, total), "cudaMemGetInfo");
+}
+
+/* --- Captures ---------------------------------------------------------------------------------------------------------------- */
+
+static mpg_status driver_capture_begin(mpg_gpu *gpu, void **stream) {
+  MPG_CUDA_TRY(cudaStreamBeginCapture(gpu->capturing, cudaStreamCaptureModeRelaxed));
+  gpu->captures = true;
+  *stream = gpu->capturing;
+  return MPG_OK;
+}
+
+static mpg_status driver_capture_end(mpg_gpu *gpu, bool keep, void **capture) {
+  cudaGraph_t graph = NULL;
+  gpu->captures = false;
+  cudaError_t error = cudaStreamEndCapture(gpu->capturing, &graph);
+  if (error != cudaSuccess || !keep) {
+    cudaGetLastError();
+    if (graph) cudaGraphDestroy(graph);
+    return keep ? mpg_cuda_check(error, "cudaStreamEndCapture") : MPG_OK;
+  }
+  cudaGraphExec_t exec = *capture;
+  cudaGraphExecUpdateResultInfo info;
+  if (exec && cudaGraphExecUpdate(exec, graph, &info) != cudaSuccess) { /* not the same kernels: made anew */
+    cudaGetLastError();
+    cudaGraphExecDestroy(exec);
+    *capture = exec = NULL;
+  }
+  mpg_status status = exec ? MPG_OK : mpg_cuda_check(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
+  cudaGraphDestroy(graph);
+  if (status == MPG_OK) *capture = exec;
+  return status;
+}
+
+static mpg_status driver_capture_run(mpg_gpu *gpu, void *capture) {
+  return mpg_cuda_check(cudaGraphLaunch(capture, gpu->compute), "cudaGraphLaunch");
+}
+
+static void driver_capture_free(void *capture) {
+  cudaGraphExecDestroy(capture);
   cudaGetLastError();
-  *free_bytes = *total = 0;
 }
 
 static const char *driver_describe(mpg_gpu *gpu) { return gpu->description; }
@@ -225,5 +283,9 @@ const mpg_gpu_driver mpg_cuda_driver = {
     .copy_from_host = driver_copy_from_host,
     .copy = driver_copy,
     .memory = driver_memory,
+    .capture_begin = driver_capture_begin,
+    .capture_end = driver_capture_end,
+    .capture_run = driver_capture_run,
+    .capture_free = driver_capture_free,
     .describe = driver_describe,
 };

@@ -18,6 +18,7 @@ namespace {
 
 struct card {
   std::atomic<bool> broken{false};
+  std::atomic<long> launches_left{-1}; // before it breaks; -1: it does not
   std::atomic<size_t> used{0};
 };
 card cards[64];
@@ -36,6 +37,8 @@ cudaError_t note(cudaError_t error) {
   return error;
 }
 cudaError_t state_of(int device) { return cards[device].broken ? cudaErrorIllegalAddress : cudaSuccess; }
+
+std::atomic<long> num_synchronized, num_captures, num_instantiated, num_updated, num_graphs, num_launched;
 
 struct moment { // of an event
   std::mutex lock;
@@ -88,8 +91,13 @@ cudaError_t give(void *memory) {
 
 } // namespace
 
+struct CUgraph_st { // what was captured, in order
+  std::deque<std::function<void()>> tasks;
+};
+
 struct CUstream_st {
   int device;
+  CUgraph_st *captured = nullptr; // it captures; only one thread uses it then
   std::mutex lock;
   std::condition_variable changed;
   std::deque<std::function<void()>> tasks;
@@ -97,6 +105,10 @@ struct CUstream_st {
 
   cudaError_t put(std::function<void()> task) {
     if (state_of(device) != cudaSuccess) return state_of(device);
+    if (captured) {
+      captured->tasks.push_back(std::move(task));
+      return cudaSuccess;
+    }
     std::lock_guard<std::mutex> guard(lock);
     tasks.push_back(std::move(task));
     if (!started) {
@@ -137,6 +149,10 @@ struct CUevent_st {
   std::shared_ptr<moment> latest; // none: never recorded
 };
 
+struct CUgraphExec_st {
+  std::shared_ptr<std::deque<std::function<void()>>> tasks; // launches under way keep theirs
+};
+
 struct CUmemPoolHandle_st {
   int device;
 };
@@ -151,6 +167,7 @@ static cudaError_t put_work(cudaStream_t stream, std::function<void()> work) {
 extern "C" {
 
 cudaError_t cudaGetDeviceCount(int *count) {
+  if (setting("HOSTCUDA_DRIVER", CUDART_VERSION) < CUDART_VERSION / 1000 * 1000) return note(cudaErrorInsufficientDriver);
   *count = num_cards();
   return note(*count ? cudaSuccess : cudaErrorNoDevice);
 }
@@ -209,6 +226,8 @@ const char *cudaGetErrorName(cudaError_t error) {
     case cudaErrorNoDevice: return "cudaErrorNoDevice";
     case cudaErrorInvalidConfiguration: return "cudaErrorInvalidConfiguration";
     case cudaErrorIllegalAddress: return "cudaErrorIllegalAddress";
+    case cudaErrorInsufficientDriver: return "cudaErrorInsufficientDriver";
+    case cudaErrorStreamCaptureUnsupported: return "cudaErrorStreamCaptureUnsupported";
     default: return "cudaErrorInvalidValue";
   }
 }
@@ -219,6 +238,8 @@ const char *cudaGetErrorString(cudaError_t error) {
     case cudaErrorNoDevice: return "no CUDA-capable device is detected";
     case cudaErrorInvalidConfiguration: return "invalid configuration argument";
     case cudaErrorIllegalAddress: return "an illegal memory access was encountered";
+    case cudaErrorInsufficientDriver: return "CUDA driver version is insufficient for CUDA runtime version";
+    case cudaErrorStreamCaptureUnsupported: return "operation not permitted when stream is capturing";
     default: return "invalid argument";
   }
 }
@@ -233,14 +254,19 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) { // its thread stays
   return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  if (stream->captured) return note(cudaErrorStreamCaptureUnsupported);
+  num_synchronized++;
   stream->drain();
   return note(state_of(stream->device));
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  if (stream->captured) return note(cudaErrorStreamCaptureUnsupported);
   if (state_of(stream->device) != cudaSuccess) return note(state_of(stream->device));
   return stream->idle() ? cudaSuccess : cudaErrorNotReady;
 }
+// Events in captures would tie other streams to them; we have none.
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  if (stream->captured) return note(cudaErrorStreamCaptureUnsupported);
   std::shared_ptr<moment> at;
   {
     std::lock_guard<std::mutex> guard(event->lock);
@@ -260,6 +286,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
   return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  if (stream->captured) return note(cudaErrorStreamCaptureUnsupported);
   auto at = std::make_shared<moment>();
   cudaError_t error = stream->put([at] { at->reach(); });
   if (error != cudaSuccess) return note(error);
@@ -279,7 +306,52 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     std::lock_guard<std::mutex> guard(event->lock);
     at = event->latest;
   }
-  if (at) at->wait();
+  if (!at) return cudaSuccess;
+  bool done;
+  {
+    std::lock_guard<std::mutex> guard(at->lock);
+    done = at->done;
+  }
+  if (!done) num_synchronized++;
+  at->wait();
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode) {
+  if (stream->captured || !stream->idle()) return note(cudaErrorInvalidValue);
+  stream->captured = new CUgraph_st;
+  num_captures++;
+  return note(state_of(stream->device));
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
+  if (!stream->captured) return note(cudaErrorInvalidValue);
+  *graph = stream->captured;
+  stream->captured = nullptr;
+  return note(state_of(stream->device));
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long) {
+  *exec = new CUgraphExec_st{std::make_shared<std::deque<std::function<void()>>>(graph->tasks)};
+  num_instantiated++;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphExecUpdate(cudaGraphExec_t exec, cudaGraph_t graph, cudaGraphExecUpdateResultInfo *) {
+  if (exec->tasks->size() != graph->tasks.size()) return note(cudaErrorGraphExecUpdateFailure);
+  exec->tasks = std::make_shared<std::deque<std::function<void()>>>(graph->tasks);
+  num_updated++;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
+  num_graphs++;
+  return note(stream->put([tasks = exec->tasks] {
+    for (auto &task : *tasks) task();
+  }));
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
+  delete exec;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  delete graph;
   return cudaSuccess;
 }
 
@@ -332,7 +404,23 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function
   return cudaSuccess;
 }
 
-__attribute__((visibility("default"))) void hostcuda_break(int device) { cards[device].broken = true; }
+void hostcuda_break(int device) { cards[device].broken = true; }
+void hostcuda_break_after(int device, long launches) { cards[device].launches_left = launches; }
+cudaError_t hostcuda_put(cudaStream_t stream, void (*function)(const void *data), const void *data, size_t size) {
+  std::shared_ptr<void> copy(malloc(size), free);
+  memcpy(copy.get(), data, size);
+  return put_work(stream, [=] { function(copy.get()); });
+}
+long hostcuda_count(const char *what) {
+  const struct {
+    const char *name;
+    std::atomic<long> *count;
+  } counts[] = {{"synchronize", &num_synchronized}, {"capture", &num_captures}, {"instantiate", &num_instantiated},
+                {"update", &num_updated}, {"graph", &num_graphs}, {"launch", &num_launched}};
+  for (auto &one : counts)
+    if (!strcmp(one.name, what)) return *one.count;
+  return -1;
+}
 
 } // extern "C"
 
@@ -342,5 +430,12 @@ cudaError_t hostcuda_launch(const cudaLaunchConfig_t *config, std::function<void
   if (!threads || threads > 1024 || block.z > 64 || !grid.x || !grid.y || !grid.z || grid.x > 0x7fffffff || grid.y > 65535 || grid.z > 65535 ||
       config->dynamicSmemBytes > 232448)
     return note(cudaErrorInvalidConfiguration);
-  return put_work(config->stream, [config = *config, thread = std::move(thread)] { hostcuda_run(config, thread); });
+  num_launched++;
+  return put_work(config->stream, [config = *config, thread = std::move(thread), device = config->stream->device] {
+    if (cards[device].launches_left >= 0 && cards[device].launches_left-- == 0) { // this one's access was illegal
+      cards[device].broken = true;
+      return;
+    }
+    hostcuda_run(config, thread);
+  });
 }

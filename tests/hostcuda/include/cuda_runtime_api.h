@@ -31,12 +31,16 @@ typedef enum cudaError {
   cudaErrorPeerAccessAlreadyEnabled = 704,
   cudaErrorIllegalAddress = 700,
   cudaErrorHostMemoryAlreadyRegistered = 712,
-  cudaErrorNotSupported = 801
+  cudaErrorNotSupported = 801,
+  cudaErrorStreamCaptureUnsupported = 900,
+  cudaErrorGraphExecUpdateFailure = 910
 } cudaError_t;
 
 typedef struct CUstream_st *cudaStream_t;
 typedef struct CUevent_st *cudaEvent_t;
 typedef struct CUmemPoolHandle_st *cudaMemPool_t;
+typedef struct CUgraph_st *cudaGraph_t;
+typedef struct CUgraphExec_st *cudaGraphExec_t;
 
 enum { cudaStreamNonBlocking = 1 };
 enum { cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2 };
@@ -106,6 +110,16 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventQuery(cudaEvent_t event);
 
+enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed };
+typedef struct cudaGraphExecUpdateResultInfo { int result; } cudaGraphExecUpdateResultInfo;
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode);
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph);
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long flags);
+cudaError_t cudaGraphExecUpdate(cudaGraphExec_t exec, cudaGraph_t graph, cudaGraphExecUpdateResultInfo *info);
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream);
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
+cudaError_t cudaGraphDestroy(cudaGraph_t graph);
+
 cudaError_t cudaMalloc(void **memory, size_t size);
 cudaError_t cudaFree(void *memory);
 cudaError_t cudaMallocHost(void **memory, size_t size);
@@ -128,8 +142,14 @@ cudaError_t cudaFuncSetAttribute(const void *function, enum cudaFuncAttribute at
 cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned version, unsigned long long flags,
                                              enum cudaDriverEntryPointQueryResult *result);
 
-/* The stand-in's own, for tests: from now on everything on that card fails, as after an illegal access. */
-void hostcuda_break(int device);
+/* The stand-in's own, for tests: from now on everything on that card fails, as after an illegal access; or from the launch of a kernel on that so many
+ * others come before. And how often things were called: "synchronize" (waits of the host for the card), "capture", "instantiate", "update", "graph"
+ * (launches of one), "launch" (kernels, by themselves or into a graph). */
+HOSTCUDA_SHARED void hostcuda_break(int device);
+HOSTCUDA_SHARED void hostcuda_break_after(int device, long launches);
+HOSTCUDA_SHARED long hostcuda_count(const char *what);
+/* Work of a stand-in library, in the stream's order: function(a copy of the data), every time that it runs, as it may be captured. */
+HOSTCUDA_SHARED cudaError_t hostcuda_put(cudaStream_t stream, void (*function)(const void *data), const void *data, size_t size);
 
 #ifdef __cplusplus
 }

@@ -84,8 +84,8 @@ struct work {
 };
 
 // Column-major, as cuBLASLt has it: c (m, n) = op(a) (m, k) op(b) (k, n).
-void multiply(void *opaque) {
-  work *w = (work *)opaque;
+void multiply(const void *opaque) {
+  const work *w = (const work *)opaque;
   if (w->workspace_bytes) memset(w->workspace, 0xdd, w->workspace_bytes);
   bool ta = w->desc.op_a == MPG_CUBLAS_OP_T, tb = w->desc.op_b == MPG_CUBLAS_OP_T, rounds = w->desc.compute == MPG_CUBLAS_COMPUTE_32F_FAST_TF32;
   int64_t m = (int64_t)w->c.rows, n = (int64_t)w->c.columns, k = (int64_t)(ta ? w->a.rows : w->a.columns);
@@ -113,7 +113,6 @@ void multiply(void *opaque) {
       }
     }
   }
-  delete w;
 }
 
 bool fits(const mpg_cublaslt_layout *layout, bool transposed, uint64_t rows, uint64_t columns, int32_t count) {
@@ -256,6 +255,6 @@ EXPORT cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
   bool wide = desc->scale == MPG_CUDA_R_64F;
   double first = wide ? *(const double *)alpha : *(const float *)alpha, second = wide ? *(const double *)beta : *(const float *)beta;
   if (d_layout->ld != c_layout->ld || d_layout->step != c_layout->step) return MPG_CUBLAS_STATUS_NOT_SUPPORTED;
-  work *w = new work{*desc, *a_layout, *b_layout, *c_layout, first, second, a, b, c, d, workspace, (size_t)chosen.workspace};
-  return cudaLaunchHostFunc(stream, multiply, w) == cudaSuccess ? MPG_CUBLAS_STATUS_SUCCESS : 13;
+  work w = {*desc, *a_layout, *b_layout, *c_layout, first, second, a, b, c, d, workspace, (size_t)chosen.workspace};
+  return hostcuda_put(stream, multiply, &w, sizeof w) == cudaSuccess ? MPG_CUBLAS_STATUS_SUCCESS : 13;
 }

@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <type_traits>
 #include <vector>
 
 #include "cuda_runtime.h"
@@ -281,9 +282,9 @@ int64_t place(const tensor &t, int64_t a, int64_t b, int64_t z, int64_t y, int64
   return t.ndim == 5 ? at + z * t.strides[2] : at;
 }
 
-void convolve(void *opaque) {
-  work *w = (work *)opaque;
-  convolution &c = w->c;
+void convolve(const void *opaque) {
+  const work *w = (const work *)opaque;
+  const convolution &c = w->c;
   const tensor &data = c.tensors[0], &weight = c.tensors[1], &out = c.tensors[2];
   if (w->workspace_bytes) memset(w->workspace, 0xdd, (size_t)w->workspace_bytes);
   std::vector<double> values[3];
@@ -325,7 +326,6 @@ void convolve(void *opaque) {
                 }
           }
   for (size_t k = 0; k < values[result].size(); k++) store(c.tensors[result].type, w->arrays[result], (int64_t)k, values[result][k]);
-  delete w;
 }
 
 } // namespace
@@ -446,7 +446,8 @@ EXPORT cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescr
   cudaGetDevice(&device);
   if (!plan->final || !pack->final) return MPG_CUDNN_STATUS_BAD_PARAM;
   if (device != handle->device || *(cudnnHandle_t *)plan->at(MPG_CUDNN_ATTR_EXECUTION_PLAN_HANDLE) != handle) wrong("the handle is another card's, or another plan's");
-  work *w = new work{read_convolution(operation_desc), {}, *(void *const *)pack->at(MPG_CUDNN_ATTR_VARIANT_PACK_WORKSPACE), 0};
+  work made = {read_convolution(operation_desc), {}, *(void *const *)pack->at(MPG_CUDNN_ATTR_VARIANT_PACK_WORKSPACE), 0}, *w = &made;
+  static_assert(std::is_trivially_copyable<work>::value, "it is copied byte by byte");
   w->c.engine = config->engine;
   if (w->c.engine == HASTY || w->c.engine == WINOGRAD || w->c.engine == HUGE_WORKSPACE) wrong("this engine was not to be used");
   w->workspace_bytes = workspace_of(w->c, w->c.engine);
@@ -456,5 +457,5 @@ EXPORT cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescr
       if (((const int64_t *)pack->at(MPG_CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS))[k] == w->c.tensors[i].id) w->arrays[i] = ((void *const *)pack->at(MPG_CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS))[k];
     if (!w->arrays[i] || (uintptr_t)w->arrays[i] % (uintptr_t)w->c.tensors[i].alignment) wrong("an array is missing, or not aligned as its tensor says");
   }
-  return cudaLaunchHostFunc(handle->stream, convolve, w) == cudaSuccess ? MPG_CUDNN_STATUS_SUCCESS : MPG_CUDNN_STATUS_INTERNAL_ERROR;
+  return hostcuda_put(handle->stream, convolve, w, sizeof *w) == cudaSuccess ? MPG_CUDNN_STATUS_SUCCESS : MPG_CUDNN_STATUS_INTERNAL_ERROR;
 }

@@ -1,0 +1,235 @@
+"""Compiled programs on a GPU as captures that are replayed (csrc/graph/replay.h): the bits of issuing op by op, at a call or two a step."""
+
+import ctypes
+import os
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import autograd, gluon, nd
+from mpgluon.gluon import nn
+from mpgluon.parallel import Pipeline, TrainStep
+
+STAND_IN = os.environ.get("MPGLUON_CUDA_LIBRARY", "")
+pytestmark = pytest.mark.skipif("hostcuda" not in STAND_IN, reason="counts what the stand-in is asked for")
+
+
+class Counts:
+    """How often the stand-in was asked for something since the last look."""
+
+    def __init__(self):
+        self.library = ctypes.CDLL(STAND_IN)
+        self.library.hostcuda_count.restype = ctypes.c_long
+        self.before = self.now()
+
+    def now(self):
+        return {what: self.library.hostcuda_count(what.encode()) for what in ("synchronize", "capture", "instantiate", "update", "graph", "launch")}
+
+    def look(self):
+        now = self.now()
+        found, self.before = {what: now[what] - self.before[what] for what in now}, now
+        return found
+
+
+@pytest.fixture
+def counts():
+    nd.waitall()
+    return Counts()
+
+
+class Net(gluon.HybridBlock):
+    """Dense layers over the contexts in equal parts; without activations between them nothing fuses."""
+
+    def __init__(self, contexts, layers=4, drop=0.0):
+        super().__init__(prefix="net_")
+        self.contexts, self.drop = contexts, drop
+        with self.name_scope():
+            self.layers = [nn.Dense(16, in_units=16, activation="tanh") for _ in range(layers)]
+        for number, layer in enumerate(self.layers):
+            self.register_child(layer, f"layer{number}")
+            layer.initialize(mx.init.Xavier(), ctx=contexts[number * len(contexts) // layers])
+
+    def hybrid_forward(self, F, x):
+        for number, layer in enumerate(self.layers):
+            x = layer(x.as_in_context(self.contexts[number * len(self.contexts) // len(self.layers)]))
+            if self.drop:
+                x = F.Dropout(x, p=self.drop)
+        return x
+
+
+def training(contexts, steps, batch=8, drop=0.0, look=lambda step: None, keep=True):
+    """Losses, and the trained weights."""
+    mx.random.seed(7)
+    net = Net(contexts, drop=drop)
+    net.hybridize()
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    losses = []
+    random = np.random.RandomState(0)
+    data = [nd.array(random.rand(batch, 16), ctx=contexts[0]) for _ in range(2)]
+    nd.waitall()
+    for step in range(steps):
+        with autograd.record():
+            loss = (net(data[step % len(data)]) ** 2).sum()
+        loss.backward()
+        trainer.step(batch)
+        losses = losses + [loss] if keep else [loss]
+        look(step)
+    return [value.asscalar() for value in losses], [p.data().asnumpy() for p in net.collect_params().values()]
+
+
+def without_graphs(code):
+    """What a process without captures prints; as numbers."""
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120, env=dict(os.environ, MPGLUON_CUDA_GRAPHS="0"))
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_steps_are_replayed_with_the_same_bits(devices, counts):
+    contexts = [mx.gpu(i) for i in range(devices)]
+    seen = []
+
+    def look(step):
+        for ctx in contexts:
+            nd.zeros((1,), ctx=ctx).wait_to_read()
+        seen.append(counts.look())
+
+    losses, _ = training(contexts, 12, look=look)
+    plain = without_graphs(f"""
+        import mpgluon as mx
+        from test_gpu_graphs import Counts, training
+        losses, _ = training([mx.gpu(i) for i in range({devices})], 12)
+        assert Counts().now()["capture"] == 0
+        print(*[loss.hex() for loss in map(float, losses)])
+    """)  # fmt: skip
+    assert [float(loss).hex() for loss in losses] == plain
+    assert seen[0]["graph"] == 0 and sum(s["capture"] for s in seen) >= 2 * devices  # forward and backward, on each
+    steady = seen[-1]
+    assert steady["capture"] == steady["instantiate"] == 0 and steady["graph"] >= 2 * devices
+    assert steady["launch"] * 2 < seen[0]["launch"]
+
+
+def test_nothing_in_a_step_waits_for_the_card(counts):
+    """What `waitall` looks at is in the host's memory."""
+    found = []
+
+    def look(step):
+        nd.waitall()
+        found.append(counts.look()["synchronize"])
+
+    training([mx.gpu(0), mx.gpu(1)], 12, look=look, keep=False)
+    assert sum(found[4:]) == 0, found  # the first steps allocate
+
+
+def test_a_new_signature_is_captured_anew(counts):
+    mx.random.seed(7)
+    net = Net([mx.gpu(0)])
+    net.hybridize()
+    captured = []
+    for batch in (8, 5, 8):
+        x = nd.ones((batch, 16), ctx=mx.gpu(0)) * batch
+        results = [net(x).asnumpy() for _ in range(4)]
+        captured.append(counts.look()["capture"])
+        for result in results[1:]:
+            np.testing.assert_array_equal(result, results[0])
+    assert captured[0] >= 1 and captured[1] >= 1 and captured[2] <= 1  # the first one's is still there; its addresses may have moved
+
+
+def test_changed_addresses_are_followed(counts):
+    """Every call has its input and its output at other places, as all of them are kept."""
+    net = Net([mx.gpu(0)])
+    net.hybridize()
+    values = np.random.RandomState(1).rand(60, 8, 16).astype("float32")
+    inputs = [nd.array(value, ctx=mx.gpu(0)) for value in values]
+    outputs = [net(x) for x in inputs]
+    nd.waitall()
+    found = counts.look()
+    assert found["capture"] > 0 and found["update"] + found["instantiate"] == found["capture"]
+    assert found["capture"] <= 12  # it gives up when they keep changing
+    again = [net(x) for x in inputs]
+    for one, other, x in zip(outputs, again, inputs):
+        np.testing.assert_array_equal(one.asnumpy(), other.asnumpy())
+        expected = x.asnumpy()
+        for layer in net.layers:
+            expected = np.tanh(expected @ layer.weight.data().asnumpy().T + layer.bias.data().asnumpy())
+        np.testing.assert_allclose(one.asnumpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_random_numbers_are_drawn_anew(counts):
+    """Dropout is issued as ever, between captures of what lies around it."""
+    losses, _ = training([mx.gpu(0)], 10, drop=0.5)
+    plain = without_graphs("""
+        import mpgluon as mx
+        from test_gpu_graphs import training
+        print(*[float(loss).hex() for loss in training([mx.gpu(0)], 10, drop=0.5)[0]])
+    """)  # fmt: skip
+    assert [float(loss).hex() for loss in losses] == plain
+    assert len(set(losses[-4:])) == 4
+
+
+def test_kernels_that_wait_for_the_card_are_left_out(counts):
+    """`take(mode='raise')` looks at its indices; what is before and behind it is captured once that is known."""
+
+    class Looks(gluon.HybridBlock):
+        def hybrid_forward(self, F, x, index):
+            for _ in range(4):
+                x = F.dot(x, x) * 0.1
+            x = F.take(x, index, mode="raise")
+            for _ in range(4):
+                x = F.dot(x, x) * 0.1
+            return x
+
+    net = Looks()
+    net.hybridize()
+    x, index = nd.array(np.random.RandomState(0).rand(6, 6), ctx=mx.gpu(0)), nd.array([5, 4, 3, 2, 1, 0], ctx=mx.gpu(0))
+    results = []
+    for _ in range(10):
+        results.append(net(x, index).asnumpy())
+        found = counts.look()
+    assert found["graph"] == 2 and found["capture"] == 0
+    for result in results[1:]:
+        np.testing.assert_array_equal(result, results[0])
+    with pytest.raises(mx.base.MXNetError, match="take"):
+        net(x, index + 10).wait_to_read()
+    np.testing.assert_array_equal(net(x, index).asnumpy(), results[0])
+
+
+def test_pipelines_replay_their_segments(counts):
+    contexts = [mx.gpu(0), mx.gpu(1)]
+    losses = pipelined(contexts)
+    plain = without_graphs("""
+        import mpgluon as mx
+        from test_gpu_graphs import pipelined
+        print(*[float(loss).hex() for loss in pipelined([mx.gpu(0), mx.gpu(1)])])
+    """)  # fmt: skip
+    assert [float(loss).hex() for loss in losses] == plain
+    assert counts.look()["graph"] > 8
+
+
+def pipelined(contexts):
+    mx.random.seed(7)
+    net = Net(contexts)
+    step = TrainStep(net, lambda out, *_: (out**2).sum(axis=1), gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}), Pipeline(4, "1f1b"))
+    x = nd.array(np.random.RandomState(0).rand(8, 16), ctx=contexts[0])
+    return [step(x, []).mean().asscalar() for _ in range(6)]
+
+
+def test_profiles_show_ops_and_not_captures(counts):
+    net = Net([mx.gpu(0)])
+    net.hybridize()
+    x = nd.ones((8, 16), ctx=mx.gpu(0))
+    for _ in range(4):
+        net(x).wait_to_read()
+    counts.look()
+    mx.profiler.set_config(aggregate_stats=True)
+    mx.profiler.set_state("run")
+    try:
+        net(x).wait_to_read()
+    finally:
+        mx.profiler.set_state("stop")
+    assert "FullyConnected" in mx.profiler.dumps(reset=True)
+    assert counts.look()["graph"] == 0
