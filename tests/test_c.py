@@ -94,6 +94,7 @@ def test_c(build, variant, program, name):
     ({"MPGLUON_ENGINE": "turbo"}, "MPGLUON_ENGINE is 'turbo'; it must be async, sync or shuffle"),
     ({"MPGLUON_CPU_THREADS": "many"}, "MPGLUON_CPU_THREADS is 'many'; it must be a whole number"),
     ({"MPGLUON_CPU_THREADS": "-1"}, "MPGLUON_CPU_THREADS is '-1'"),
+    ({"MPGLUON_SPIN": "1001"}, "MPGLUON_SPIN is '1001'; it must be a whole number from 0 to 1000"),
 ])
 def test_bad_settings(build, settings, expected):
     done = subprocess.run([build("plain", "test_device"), "order"], capture_output=True, text=True, timeout=60, env={**os.environ, **settings})
@@ -105,6 +106,8 @@ def test_bad_settings(build, settings, expected):
     ({"MXNET_ENGINE_TYPE": "NaiveEngine"}, ["order", "points"]),
     ({"MPGLUON_ENGINE": "shuffle", "MPGLUON_ENGINE_SEED": "5"}, ["order", "points", "failures", "resumable"]),
     ({"MPGLUON_CPU_THREADS": "3"}, ["order"]),
+    ({"MPGLUON_SPIN": "0"}, ["order", "points", "failures", "resumable"]),
+    ({"MPGLUON_SPIN": "1000"}, ["order", "points", "failures", "resumable"]),
 ])
 def test_settings(build, settings, names):
     for name in names:

@@ -152,6 +152,24 @@ def test_steady_loops_do_not_allocate_for_each_step(kind, devices):
     assert max(made) <= 30, made
 
 
+def test_handing_over_comes_before_the_first_kernel():
+    net, x = chain(300, 40, devices=2), nd.ones((8, 8))
+    net(x).wait_to_read()
+    assert _core.handed_over(mx.cpu(0)) is None
+    mx.profiler.set_state("run")
+    begin = time.perf_counter()
+    y = net(x)
+    end = time.perf_counter()
+    nd.waitall()
+    mx.profiler.set_state("stop")
+    for device in (mx.cpu(0), mx.cpu(1)):
+        first = min(event["begin"] for event in mx.profiler.events() if event["program"] and event["device"] == str(device))
+        assert begin <= _core.handed_over(device) <= min(end, first)
+    assert y.shape == (8, 8)
+    with pytest.raises((TypeError, ValueError)):
+        _core.handed_over("nowhere(0)")
+
+
 def test_allocations_are_counted():
     assert allocations(lambda: chain(4, 2)(nd.ones((8, 8))).wait_to_read(), 1) > 10
 

@@ -4,7 +4,15 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "device/device.h"
+#include "device/internal.h"
+
+int mpg_this_core(void) {
+#ifdef __linux__
+  return sched_getcpu() + 1;
+#else
+  return 0;
+#endif
+}
 
 /* "200000 100000" -> 2; "max 100000" -> 0 (no limit), as when there is no such file. */
 static int cores_of_cpu_max(const char *path) {

@@ -50,6 +50,7 @@ static mpg_status cpu_enqueue(mpg_device *device, const mpg_submission *submissi
   return mpg_queue_enqueue(&((cpu_state *)device->backend_state)->queue, device, worker_main, submission, first_tick);
 }
 static void cpu_publish(mpg_device *device) { mpg_queue_publish(&((cpu_state *)device->backend_state)->queue); }
+static void cpu_wake(mpg_device *device) { mpg_queue_wake(&((cpu_state *)device->backend_state)->queue); }
 static void cpu_retract(mpg_device *device) { mpg_queue_retract(&((cpu_state *)device->backend_state)->queue); }
 static void cpu_stop(mpg_device *device) { mpg_queue_stop(&((cpu_state *)device->backend_state)->queue); }
 
@@ -73,6 +74,7 @@ static void *worker_main(void *argument) {
   state->omp_threads = 0;
   for (mpg_record *next; (next = mpg_queue_next(&state->queue));) {
     mpg_task *task = &next->task;
+    atomic_store_explicit(&device->at.core, mpg_this_core(), memory_order_relaxed);
     int threads = atomic_load_explicit(&device->num_threads, memory_order_relaxed);
     if (threads != state->omp_threads) omp_set_num_threads(state->omp_threads = threads);
     for (int i = 0; i < task->submission.num_points; i++)
@@ -169,6 +171,7 @@ const mpg_backend mpg_cpu_backend = {
     .free = cpu_free,
     .enqueue = cpu_enqueue,
     .publish = cpu_publish,
+    .wake = cpu_wake,
     .retract = cpu_retract,
     .wait = cpu_wait,
     .fork_prepare = cpu_fork_prepare,

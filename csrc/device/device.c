@@ -6,15 +6,18 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/host.h"
 #include "base/memory.h"
 #include "device/gpu.h"
 #include "device/internal.h"
 #include "device/pool.h"
+#include "device/profiler.h"
 
 enum {
   RECENT = MPG_RECENT, /* submissions that may be queued on a device, about, before mpg_device_make_room waits */
   LOOK_INTERVAL = 256, /* it looks once in so many: `completed` is on a cache line that the worker writes */
+  DEFAULT_SPIN_US = 50, /* about what it takes to wake a thread, on both sides */
 };
 
 /* Runtime state: the device table and the settings. Host lock. */
@@ -24,6 +27,8 @@ static struct {
   int count;
   int fixed_threads; /* per CPU device; 0: cores are shared out */
   mpg_engine_mode mode;
+  int64_t idle_spin_ns;
+  _Atomic(int) spinning; /* idle workers that look for work; any thread */
   bool initialized, shut_down, fork_prepared;
   bool exiting; /* libraries that were opened after this one have taken their state down */
 } table;
@@ -147,12 +152,22 @@ static mpg_status enqueue(mpg_device *device, const mpg_submission *submission) 
 }
 
 static void remember(mpg_device *device, const mpg_submission *work, mpg_tick last) {
-  device->recent[device->submissions++ % RECENT] = (mpg_submitted){last, work->name, work->origin, work->scope, work->stage, work->micro_batch};
+  int64_t now = __builtin_expect(mpg_profiler_on(), 0) ? mpg_clock_ns() : 0;
+  device->recent[device->submissions++ % RECENT] = (mpg_submitted){last, work->name, work->origin, work->scope, work->stage, work->micro_batch, now};
+}
+
+const mpg_submitted *mpg_device_latest(const mpg_device *device) {
+  return device->submissions ? &device->recent[(device->submissions - 1) % RECENT] : NULL;
 }
 
 static void publish(mpg_device *device, const mpg_submission *submission, mpg_tick last) {
   remember(device, submission, last);
   device->backend->publish(device);
+}
+
+/* Apart from publishing: that costs nothing, and this a call of the system, which other devices need not wait for. */
+static void wake(mpg_device *device) {
+  if (device->backend->wake) device->backend->wake(device);
 }
 
 static mpg_status finish_now(mpg_device *device, mpg_tick tick) {
@@ -169,6 +184,7 @@ mpg_status mpg_device_submit(mpg_device *device, const mpg_submission *submissio
   }
   mpg_tick last = device->submitted;
   publish(device, submission, last);
+  wake(device);
   if (tick) *tick = last;
   return table.mode == MPG_ENGINE_SYNC ? finish_now(device, last) : MPG_OK;
 }
@@ -188,6 +204,7 @@ mpg_status mpg_device_submit_together(mpg_device *const *devices, const mpg_subm
     last[queued] = devices[queued]->submitted;
   }
   for (int i = 0; i < count; i++) publish(devices[i], &submissions[i], last[i]);
+  for (int i = 0; i < count; i++) wake(devices[i]);
   if (ticks && count > 0) memcpy(ticks, last, (size_t)count * sizeof *ticks);
   if (table.mode == MPG_ENGINE_SYNC) {
     for (int i = 0; i < count; i++) mpg_tick_wait(devices[i], last[i], true);
@@ -205,6 +222,12 @@ fail:
   if (last != few) mpg_free(last);
   return status;
 }
+
+/* --- Idle workers --------------------------------------------------------------------------------------------------------- */
+
+int64_t mpg_idle_spin_ns(void) { return table.idle_spin_ns; }
+bool mpg_idle_spin_begin(void) { return atomic_fetch_add_explicit(&table.spinning, 1, memory_order_relaxed) + 1 < mpg_machine_cores(); }
+void mpg_idle_spin_end(void) { atomic_fetch_sub_explicit(&table.spinning, 1, memory_order_relaxed); }
 
 /* --- Copies --------------------------------------------------------------------------------------------------------------- */
 
@@ -304,6 +327,7 @@ static void before_fork(void) {
 }
 
 static void after_fork(bool child) {
+  if (child) atomic_store_explicit(&table.spinning, 0, memory_order_relaxed);
   if (!table.fork_prepared) {
     if (child) table.shut_down = true;
     return;
@@ -331,7 +355,9 @@ static mpg_status setting(const char *name, long long low, long long high, long 
 }
 
 static mpg_status read_settings(void) {
-  long long threads = 0, seed = 0;
+  long long threads = 0, seed = 0, spin = DEFAULT_SPIN_US;
+  MPG_TRY(setting("MPGLUON_SPIN", 0, 1000, &spin));
+  table.idle_spin_ns = mpg_machine_cores() > 1 ? spin * 1000 : 0;
   MPG_TRY(setting("MPGLUON_CPU_THREADS", 0, 4096, &threads));
   MPG_TRY(setting("MPGLUON_ENGINE_SEED", 0, INT64_MAX, &seed));
   mpg_engine_mode mode = MPG_ENGINE_ASYNC;

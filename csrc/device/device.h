@@ -89,10 +89,11 @@ typedef struct mpg_backend {
   mpg_status (*allocate)(mpg_device *device, size_t size, void **memory); /* 64-byte aligned; raw, below the pool */
   void (*free)(mpg_device *device, void *memory, size_t size);
   /* Submission in two steps, so that several devices take work together or not at all. enqueue copies the work, starting
-   * nothing; publish (cannot fail) lets everything enqueued run; retract forgets what was enqueued and not published,
+   * nothing; publish (cannot fail) lets everything enqueued run; wake (optional) comes behind publish, where a thread may sleep; retract forgets what was enqueued and not published,
    * without discarding payloads. */
   mpg_status (*enqueue)(mpg_device *device, const mpg_submission *submission, mpg_tick first_tick);
   void (*publish)(mpg_device *device);
+  void (*wake)(mpg_device *device);
   void (*retract)(mpg_device *device);
   /* Blocks until `tick` is completed or `timeout_ns` passed; host lock NOT held. True when reached. */
   bool (*wait)(mpg_device *device, mpg_tick tick, int64_t timeout_ns);
@@ -124,7 +125,10 @@ typedef struct mpg_submitted {
   mpg_tick last;
   const char *name;
   uint32_t origin, scope, stage, micro_batch;
+  int64_t queued_ns; /* monotonic clock: when the worker could see it; 0: the profiler was off */
 } mpg_submitted;
+/* The latest submission; NULL: none yet. */
+const mpg_submitted *mpg_device_latest(const mpg_device *device);
 
 struct mpg_device {
   mpg_device_id id;
@@ -155,6 +159,7 @@ struct mpg_device {
     _Atomic(uint32_t) scope;
     _Atomic(int32_t) peer; /* 1 + ordinal of the device it waits for; 0: it does not wait */
     _Atomic(mpg_tick) tick; /* that it waits for */
+    _Atomic(int) core;      /* 1 + the core that its worker was last seen on; 0: none */
   } at;
   _Alignas(64) _Atomic(mpg_tick) completed; /* any thread reads; the backend writes. On a cache line of its own. */
 };

@@ -241,6 +241,7 @@ static mpg_status gpu_enqueue(mpg_device *device, const mpg_submission *submissi
   return mpg_queue_enqueue(&state->queue, device, worker_main, submission, first_tick);
 }
 static void gpu_publish(mpg_device *device) { mpg_queue_publish(&state_of(device)->queue); }
+static void gpu_wake(mpg_device *device) { mpg_queue_wake(&state_of(device)->queue); }
 static void gpu_retract(mpg_device *device) { mpg_queue_retract(&state_of(device)->queue); }
 static void gpu_stop(mpg_device *device) { mpg_queue_stop(&state_of(device)->queue); }
 
@@ -363,6 +364,7 @@ const mpg_backend mpg_gpu_backend = {
     .free = gpu_free,
     .enqueue = gpu_enqueue,
     .publish = gpu_publish,
+    .wake = gpu_wake,
     .retract = gpu_retract,
     .wait = gpu_wait,
     .fork_prepare = gpu_fork_prepare,

@@ -57,11 +57,16 @@ static inline void mpg_cpu_pause(void) {
   __asm__ volatile("yield");
 #endif
 }
-/* Spins until the tick is reached or `ns` have passed. True when reached. Any thread. */
+/* 1 + the core that this thread runs on; 0: not known. Who waits for a thread on the same core must not spin: that one would not run. */
+int mpg_this_core(void);
+/* Spins until the tick is reached or `ns` have passed, as long as the device's worker is on another core. True when reached. Any thread. */
 bool mpg_tick_spin(const mpg_device *device, mpg_tick tick, int64_t ns);
 /* Waits however long it takes. Host lock: given up while blocking if `give_up_lock`. No interrupts. */
 void mpg_tick_wait(mpg_device *device, mpg_tick tick, bool give_up_lock);
 int64_t mpg_spin_limit_ns(void); /* the longest spin that pays here: 0 on one core */
+int64_t mpg_idle_spin_ns(void);  /* the same for workers that have nothing to do (MPGLUON_SPIN) */
+bool mpg_idle_spin_begin(void);  /* whether one more may spin: a core is left to who calls */
+void mpg_idle_spin_end(void);    /* whatever that said */
 
 /* --- The shuffled order (mock.c) ------------------------------------------------------------------------------------ */
 void mpg_shuffle_seed(uint64_t seed);

@@ -4,6 +4,11 @@
 #include <errno.h>
 #include <signal.h>
 #include <string.h>
+#ifdef __linux__
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #include <time.h>
 
 #include "base/clock.h"
@@ -15,6 +20,7 @@ enum {
   LARGEST_RECORD = SEGMENT_SIZE / 8, /* larger tasks keep points and payload in memory of their own */
   RECORD_ALIGNMENT = 16,
 };
+enum { AWAKE, ASLEEP }; /* queue->sleeping */
 static const int64_t SPIN_MIN_NS = 1000, WAIT_SLICE_NS = 20000000;
 
 struct mpg_queue_segment {
@@ -56,22 +62,56 @@ bool mpg_sleepers_wait(mpg_sleepers *sleepers, mpg_queue *queue, const _Atomic(m
 void mpg_sleepers_wake(mpg_sleepers *sleepers, mpg_queue *queue) {
   pthread_mutex_lock(&queue->mutex);
   atomic_store(&sleepers->wake_at, NEVER); /* who is not served yet puts its tick in again */
+  pthread_mutex_unlock(&queue->mutex);     /* first: who wakes up takes it */
   pthread_cond_broadcast(&sleepers->reached);
-  pthread_mutex_unlock(&queue->mutex);
 }
 
 void mpg_queue_init(mpg_queue *queue) {
   pthread_mutex_init(&queue->mutex, NULL);
   mpg_condition_init(&queue->work_arrived);
-  queue->spin_ns = mpg_spin_limit_ns();
+  queue->spin_ns = SPIN_MIN_NS;
 }
 
 void mpg_queue_forget_worker(mpg_queue *queue) {
   pthread_mutex_init(&queue->mutex, NULL);
   mpg_condition_init(&queue->work_arrived);
   queue->started = false;
-  atomic_store(&queue->sleeping, false);
+  atomic_store(&queue->sleeping, AWAKE);
 }
+
+/* --- Sleeping ------------------------------------------------------------------------------------------------------- */
+
+static bool nothing_to_do(mpg_queue *queue) { return atomic_load(&queue->published) == queue->consumed && !atomic_load(&queue->stopping); }
+
+#ifdef __linux__ /* a futex wakes a thread 5 us sooner than a condition, which has it take a mutex first */
+static void sleep_until_work(mpg_queue *queue) {
+  while (nothing_to_do(queue)) {
+    atomic_store(&queue->sleeping, ASLEEP); /* before the last look */
+    if (nothing_to_do(queue)) syscall(SYS_futex, &queue->sleeping, FUTEX_WAIT_PRIVATE, ASLEEP, NULL, NULL, 0);
+  }
+  atomic_store(&queue->sleeping, AWAKE);
+}
+
+void mpg_queue_wake(mpg_queue *queue) {
+  if (atomic_load(&queue->sleeping) == ASLEEP && atomic_exchange(&queue->sleeping, AWAKE) == ASLEEP)
+    syscall(SYS_futex, &queue->sleeping, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+}
+#else
+static void sleep_until_work(mpg_queue *queue) {
+  pthread_mutex_lock(&queue->mutex);
+  atomic_store(&queue->sleeping, ASLEEP);
+  while (nothing_to_do(queue)) pthread_cond_wait(&queue->work_arrived, &queue->mutex);
+  atomic_store(&queue->sleeping, AWAKE);
+  pthread_mutex_unlock(&queue->mutex);
+}
+
+void mpg_queue_wake(mpg_queue *queue) {
+  if (atomic_load(&queue->sleeping) != ASLEEP) return;
+  pthread_mutex_lock(&queue->mutex); /* it waits, or has not looked yet */
+  pthread_mutex_unlock(&queue->mutex);
+  pthread_cond_signal(&queue->work_arrived);
+}
+#endif
 
 /* --- The producer --------------------------------------------------------------------------------------------------- */
 
@@ -147,11 +187,8 @@ mpg_status mpg_queue_enqueue(mpg_queue *queue, mpg_device *device, void *(*worke
 void mpg_queue_publish(mpg_queue *queue) {
   queue->published_segment = queue->write_segment;
   queue->published_offset = queue->write_offset;
-  atomic_store(&queue->published, queue->enqueued); /* sequentially consistent: against `sleeping` in mpg_queue_next */
-  if (!atomic_load(&queue->sleeping)) return;
-  pthread_mutex_lock(&queue->mutex);
-  pthread_cond_signal(&queue->work_arrived);
-  pthread_mutex_unlock(&queue->mutex);
+  atomic_store_explicit(&queue->producer_core, mpg_this_core(), memory_order_relaxed);
+  atomic_store(&queue->published, queue->enqueued); /* sequentially consistent: against `sleeping` */
 }
 
 void mpg_queue_retract(mpg_queue *queue) {
@@ -183,10 +220,8 @@ void mpg_queue_retract(mpg_queue *queue) {
 }
 
 void mpg_queue_stop(mpg_queue *queue) {
-  pthread_mutex_lock(&queue->mutex);
   atomic_store(&queue->stopping, true);
-  pthread_cond_signal(&queue->work_arrived);
-  pthread_mutex_unlock(&queue->mutex);
+  mpg_queue_wake(queue);
 }
 
 void mpg_queue_join(mpg_queue *queue) {
@@ -213,30 +248,31 @@ void mpg_queue_pop(mpg_queue *queue, mpg_record *done) {
   queue->consumed++;
 }
 
+static bool shares_core(mpg_queue *queue) {
+  int core = atomic_load_explicit(&queue->producer_core, memory_order_relaxed);
+  return core && core == mpg_this_core();
+}
+
+/* Looks for work for a while. An idle worker does that as long as it was worth it lately, and on another core than who calls. */
+static void spin(mpg_queue *queue, int64_t begin) {
+  if (mpg_idle_spin_begin())
+    do
+      for (int i = 0; i < 32 && mpg_queue_empty(queue); i++) mpg_cpu_pause();
+    while (mpg_queue_empty(queue) && !shares_core(queue) && mpg_clock_ns() - begin < queue->spin_ns && !mpg_queue_stopping(queue));
+  mpg_idle_spin_end();
+}
+
 mpg_record *mpg_queue_next(mpg_queue *queue) {
-  if (atomic_load_explicit(&queue->published, memory_order_acquire) == queue->consumed) {
-    int64_t limit = mpg_spin_limit_ns();
-    if (limit) {
-      int64_t end = mpg_clock_ns() + queue->spin_ns;
-      bool arrived = false;
-      do {
-        for (int i = 0; i < 32 && !arrived; i++) {
-          arrived = atomic_load_explicit(&queue->published, memory_order_acquire) != queue->consumed;
-          if (!arrived) mpg_cpu_pause();
-        }
-      } while (!arrived && mpg_clock_ns() < end);
-      queue->spin_ns = arrived ? queue->spin_ns * 2 : queue->spin_ns / 2;
-      if (queue->spin_ns > limit) queue->spin_ns = limit;
-      if (queue->spin_ns < SPIN_MIN_NS) queue->spin_ns = SPIN_MIN_NS;
-    }
-    if (atomic_load_explicit(&queue->published, memory_order_acquire) == queue->consumed) {
-      pthread_mutex_lock(&queue->mutex);
-      atomic_store(&queue->sleeping, true);
-      while (atomic_load(&queue->published) == queue->consumed && !atomic_load(&queue->stopping))
-        pthread_cond_wait(&queue->work_arrived, &queue->mutex);
-      atomic_store(&queue->sleeping, false);
-      pthread_mutex_unlock(&queue->mutex);
-    }
+  int64_t limit = mpg_idle_spin_ns();
+  if (mpg_queue_empty(queue) && limit) {
+    int64_t begin = mpg_clock_ns();
+    spin(queue, begin);
+    if (mpg_queue_empty(queue)) sleep_until_work(queue);
+    /* Would it have come within the limit? What it took to wake up counts, too: so that the limit is not met by much. */
+    queue->spin_ns = mpg_clock_ns() - begin < 2 * limit ? limit : queue->spin_ns / 2;
+    if (queue->spin_ns < SPIN_MIN_NS) queue->spin_ns = SPIN_MIN_NS;
+  } else if (mpg_queue_empty(queue)) {
+    sleep_until_work(queue);
   }
   return atomic_load(&queue->stopping) ? NULL : mpg_queue_front(queue);
 }

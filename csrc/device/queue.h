@@ -30,17 +30,18 @@ typedef struct mpg_queue {
 
   /* Shared; what is written with every task is apart from what is only looked at. */
   _Alignas(64) _Atomic(uint64_t) published;
-  _Alignas(64) _Atomic(bool) sleeping;
+  _Atomic(int) producer_core; /* mpg_this_core, when that was */
+  _Alignas(64) _Atomic(uint32_t) sleeping; /* the worker sleeps, or is about to */
   _Atomic(bool) stopping;
   _Atomic(mpg_queue_segment *) spare; /* a used segment, on its way back to the producer */
-  pthread_mutex_t mutex;              /* for sleeping; the backend may use it for waiters of its own */
-  pthread_cond_t work_arrived;
+  pthread_mutex_t mutex;              /* the backend may use it for waiters of its own */
+  pthread_cond_t work_arrived;        /* where there is no futex */
 
   /* The worker's; the producer's when there is none. */
   _Alignas(64) mpg_queue_segment *read_segment;
   size_t read_offset;
   uint64_t consumed;
-  int64_t spin_ns; /* grows when spinning was worth it */
+  int64_t spin_ns; /* how long an idle worker looks for work before it sleeps */
   pthread_t thread;
 } mpg_queue;
 
@@ -65,6 +66,7 @@ static inline void mpg_sleepers_passed(mpg_sleepers *sleepers, mpg_queue *queue,
 mpg_status mpg_queue_enqueue(mpg_queue *queue, mpg_device *device, void *(*worker)(void *device), const mpg_submission *submission,
                              mpg_tick first_tick);
 void mpg_queue_publish(mpg_queue *queue);
+void mpg_queue_wake(mpg_queue *queue); /* the worker, if it sleeps */
 void mpg_queue_retract(mpg_queue *queue);
 void mpg_queue_stop(mpg_queue *queue);
 void mpg_queue_join(mpg_queue *queue); /* after which this thread may read */

@@ -6,6 +6,11 @@ static const int64_t SPIN_NS = 30000, INTERRUPT_SLICE_NS = 50000000;
 
 int64_t mpg_spin_limit_ns(void) { return mpg_machine_cores() > 1 ? SPIN_NS : 0; }
 
+static bool shares_core(const mpg_device *device) {
+  int core = atomic_load_explicit(&((mpg_device *)device)->at.core, memory_order_relaxed);
+  return core && core == mpg_this_core();
+}
+
 bool mpg_tick_spin(const mpg_device *device, mpg_tick tick, int64_t ns) {
   if (mpg_tick_reached(device, tick)) return true;
   if (ns <= 0) return false;
@@ -15,7 +20,7 @@ bool mpg_tick_spin(const mpg_device *device, mpg_tick tick, int64_t ns) {
       if (mpg_tick_reached(device, tick)) return true;
       mpg_cpu_pause();
     }
-  } while (mpg_clock_ns() < end);
+  } while (!shares_core(device) && mpg_clock_ns() < end);
   return mpg_tick_reached(device, tick);
 }
 

@@ -156,10 +156,23 @@ static PyObject *stall(PyObject *module, PyObject *args) {
   Py_RETURN_NONE;
 }
 
+static PyObject *handed_over(PyObject *module, PyObject *ctx) {
+  (void)module;
+  mpg_device_id id;
+  mpg_device *device;
+  if (mpg_py_device_id(ctx, &id) < 0) return NULL;
+  MPG_PY_TRY(mpg_device_get(id, &device));
+  const mpg_submitted *latest = mpg_device_latest(device);
+  if (latest == NULL || !latest->queued_ns) Py_RETURN_NONE;
+  return PyFloat_FromDouble((double)latest->queued_ns * 1e-9);
+}
+
 PyMethodDef mpg_py_runtime_methods[] = {
     {"engine_standing", engine_standing, METH_NOARGS,
      "engine_standing()\n--\n\nFor each device (its name, ticks completed, ticks submitted, the work it is at, the op in it, the op's block path, the device it\n"
      "waits for or None, the tick it waits for, the work there). Work is (name, line, block path, stage, micro-batch) or None."},
+    {"handed_over", handed_over, METH_O,
+     "handed_over(ctx)\n--\n\nWhen the worker of a device could see what was queued there last, by time.perf_counter's clock; None where the profiler was off."},
     {"_stall", stall, METH_VARARGS, "_stall(index, seconds)\n--\n\nQueues work on cpu(index) that does nothing for so long; for tests."},
     {"waitall", waitall, METH_NOARGS, "waitall()\n--\n\nWaits for everything queued on all devices; raises the first failure not raised before."},
     {"random_seed", random_seed, METH_O, "random_seed(seed)\n--\n\nSets the seed of all random ops and starts their count anew."},
