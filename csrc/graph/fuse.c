@@ -15,7 +15,7 @@ typedef struct open_group {
   uint32_t num_kernels; /* members that are no views */
   uint32_t num_members, num_uses, num_folds;
   uint32_t head;          /* node; UINT32_MAX: none */
-  int64_t panel;          /* elements of the head's panels */
+  int64_t panel, least;   /* elements of the head's panels, and of the smallest that many threads may want */
   uint32_t members[MPG_FUSED_MAX_MEMBERS]; /* positions, ascending */
   mpg_fused_use uses[MPG_FUSED_MAX_VALUES];
 } open_group;
@@ -83,7 +83,7 @@ mpg_fuse_kind mpg_fuse_kind_of(const mpg_graph *graph, const mpg_node *node) {
 bool mpg_fuse_product(const mpg_graph *graph, const mpg_node *node, mpg_product *product) {
   if (node->num_inputs < 2) return false;
   const mpg_value *inputs = mpg_node_inputs(graph, node);
-  return mpg_product_in_panels(node->op, node->params, &mpg_graph_at(graph, inputs[0])->desc, &mpg_graph_at(graph, inputs[1])->desc, product);
+  return mpg_product_in_panels(node->op, node->params, (const mpg_desc *[]){&mpg_graph_at(graph, inputs[0])->desc, &mpg_graph_at(graph, inputs[1])->desc}, product);
 }
 
 /* What a node does on its own domain: bits per input, then per output. */
@@ -168,18 +168,27 @@ static int find_split(const mpg_domain *domain, const mpg_fused_use *uses, size_
   return split;
 }
 
+static int64_t common_divisor(int64_t a, int64_t b) {
+  while (b) {
+    int64_t rest = a % b;
+    a = b;
+    b = rest;
+  }
+  return a;
+}
+
 /* Tiles small enough for a cache, and enough of them for the threads. */
 static bool can_be_cut(const open_group *g) {
   int64_t all = mpg_domain_size(&g->domain, mpg_domain_all(&g->domain)), tile = 1;
   for (int d = find_split(&g->domain, g->uses, g->num_uses) + 1; d < g->domain.ndim; d++) tile *= g->domain.dims[d];
   if (tile > MPG_FUSED_MAX_TILE || (all > MPG_FUSED_MAX_TILE && all / tile < 8)) return false;
-  if (g->head != UINT32_MAX && g->panel / 8 % tile) return false; /* with many threads they are smaller */
+  if (g->head != UINT32_MAX && g->least % tile) return false;
   if (all <= MPG_FUSED_MAX_FEW) return true;
   for (uint32_t i = 0; i < g->num_uses; i++) { /* threads share whole chunks */
     if (!g->uses[i].folded) continue;
     int64_t inner = mpg_domain_size(&g->domain, g->uses[i].moving), chunk = mpg_fold_chunk(all / inner, inner);
     if ((all / inner + chunk - 1) / chunk < 8 || chunk * inner % tile) return false;
-    if (g->head != UINT32_MAX && g->panel % (chunk * inner) && chunk * inner % g->panel) return false;
+    if (g->head != UINT32_MAX && all / 8 < g->panel / common_divisor(g->panel, chunk * inner) * chunk * inner) return false; /* and whole panels */
   }
   return true;
 }
@@ -243,7 +252,7 @@ static bool merge(open_group *g, const open_group *other, uint32_t value) {
   if (!here || !there || there->moving != mpg_domain_all(&other->domain)) return false;
   if ((other->num_folds || other->head != UINT32_MAX) && here->moving != mpg_domain_all(&g->domain)) return false;
   if (g->head != UINT32_MAX && other->head != UINT32_MAX) return false;
-  if (other->head != UINT32_MAX) g->head = other->head, g->panel = other->panel;
+  if (other->head != UINT32_MAX) g->head = other->head, g->panel = other->panel, g->least = other->least;
   if (g->num_folds + other->num_folds > MPG_FUSED_MAX_FOLDS) return false;
   if (!mpg_domain_join(&g->domain, here->moving, &other->domain, &old, &joined)) return false;
   map_uses(g, &old);
@@ -342,7 +351,7 @@ static mpg_status start(fuser *f, uint32_t position, uint32_t segment, const mpg
   f->spare = NULL;
   *g = (open_group){.device = node->device, .segment = segment, .open = true, .domain = a->domain, .last = position, .head = UINT32_MAX};
   bool fits = true;
-  if (head) g->head = f->order->nodes[position], g->panel = head->panel * head->n;
+  if (head) g->head = f->order->nodes[position], g->panel = head->panel * head->n, g->least = head->least * head->n;
   for (uint32_t i = 0; i < a->num_inputs && fits && !head; i++)
     fits = add_use(g, mpg_value_index(f->graph, mpg_node_inputs(f->graph, node)[i]), a->bits[i], false);
   for (uint32_t i = 0; i < a->num_outputs && fits; i++) fits = add_use(g, node->values + i, a->bits[a->num_inputs + i], true);
@@ -441,7 +450,9 @@ static mpg_status visit(fuser *f, uint32_t position) {
     }
     close_group(f, found[i]);
   }
-  if (kind == MPG_FUSE_HEAD && mpg_fuse_product(f->graph, node, &head)) {
+  bool heads = kind == MPG_FUSE_HEAD && mpg_fuse_product(f->graph, node, &head);
+  if (heads) MPG_TRY(is_taken(f, node, &heads));
+  if (heads) {
     mpg_domain_of(&f->graph->values[node->values].desc.shape, &a.domain);
     a.num_outputs = 1;
     a.num_inputs = 0;
@@ -473,7 +484,7 @@ static void look_ahead(fuser *f) {
   }
 }
 
-/* --- Folds earlier --------------------------------------------------------------------------------------------------- */
+/* --- What goes earlier ------------------------------------------------------------------------------------------------ */
 
 /* A reduction along the outer dims of what a member of a group may make. */
 static bool may_fold(const fuser *f, uint32_t n) {
@@ -488,31 +499,66 @@ static bool may_fold(const fuser *f, uint32_t n) {
          mpg_device_id_equal(graph->nodes[maker].device, node->device);
 }
 
-/* The order with such reductions right behind what they read, in the same segment, but not past a write. `pulled` is filled only where
+typedef struct pulling {
+  uint32_t *place; /* per node: its position, or that of the node it is pulled behind; UINT32_MAX: not in the order */
+  uint32_t *next;  /* per node: the one behind it */
+  uint32_t *last;  /* per node: the last one pulled behind it, or itself */
+  uint32_t *users; /* per node: inputs that read output 0 */
+  bool *follows;   /* per node: it is a head, or is pulled behind one */
+} pulling;
+
+/* What a product may be followed by at once, because the rest of what it reads is there: no array lives longer for it. */
+static bool may_follow(const fuser *f, const pulling *p, uint32_t n, uint32_t *source) {
+  const mpg_graph *graph = f->graph;
+  const mpg_node *node = &graph->nodes[n];
+  const mpg_value *inputs = mpg_node_inputs(graph, node);
+  if (f->apart[n] || mpg_fuse_kind_of(graph, node) != MPG_FUSE_MAP) return false;
+  *source = inputs[0].node;
+  for (uint32_t i = 1; i < node->num_inputs; i++)
+    if (p->place[inputs[i].node] != UINT32_MAX && (p->place[*source] == UINT32_MAX || p->place[inputs[i].node] > p->place[*source])) *source = inputs[i].node;
+  for (uint32_t i = 0; i < node->num_inputs; i++)
+    if (inputs[i].node != *source && p->place[inputs[i].node] != UINT32_MAX && p->place[inputs[i].node] >= p->place[*source]) return false;
+  const mpg_node *maker = &graph->nodes[*source];
+  return p->place[*source] != UINT32_MAX && p->follows[*source] && p->users[*source] == 1 && maker->num_outputs == 1 && node->num_outputs == 1 &&
+         mpg_device_id_equal(maker->device, node->device) &&
+         mpg_desc_bytes(&graph->values[node->values].desc) <= mpg_desc_bytes(&graph->values[maker->values].desc);
+}
+
+/* The order with such nodes right behind what they read, in the same segment, but not past a write. `pulled` is filled only where
  * it differs; its segments are borrowed. */
-static mpg_status pull_folds(const fuser *f, mpg_order *pulled) {
+static mpg_status pull(const fuser *f, mpg_order *pulled) {
   const mpg_order *order = f->order;
+  const mpg_graph *graph = f->graph;
   mpg_status status = MPG_OK;
+  size_t count = graph->num_nodes + 1;
+  pulling p = {mpg_malloc(count * sizeof *p.place), mpg_malloc(count * sizeof *p.next), mpg_malloc(count * sizeof *p.last),
+               mpg_calloc(count, sizeof *p.users), mpg_calloc(count, sizeof *p.follows)};
+  uint32_t write = 0, tail = UINT32_MAX;
   bool any = false;
-  uint32_t *at = mpg_malloc((f->graph->num_nodes + 1) * sizeof *at);     /* positions */
-  uint32_t *next = mpg_malloc((f->graph->num_nodes + 1) * sizeof *next); /* per node: a list of those that come behind it */
-  uint32_t *first = mpg_malloc((f->graph->num_nodes + 1) * sizeof *first), write = 0;
-  if (!at || !next || !first) MPG_GOTO(mpg_out_of_host_memory(f->graph->num_nodes * sizeof *at));
-  memset(at, 0xff, (f->graph->num_nodes + 1) * sizeof *at);
-  memset(first, 0xff, (f->graph->num_nodes + 1) * sizeof *first);
+  if (!p.place || !p.next || !p.last || !p.users || !p.follows) MPG_GOTO(mpg_out_of_host_memory(count * sizeof *p.place));
+  memset(p.place, 0xff, count * sizeof *p.place);
   for (uint32_t k = 0; k < order->count; k++) {
-    uint32_t n = order->nodes[k];
-    at[n] = k;
-    if (mpg_node_mutates(&f->graph->nodes[n])) write = k;
-    if (!may_fold(f, n)) continue;
-    uint32_t source = mpg_node_inputs(f->graph, &f->graph->nodes[n])[0].node, *last = &first[source];
-    if (at[source] == UINT32_MAX || at[source] < write || at[source] + 1 == k) continue;
-    if (order->segment_of && order->segment_of[at[source]] != order->segment_of[k]) continue;
-    while (*last != UINT32_MAX) last = &next[*last];
-    *last = n;
-    next[n] = UINT32_MAX;
-    at[n] = UINT32_MAX; /* moves */
-    any = true;
+    const mpg_node *node = &graph->nodes[order->nodes[k]];
+    for (uint32_t i = 0; i < node->num_inputs; i++)
+      if (mpg_has_value(mpg_node_inputs(graph, node)[i])) p.users[mpg_node_inputs(graph, node)[i].node]++;
+  }
+  for (size_t i = 0; i < graph->num_outputs; i++) p.users[graph->outputs[i].node]++;
+  for (uint32_t k = 0; k < order->count; k++) {
+    uint32_t n = order->nodes[k], source = UINT32_MAX;
+    if (mpg_node_mutates(&graph->nodes[n])) write = k;
+    bool folds = may_fold(f, n), moves = folds || may_follow(f, &p, n, &source);
+    if (folds) source = mpg_node_inputs(graph, &graph->nodes[n])[0].node;
+    moves = moves && p.place[source] != UINT32_MAX && p.place[source] >= write &&
+            !(order->segment_of && order->segment_of[p.place[source]] != order->segment_of[k]);
+    p.follows[n] = folds ? false : moves || mpg_fuse_kind_of(graph, &graph->nodes[n]) == MPG_FUSE_HEAD;
+    p.last[n] = n;
+    p.place[n] = moves ? p.place[source] : k;
+    uint32_t behind = moves ? p.last[source] : tail;
+    any |= behind != tail;
+    p.next[n] = behind == tail ? UINT32_MAX : p.next[behind];
+    if (behind == tail) tail = n;
+    if (behind != UINT32_MAX) p.next[behind] = n;
+    if (moves) p.last[source] = n;
   }
   if (!any) goto fail;
   pulled->segments = order->segments;
@@ -520,18 +566,17 @@ static mpg_status pull_folds(const fuser *f, mpg_order *pulled) {
   pulled->nodes = mpg_malloc((order->count + 1) * sizeof *pulled->nodes);
   pulled->segment_of = order->segment_of ? mpg_malloc((order->count + 1) * sizeof *pulled->segment_of) : NULL;
   if (!pulled->nodes || (order->segment_of && !pulled->segment_of)) MPG_GOTO(mpg_out_of_host_memory(order->count * sizeof *pulled->nodes));
-  for (uint32_t k = 0; k < order->count; k++) {
-    if (at[order->nodes[k]] == UINT32_MAX) continue;
-    for (uint32_t n = order->nodes[k]; n != UINT32_MAX; n = n == order->nodes[k] ? first[n] : next[n]) {
-      if (order->segment_of) pulled->segment_of[pulled->count] = order->segment_of[k];
-      pulled->nodes[pulled->count++] = n;
-    }
+  for (uint32_t n = order->nodes[0]; n != UINT32_MAX; n = p.next[n]) {
+    if (order->segment_of) pulled->segment_of[pulled->count] = order->segment_of[p.place[n]];
+    pulled->nodes[pulled->count++] = n;
   }
   MPG_ASSERT(pulled->count == order->count);
 fail:
-  mpg_free(at);
-  mpg_free(next);
-  mpg_free(first);
+  mpg_free(p.place);
+  mpg_free(p.next);
+  mpg_free(p.last);
+  mpg_free(p.users);
+  mpg_free(p.follows);
   return status;
 }
 
@@ -648,7 +693,7 @@ mpg_status mpg_graph_fuse(const mpg_graph *graph, const mpg_order *order, const 
   uint32_t groups = 0;
   mpg_order pulled = {0};
   *changed = false;
-  MPG_GOTO(pull_folds(&f, &pulled));
+  MPG_GOTO(pull(&f, &pulled));
   if (pulled.count) f.order = order = &pulled;
   f.group_of = mpg_malloc((graph->num_nodes + 1) * sizeof *f.group_of);
   f.root = mpg_malloc((graph->num_values + 1) * sizeof *f.root);

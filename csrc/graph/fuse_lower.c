@@ -118,11 +118,14 @@ static mpg_status add_member(maker *m, uint32_t n) {
   return MPG_OK;
 }
 
-static void add_head(maker *m, uint32_t n) {
+static mpg_status add_head(maker *m, uint32_t n) {
   const mpg_node *node = &m->graph->nodes[n];
   m->head = (mpg_fused_head){.op = node->op, .num_inputs = node->num_inputs, .value = value_at(m, find_use(m, node->values), (mpg_value){n, 0})};
   mpg_fuse_product(m->graph, node, &m->head.product);
   m->written[m->head.value] = true;
+  if (node->op->params->size && node->params && !(m->head.params = mpg_arena_copy(m->arena, node->params, node->op->params->size)))
+    return mpg_out_of_host_memory(node->op->params->size);
+  return MPG_OK;
 }
 
 /* A view that shares its input's memory is the same value. */
@@ -235,7 +238,7 @@ static mpg_status make(maker *m, mpg_fused_call *call) {
     }
     if (!m->num_members && !m->head.op) call->first = n;
     if (n == group->head) {
-      add_head(m, n);
+      MPG_TRY(add_head(m, n));
       continue;
     }
     MPG_TRY(add_member(m, n));

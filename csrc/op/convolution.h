@@ -74,6 +74,9 @@ void mpg_winograd_set(mpg_winograd *w, const mpg_shape *data, int64_t filters, c
 void mpg_winograd_params_from(mpg_winograd_params *to, const mpg_convolution_params *from); /* those they have in common */
 /* Whether a convolution is one that this way is faster for, forward and for its gradients. packed: the weight is packed once, not for each call. */
 bool mpg_winograd_pays(const mpg_convolution *c, bool packed);
+/* Tiles so few that all transformed inputs stay in a cache of the third level, and weights too large for one of the second: then threads
+ * share out the filters, not the tiles, and each weight is read once. */
+static inline bool mpg_winograd_shares(const mpg_winograd *w) { return w->tiles * w->channels <= 1 << 17 && w->channels * w->filters > 1 << 16; }
 /* The gradient of a bias: the sum of `grad` over all axes but the channels. */
 mpg_value mpg_emit_channel_sum(mpg_gradient *g, mpg_value grad, mpg_layout layout);
 /* The pad that a deconvolution really has: what it says, or what target_shape asks for. data, out: channels-first. */

@@ -61,6 +61,7 @@ typedef struct mpg_fused_member {
 
 typedef struct mpg_fused_head {
   const mpg_op *op; /* NULL: there is none */
+  const void *params;
   mpg_product product;
   uint32_t first_input, num_inputs; /* of the call */
   uint32_t value;   /* that it makes */

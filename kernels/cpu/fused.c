@@ -22,8 +22,10 @@ typedef struct run {
   int64_t tiles, pieces;          /* in all; shares of threads */
   int64_t rows, grain;            /* blocks of `inner` elements in all; so many are a chunk of every fold and a panel, 0: there are none */
   int64_t panel, panel_elements;  /* blocks of the head's panels; 0: there is no head */
+  uint32_t first, made;           /* members before `first` are done by the head, which makes this value: its own, or that of the last of them */
+  mpg_panel_tail tail;
   mpg_panels panels;
-  mpg_kernel_call head; /* the head's, for its name in errors */
+  mpg_kernel_call head; /* the head's, but for its output */
   char *scratch;
   size_t stride;                  /* a thread's part of it */
   size_t addresses, views, slots, product, reduction; /* what lies where in that part */
@@ -44,7 +46,7 @@ static mpg_status run_members(const run *r, mpg_view *views, const int64_t *offs
   const mpg_fused *fused = r->fused;
   uint32_t folds = 0;
   mpg_kernel_call call = {.device = r->call->device, .num_threads = 1, .scratch = scratch + r->reduction, .scratch_size = r->stride - r->reduction};
-  for (uint32_t k = 0; k < fused->num_members; k++) {
+  for (uint32_t k = r->first; k < fused->num_members; k++) {
     const mpg_fused_member *member = &fused->members[k];
     if (member->folds && offsets) {
       const mpg_fold *fold = &r->folds[folds];
@@ -118,8 +120,8 @@ static mpg_status run_tiles(const run *r, int64_t begin, int64_t end, char *scra
       }
       const mpg_fused_value *value = &fused->values[v];
       int64_t size = (int64_t)mpg_dtype_size(value->dtype);
-      if (value->operand == MPG_FUSED_LOCAL) views[i].data = scratch + r->slot_at[value->slot];
-      else if (value->operand == MPG_FUSED_PANEL) views[i].data = scratch + r->product + (offsets[v] - begin * r->inner) * size;
+      if (value->operand >= MPG_FUSED_PANEL && r->panel && v == r->made) views[i].data = scratch + r->product + (offsets[v] - begin * r->inner) * size;
+      else if (value->operand >= MPG_FUSED_PANEL) views[i].data = scratch + r->slot_at[value->slot];
       else views[i].data = (char *)outside(r, value->operand) + offsets[v] * size;
     }
     MPG_TRY(run_members(r, views, offsets, row, count, scratch));
@@ -129,12 +131,11 @@ static mpg_status run_tiles(const run *r, int64_t begin, int64_t end, char *scra
 
 /* The head's panels, each followed by its tiles. */
 static mpg_status run_panels(const run *r, int64_t begin, int64_t end, int thread, char *scratch) {
-  const mpg_fused_head *head = &r->fused->head;
-  const mpg_fused_value *value = &r->fused->values[head->value];
+  const mpg_fused_value *value = &r->fused->values[r->made];
   for (int64_t row = begin; row < end; row += r->panel) {
-    float *out = value->operand == MPG_FUSED_PANEL ? (float *)(void *)(scratch + r->product) : (float *)outside(r, value->operand) + row * r->inner;
+    float *out = value->operand >= MPG_FUSED_PANEL ? (float *)(void *)(scratch + r->product) : (float *)outside(r, value->operand) + row * r->inner;
     MPG_TRY(mpg_cpu_panel(&r->head, &r->panels, thread, row / r->panel, out));
-    MPG_TRY(run_tiles(r, row, end - row < r->panel ? end : row + r->panel, scratch));
+    if (r->first < r->fused->num_members) MPG_TRY(run_tiles(r, row, end - row < r->panel ? end : row + r->panel, scratch));
   }
   return MPG_OK;
 }
@@ -226,6 +227,47 @@ static void cut(run *r) {
   if (r->pieces > most) r->pieces = most;
 }
 
+static bool read_later(const mpg_fused *fused, uint32_t value, uint32_t from) {
+  for (uint32_t k = from; k < fused->num_members; k++)
+    for (uint32_t i = 0; i < fused->members[k].num_inputs; i++)
+      if (fused->operands[fused->members[k].operands + i] == value) return true;
+  return false;
+}
+
+/* Leaves to the head what it does itself of the first members: an addition of an array of its size, then relu or its gradient. */
+static void give_tail(run *r) {
+  const mpg_fused *fused = r->fused;
+  const mpg_fused_head *head = &fused->head;
+  r->made = head->value;
+  if (!r->panel || !mpg_panel_takes(head->op, head->params)) return;
+  for (bool last = false; !last && r->first < fused->num_members; r->first++) {
+    const mpg_fused_member *member = &fused->members[r->first];
+    const uint32_t *inputs = fused->operands + member->operands;
+    if (fused->values[r->made].operand < MPG_FUSED_PANEL || read_later(fused, r->made, r->first + 1)) return;
+    uint32_t other = member->num_inputs == 2 ? inputs[inputs[0] == r->made] : MPG_FUSED_LOCAL;
+    const mpg_fused_value *value = other == MPG_FUSED_LOCAL || other == r->made ? NULL : &fused->values[other];
+    const float *array = value && value->operand < (uint32_t)r->call->num_inputs && value->dtype == MPG_FLOAT32 &&
+                         value->moving == fused->values[r->made].moving ? outside(r, value->operand) : NULL;
+    switch (member->op->id) {
+      case MPG_OP_Activation:
+        if (((const mpg_activation_params *)member->params)->act_type != 0 /* relu */) return;
+        /* fall through */
+      case MPG_OP_relu: last = r->tail.relu = true; break;
+      case MPG_OP__backward_relu:
+        if (!array || inputs[0] != r->made) return;
+        r->tail.gate = array;
+        last = true;
+        break;
+      case MPG_OP_elemwise_add: case MPG_OP_broadcast_add: case MPG_OP__grad_add:
+        if (!array || r->tail.added) return;
+        r->tail.added = array;
+        break;
+      default: return;
+    }
+    r->made = inputs[member->num_inputs];
+  }
+}
+
 static void lay_out(run *r) {
   const mpg_fused *fused = r->fused;
   size_t elements = (size_t)(r->step * r->inner), at = 0;
@@ -242,7 +284,7 @@ static void lay_out(run *r) {
     at += r->folds[i].state_bytes;
   }
   r->product = at;
-  if (r->panel && fused->values[fused->head.value].operand == MPG_FUSED_PANEL) at += mpg_align_up((size_t)(r->panel * r->inner) * sizeof(float), 64);
+  if (r->panel && fused->values[r->made].operand >= MPG_FUSED_PANEL) at += mpg_align_up((size_t)(r->panel * r->inner) * sizeof(float), 64);
   r->reduction = at;
   if (fused->reduces) at += 2 * mpg_align_up(elements * sizeof(double), 64);
   r->stride = mpg_align_up(at, 4096); /* threads write to pages of their own */
@@ -251,6 +293,7 @@ static void lay_out(run *r) {
 mpg_status MPG_CPU_NAME(fused)(const mpg_kernel_call *call) {
   run r = {.call = call, .fused = call->params};
   cut(&r);
+  give_tail(&r);
   lay_out(&r);
   size_t threads = r.stride * (size_t)r.pieces, partials = 0;
   uint32_t folds = r.split >= 0 ? r.fused->num_folds : 0;
@@ -262,7 +305,10 @@ mpg_status MPG_CPU_NAME(fused)(const mpg_kernel_call *call) {
   if (r.panel) {
     r.head = *call;
     r.head.op = r.fused->head.op;
-    MPG_TRY(mpg_cpu_panels_begin(&r.head, &r.fused->head.product, call->inputs + r.fused->head.first_input, (int)r.fused->head.num_inputs, (int)r.pieces, &r.panels));
+    r.head.params = r.fused->head.params;
+    r.head.inputs = call->inputs + r.fused->head.first_input;
+    r.head.num_inputs = (int)r.fused->head.num_inputs;
+    MPG_TRY(mpg_cpu_panels_begin(&r.head, &r.fused->head.product, &r.tail, (int)r.pieces, &r.panels));
   }
   mpg_cpu_parallel_for(call, r.pieces, 1, run_pieces, &r);
   if (r.status != MPG_OK) return mpg_fail(r.status, "%s: a member of the fused group failed", r.fused->name);

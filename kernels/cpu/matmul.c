@@ -9,7 +9,7 @@ MPG_CPU_KERNEL(dot) {
   const mpg_view *a = &call->inputs[0], *b = &call->inputs[1];
   const mpg_shape *as = &a->desc.shape, *bs = &b->desc.shape;
   mpg_product product;
-  if (mpg_product_in_panels(call->op, p, &a->desc, &b->desc, &product)) return mpg_cpu_panels(call, &product);
+  if (mpg_product_in_panels(call->op, p, (const mpg_desc *[]){&a->desc, &b->desc}, &product)) return mpg_cpu_panels(call, &product);
   bool ta = p->transpose_a && as->ndim > 1, tb = p->transpose_b && bs->ndim > 1;
   int64_t k = as->dims[ta ? 0 : as->ndim - 1];
   int64_t m = ta ? mpg_shape_product(as, 1, as->ndim) : mpg_shape_product(as, 0, as->ndim - 1);
@@ -174,7 +174,7 @@ MPG_CPU_KERNEL(fully_connected) {
   int64_t m = p->flatten ? data->desc.shape.dims[0] : mpg_shape_product(&data->desc.shape, 0, data->desc.shape.ndim - 1);
   if (m == 0) return MPG_OK;
   mpg_product product;
-  if (mpg_product_in_panels(call->op, p, &data->desc, &weight->desc, &product)) return mpg_cpu_panels(call, &product);
+  if (mpg_product_in_panels(call->op, p, (const mpg_desc *[]){&data->desc, &weight->desc}, &product)) return mpg_cpu_panels(call, &product);
 #ifdef MPG_WITH_ONEDNN
   if (bias && data->desc.dtype == MPG_FLOAT32 && !mpg_gemm_tiny(m, n, k) && k > 0) {
     matmul_shape s = {1, m, n, k, false, true, true};

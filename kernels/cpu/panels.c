@@ -105,17 +105,19 @@ static mpg_status pack(const mpg_kernel_call *call, int threads, mpg_panels *pan
 }
 #endif
 
-mpg_status mpg_cpu_panels_begin(const mpg_kernel_call *call, const mpg_product *product, const mpg_view *inputs, int num_inputs, int threads, mpg_panels *panels) {
-  *panels = (mpg_panels){.product = *product, .a = inputs[0].data,
-                         .b = inputs[1].data, .bias = num_inputs == 3 ? inputs[2].data : NULL};
+mpg_status mpg_cpu_panels_begin(const mpg_kernel_call *call, const mpg_product *product, const mpg_panel_tail *tail, int threads, mpg_panels *panels) {
+  *panels = (mpg_panels){.product = *product};
   panels->product.panel = mpg_product_panel(product, call->num_threads);
   panels->count = (product->m + panels->product.panel - 1) / panels->product.panel;
+  if (call->op->id == MPG_OP__winograd_convolution) return mpg_cpu_winograd_begin(call, tail, threads, panels);
+  panels->a = call->inputs[0].data;
+  panels->b = call->inputs[1].data;
+  panels->bias = call->num_inputs == 3 ? call->inputs[2].data : NULL;
 #ifdef MPG_WITH_ONEDNN
   bool packed;
   MPG_TRY(pack(call, threads, panels, &packed));
   if (!packed) memset(panels->prepared, 0, sizeof panels->prepared);
 #else
-  (void)call;
   (void)threads;
 #endif
   return MPG_OK;
@@ -123,6 +125,10 @@ mpg_status mpg_cpu_panels_begin(const mpg_kernel_call *call, const mpg_product *
 
 mpg_status mpg_cpu_panel(const mpg_kernel_call *call, const mpg_panels *panels, int thread, int64_t panel, float *out) {
   const mpg_product *p = &panels->product;
+  if (call->op->id == MPG_OP__winograd_convolution) {
+    mpg_cpu_winograd_panel(panels, thread, panel, out);
+    return MPG_OK;
+  }
   int64_t first = panel * p->panel, rows = p->m - first < p->panel ? p->m - first : p->panel;
   const float *a = panels->a + first * p->k;
   mpg_kernel_call single = *call;
@@ -159,7 +165,7 @@ static void make_panels(void *context, int64_t begin, int64_t end) {
 mpg_status mpg_cpu_panels(const mpg_kernel_call *call, const mpg_product *product) {
   mpg_panels panels;
   panel_work w = {call, &panels, mpg_panel_threads(call, product), MPG_OK};
-  MPG_TRY(mpg_cpu_panels_begin(call, product, call->inputs, call->num_inputs, w.threads, &panels));
+  MPG_TRY(mpg_cpu_panels_begin(call, product, NULL, w.threads, &panels));
   mpg_cpu_parallel_for(call, w.threads, 1, make_panels, &w);
   return w.status == MPG_OK ? MPG_OK : mpg_fail(w.status, "%s: a panel of the product failed", call->op->name);
 }

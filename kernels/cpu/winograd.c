@@ -8,7 +8,9 @@
  */
 #include <string.h>
 
-#include "kernels/cpu/cpu.h"
+#include "base/memory.h"
+#include "device/device.h"
+#include "kernels/cpu/panels.h"
 #include "op/convolution.h"
 
 #include "kernels/cpu/lanes.h"
@@ -21,9 +23,6 @@ enum { ROWS = 6, VECTORS = 2 };
 enum { ROWS = 4, VECTORS = 2 };
 #endif
 enum { PANEL = VECTORS * LANES, POINTS = 16, TAPS = 9, BLOCK = 96, DEPTH = 128, LINE = 16 /* floats */, GROUP = MPG_WINOGRAD_GROUP };
-/* Tiles so few that all transformed inputs stay in a cache of the third level, and weights too large for one of the second: threads share
- * out the filters instead of the tiles, and each weight is read once. */
-static const int64_t few_inputs = 1 << 17, many_weights = 1 << 16;
 static const int64_t gradient_room = 1 << 20; /* floats of transformed arrays at a time */
 
 typedef mpg_winograd geometry;
@@ -155,20 +154,27 @@ static inline __attribute__((always_inline)) void transform_gradient(const float
   }
 }
 
-static inline V relu_of(V y) { /* keeps NaN */
+static inline V relu_of(V y) { /* keeps NaN and -0, as relu does */
   V zero = V_SET(0);
-  return (V)((__typeof__(y <= zero))y & ~(y <= zero));
+  return (V)((__typeof__(y < zero))y & ~(y < zero));
+}
+
+static inline V relu_gradient(V y, V result) { /* NaN where relu's result was */
+  V zero = V_SET(0);
+  return (V)(((__typeof__(y < zero))y & (result > zero)) | ((__typeof__(y < zero))result & (result != result)));
 }
 
 /* --- Forward ---------------------------------------------------------------------------------------------------------- */
 typedef struct forward {
   geometry g;
-  const float *data, *packed, *bias, *added;
+  const float *data, *packed, *bias, *added, *gate;
   bool relu;
   float *out;
+  int64_t shift; /* the element of the result at which `out` begins */
   int64_t blocks, pieces;
   float *scratch;
-  int64_t slot;   /* floats of scratch for each piece */
+  int64_t slot;  /* floats of scratch for each piece */
+  int64_t panel; /* tiles of one */
   float *inputs;  /* shared transformed inputs, where there are few */
 } forward;
 
@@ -188,11 +194,12 @@ static void transform_inputs(const forward *f, int64_t begin, int64_t end, int64
   }
 }
 
-/* One vector of a tile's four results: bias, addition and relu, in this order. */
+/* One vector of a tile's four results: bias, addition, and relu or its gradient, in this order. */
 static inline void finish(const forward *f, V y, int64_t offset, int64_t filter) {
   if (f->bias) y = y + V_LOAD(f->bias + filter);
   if (f->added) y = y + V_LOAD(f->added + offset);
-  V_STORE(f->out + offset, f->relu ? relu_of(y) : y);
+  if (f->gate) y = relu_gradient(y, V_LOAD(f->gate + offset));
+  V_STORE(f->out + (offset - f->shift), f->relu ? relu_of(y) : y);
 }
 
 static void transform_results(const forward *f, int64_t begin, int64_t end, int64_t panel, const float *from, int64_t stride) {
@@ -235,17 +242,18 @@ static void panel_results(const forward *f, int64_t begin, int64_t end, int64_t 
   transform_results(f, begin, end, panel, results, to_stride);
 }
 
+static void run_block(const forward *f, int64_t begin, int64_t end, float *inputs) {
+  int64_t stride = input_stride(&f->g, end - begin);
+  transform_inputs(f, begin, end, begin, stride, inputs);
+  for (int64_t panel = 0; panel < panels_of(f->g.filters); panel++)
+    panel_results(f, begin, end, 0, inputs, stride, panel, inputs + POINTS * stride);
+}
+
 static void run_blocks(void *context, int64_t first, int64_t last) {
   const forward *f = context;
-  for (int64_t piece = first; piece < last; piece++) {
-    float *inputs = f->scratch + piece * f->slot;
-    for (int64_t b = f->blocks * piece / f->pieces; b < f->blocks * (piece + 1) / f->pieces; b++) {
-      int64_t begin = f->g.tiles * b / f->blocks, end = f->g.tiles * (b + 1) / f->blocks, stride = input_stride(&f->g, end - begin);
-      transform_inputs(f, begin, end, begin, stride, inputs);
-      for (int64_t panel = 0; panel < panels_of(f->g.filters); panel++)
-        panel_results(f, begin, end, 0, inputs, stride, panel, inputs + POINTS * stride);
-    }
-  }
+  for (int64_t piece = first; piece < last; piece++)
+    for (int64_t b = f->blocks * piece / f->pieces; b < f->blocks * (piece + 1) / f->pieces; b++)
+      run_block(f, f->g.tiles * b / f->blocks, f->g.tiles * (b + 1) / f->blocks, f->scratch + piece * f->slot);
 }
 
 static void share_inputs(void *context, int64_t begin, int64_t end) {
@@ -266,15 +274,20 @@ static void run_panels(void *context, int64_t first, int64_t last) {
 
 static int64_t up_to_multiple(int64_t n, int64_t of) { return (n + of - 1) / of * of; }
 
-MPG_CPU_KERNEL(winograd_convolution) {
-  const mpg_winograd_params *p = call->params;
-  forward f = {.data = call->inputs[0].data, .packed = call->inputs[1].data, .relu = p->relu, .out = call->outputs[0].data};
+static forward forward_of(const mpg_winograd_params *p, const mpg_view *inputs) {
+  forward f = {.data = inputs[0].data, .packed = inputs[1].data, .relu = p->relu};
   int next = 2 + p->trains;
-  if (!p->no_bias) f.bias = call->inputs[next++].data;
-  if (p->add) f.added = call->inputs[next].data;
-  mpg_winograd_set(&f.g, &call->inputs[0].desc.shape, p->num_filter, &p->pad);
+  if (!p->no_bias) f.bias = inputs[next++].data;
+  if (p->add) f.added = inputs[next].data;
+  mpg_winograd_set(&f.g, &inputs[0].desc.shape, p->num_filter, &p->pad);
+  return f;
+}
+
+MPG_CPU_KERNEL(winograd_convolution) {
+  forward f = forward_of(call->params, call->inputs);
+  f.out = call->outputs[0].data;
   if (f.g.tiles == 0) return MPG_OK;
-  bool share = f.g.tiles * f.g.channels <= few_inputs && f.g.channels * f.g.filters > many_weights;
+  bool share = mpg_winograd_shares(&f.g);
   f.pieces = call->num_threads;
   if (share) {
     int64_t panels = panels_of(f.g.filters);
@@ -293,6 +306,34 @@ MPG_CPU_KERNEL(winograd_convolution) {
   if (share) mpg_cpu_parallel_for(call, f.g.tiles, 1 + 65536 / (POINTS * f.g.channels), share_inputs, &f);
   mpg_cpu_parallel_for(call, f.pieces, 1, share ? run_panels : run_blocks, &f);
   return MPG_OK;
+}
+
+/* The whole of a result's rows and images (op/product.h) is the whole of so many tiles. */
+mpg_status mpg_cpu_winograd_begin(const mpg_kernel_call *call, const mpg_panel_tail *tail, int threads, mpg_panels *panels) {
+  forward f = forward_of(call->params, call->inputs);
+  if (tail) {
+    f.added = tail->added;
+    f.gate = tail->gate;
+    f.relu = tail->relu;
+  }
+  f.panel = f.g.tiles * panels->product.panel / panels->product.m;
+  f.blocks = (f.panel + 4 * BLOCK / 3 - 1) / (4 * BLOCK / 3);
+  f.slot = POINTS * (input_stride(&f.g, f.panel / f.blocks + 1) + result_stride(f.panel / f.blocks + 1));
+  forward *own = mpg_device_scratch(call->device, mpg_align_up(sizeof f, 64) + (size_t)(f.slot * threads) * sizeof(float));
+  if (!own) return MPG_DEVICE_OUT_OF_MEMORY;
+  f.scratch = (float *)(void *)((char *)own + mpg_align_up(sizeof f, 64));
+  *own = f;
+  panels->own = own;
+  return MPG_OK;
+}
+
+void mpg_cpu_winograd_panel(const mpg_panels *panels, int thread, int64_t panel, float *out) {
+  forward f = *(const forward *)panels->own;
+  int64_t begin = f.panel * panel, count = f.g.tiles - begin < f.panel ? f.g.tiles - begin : f.panel;
+  f.out = out;
+  f.shift = panels->product.panel * panel * f.g.filters;
+  for (int64_t b = 0; b < f.blocks; b++)
+    run_block(&f, begin + count * b / f.blocks, begin + count * (b + 1) / f.blocks, f.scratch + thread * f.slot);
 }
 
 /* --- Weights ---------------------------------------------------------------------------------------------------------- */
