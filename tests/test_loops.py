@@ -1,9 +1,11 @@
 """Loops whose bodies are compiled run in one call of the core, step by step like eager ones."""
 
 import os
+import re
 import signal
 import threading
 import time
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -171,3 +173,61 @@ def test_run_loop_checks_what_it_gets():
     ):
         with pytest.raises(error):
             _core.run_loop(*arguments)
+
+
+class Factors(gluon.HybridBlock):
+    """Cholesky factors of a matrix that stops to be positive definite: its first entry is 1.6 - 0.3 * step."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+
+    def hybrid_forward(self, F, rows, m, less):
+        def step(row, m):
+            return F.linalg_potrf(m + row), m - less
+
+        def condition(i, m):
+            return i < 2000
+
+        if self.kind == "foreach":
+            return F.contrib.foreach(step, rows, m)[0]
+        if self.kind == "while_loop":
+            return F.contrib.while_loop(condition, lambda i, m: (F.linalg_potrf(m), [i + 1, m - less]), [F.zeros((1,)), m], 2000)[0]
+        return F.contrib.foreach(lambda row, m: (F.contrib.foreach(step, rows, m + row * 0 + less * 1e-9)[0], m), rows[:3], m - less * 0)[0]
+
+
+@pytest.mark.parametrize("kind, where", [
+    ("foreach", "step 6 of a loop[,\\]]"), ("while_loop", "step 6 of a loop[,\\]]|while_loop, step 6: "), ("nested", "step 6 of a loop in step 0 of another[,\\]]"),
+])  # fmt: skip
+def test_failed_kernels_name_the_step(kind, where):
+    net = Factors(kind)
+    net.hybridize()
+    rows, less = nd.zeros((STEPS, 2, 2)), nd.array([[0.3, 0], [0, 0]])
+
+    def call(first):
+        _core._stall(0, 0.2)  # what follows is queued, and fails later; where a condition is read, it may fail at once
+        out = net(rows, nd.array([[first, 0], [0, 1]]), less)
+        return (out[0] if isinstance(out, (list, tuple)) else out).asnumpy()
+
+    for _ in range(2):
+        assert np.isfinite(call(1e6)[:3]).all()
+        with pytest.raises(mx.MXNetError, match="not positive definite") as caught:
+            call(1.6)
+        assert re.search(where, str(caught.value)), caught.value
+        with suppress(mx.MXNetError):
+            nd.waitall()  # the steps behind it
+    assert _core.set_steps(0) == 0
+
+
+def test_an_error_in_a_step_leaves_no_step_behind():
+    def fails(a, s):
+        raise KeyError("no")
+
+    for loop in (lambda: nd.contrib.foreach(fails, nd.ones((3, 2)), nd.ones((2,))), lambda: nd.contrib.while_loop(lambda s: s < 3, lambda s: fails(s, s), nd.ones((1,)), 5)):
+        with pytest.raises(KeyError):
+            loop()
+        assert _core.set_steps(0) == 0
+    with pytest.raises(TypeError):
+        _core.set_steps("a")
+    with pytest.raises(OverflowError):
+        _core.set_steps(-1)

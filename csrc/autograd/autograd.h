@@ -54,6 +54,8 @@ mpg_status mpg_autograd_record_callback(const mpg_callback *callback, void *stat
 
 /* The block path under which ops are queued from now on in this thread (mpg_scope_intern); returns the former one. */
 uint32_t mpg_autograd_set_scope(uint32_t scope);
+uint64_t mpg_autograd_steps(void); /* the steps of loops, as of a submission, in which this thread queues work; set returns the former ones */
+uint64_t mpg_autograd_set_steps(uint64_t steps);
 uint32_t mpg_autograd_scope(void);
 
 #endif

@@ -14,6 +14,7 @@ typedef struct mpg_recorded_call {
   mpg_storage **blocks;    /* the frame; owned */
   size_t held;
   mpg_random_key random;
+  uint64_t steps; /* of loops around it */
 } recorded_call;
 
 void mpg_compiled_free_spare(mpg_compiled *c) {
@@ -237,6 +238,7 @@ static mpg_status recorded_backward(mpg_tape_node *node, mpg_array *const *out_g
   launching.random = space.b->programs->num_random > c->graph.num_random ? mpg_random_next(space.b->programs->num_random) : call->random;
   launching.scope = node->scope;
   launching.origin = node->origin;
+  launching.steps = call->steps;
   MPG_GOTO(mpg_launch(space.b->programs, &launching));
   for (uint32_t k = 0; k < count; k++) targets[k].done = m.places[k] == MPG_PLACE_WRITE || m.places[k] == MPG_PLACE_ADD;
   if (together) targets[count].done = true;
@@ -329,6 +331,7 @@ static mpg_status record(const call_space *space, const mpg_inputs *inputs, mpg_
   call->leaves = mpg_leaves_retain(leaves);
   call->versions = versions;
   call->random = random;
+  call->steps = mpg_autograd_steps();
   call->held = 0;
   for (uint32_t i = 0; i < c->plan.num_blocks; i++) { /* the frame moves here */
     call->blocks[i] = space->blocks[i];
@@ -396,7 +399,7 @@ mpg_status mpg_compiled_call(mpg_compiled *c, const mpg_inputs *inputs, mpg_arra
   if (c->prologue) MPG_GOTO(mpg_compiled_refresh(c, space.binding, space.externals));
   MPG_GOTO(mpg_launch(c->programs, &(mpg_launching){.parts = {space.externals, space.binding->tensors, results}, .binding = inputs->binding,
                                                     .blocks = space.blocks, .random = random, .scope = mpg_autograd_scope(),
-                                                    .origin = mpg_host_get()->origin()}));
+                                                    .steps = mpg_autograd_steps(), .origin = mpg_host_get()->origin()}));
   for (uint32_t i = 0; i < c->num_outputs; i++) {
     outputs[i] = (mpg_array){.tensor = *external_at(&space, c->outputs[i].external)};
     outputs[i].tensor.desc = c->outputs[i].desc;

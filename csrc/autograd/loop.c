@@ -141,9 +141,10 @@ static mpg_status let_others_in(void) {
   return host->check_interrupt();
 }
 
-static mpg_status run_steps(running *r, int64_t *steps) {
+static mpg_status run_steps(running *r, uint64_t outer, int64_t *steps) {
   const mpg_loop *loop = r->loop;
   for (*steps = 0; *steps < loop->limit; ++*steps) {
+    mpg_autograd_set_steps(outer << 32 | (uint32_t)(*steps + 1)); /* what fails later says so */
     mpg_status status = *steps % BETWEEN_INTERRUPTS ? MPG_OK : let_others_in();
     bool goes_on = true;
     if (status == MPG_OK && loop->condition.function) status = ask(r, *steps, &goes_on);
@@ -173,7 +174,10 @@ mpg_status mpg_loop_run(const mpg_loop *loop, mpg_array *results, int64_t *steps
   r.arguments = r.slots + num_slots;
   for (uint32_t i = 0; i < loop->num_states; i++) mpg_array_copy(&r.states[i], loop->states[i]);
   for (uint32_t i = 0; i < loop->num_data; i++) MPG_GOTO(take_slices(loop->data[i], loop->limit, r.slices + (size_t)i * (size_t)loop->limit));
-  MPG_GOTO(run_steps(&r, steps));
+  uint64_t outer = mpg_autograd_steps();
+  status = run_steps(&r, outer, steps);
+  mpg_autograd_set_steps(outer);
+  MPG_GOTO(status);
   for (uint32_t i = 0; *steps && i < r.num_outputs; i++) MPG_GOTO(join(r.rows + i, r.num_outputs, (size_t)*steps, true, &results[i]));
   memcpy(results + r.num_outputs, r.states, loop->num_states * sizeof *results);
   memset(r.states, 0, loop->num_states * sizeof *r.states);

@@ -9,6 +9,7 @@
 static _Thread_local struct {
   bool recording, training;
   uint32_t scope;
+  uint64_t steps;
   mpg_group group;
 } mode;
 
@@ -23,6 +24,7 @@ mpg_group mpg_group_set(mpg_group group) {
 bool mpg_autograd_recording(void) { return mode.recording; }
 bool mpg_autograd_training(void) { return mode.training; }
 uint32_t mpg_autograd_scope(void) { return mode.scope; }
+uint64_t mpg_autograd_steps(void) { return mode.steps; }
 
 bool mpg_autograd_set_recording(bool on) {
   bool former = mode.recording;
@@ -39,6 +41,12 @@ bool mpg_autograd_set_training(bool on) {
 uint32_t mpg_autograd_set_scope(uint32_t scope) {
   uint32_t former = mode.scope;
   mode.scope = scope;
+  return former;
+}
+
+uint64_t mpg_autograd_set_steps(uint64_t steps) {
+  uint64_t former = mode.steps;
+  mode.steps = steps;
   return former;
 }
 
@@ -124,7 +132,7 @@ static mpg_status run_and_record(const mpg_op *op, const void *params, mpg_array
   if (out)
     for (int i = 0; i < num_visible; i++) results[i] = out[i]->tensor;
   mpg_invocation call = {.op = op, .params = params, .num_inputs = num_inputs, .inputs = tensors, .num_outputs = num_outputs,
-                         .outputs = results, .train = train, .random = random, .scope = scope, .device = device};
+                         .outputs = results, .train = train, .random = random, .scope = scope, .steps = mode.steps, .device = device};
   MPG_GOTO(mpg_invoke(&call));
   if (!out) {
     for (int i = 0; i < num_visible; i++) outputs[i] = (mpg_array){.tensor = results[i]};

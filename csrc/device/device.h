@@ -64,6 +64,7 @@ typedef struct mpg_submission {
   uint32_t origin;     /* the host line that queued it; 0: not known */
   uint32_t scope;      /* number of the block path (mpg_scope_text); 0: none */
   uint32_t stage, micro_batch; /* of a pipeline: 1 + the number; 0: none */
+  uint64_t steps;              /* of loops: 1 + the step of the innermost one, above it (<< 32) that of the one around it; 0: none */
   void (*discard)(void *payload); /* optional; called exactly once per submission when the payload is done with: after
                                      the work returned for the last time, failed, or will never run; also when submitting
                                      it fails. Worker thread or host. */

@@ -9,6 +9,7 @@
 struct mpg_cause {
   mpg_status status;
   uint32_t origin, scope, stage, micro_batch;
+  uint64_t steps;
   const char *name;
   const mpg_device *device; /* where it happened */
   _Atomic bool reported;
@@ -114,6 +115,7 @@ void mpg_device_fail(mpg_device *device, mpg_tick first, mpg_tick last, mpg_stat
                          .scope = submission ? submission->scope : 0,
                          .stage = submission ? submission->stage : 0,
                          .micro_batch = submission ? submission->micro_batch : 0,
+                         .steps = submission ? submission->steps : 0,
                          .name = submission ? submission->name : NULL,
                          .device = device};
     memcpy(cause->text, text, size);
@@ -136,8 +138,11 @@ mpg_status mpg_failures_report(const mpg_cause *cause) {
     mpg_host_get()->origin_text(cause->origin, line, sizeof line);
     if (line[0]) snprintf(origin, sizeof origin, ", queued at %s", line);
   }
-  char part[64] = "";
+  char part[96] = "";
   if (cause->stage) snprintf(part, sizeof part, ", stage %u, micro-batch %u", cause->stage - 1, cause->micro_batch - 1);
+  uint32_t step = (uint32_t)cause->steps, outer = (uint32_t)(cause->steps >> 32);
+  size_t used = strlen(part);
+  if (step) snprintf(part + used, sizeof part - used, outer ? ", step %u of a loop in step %u of another" : ", step %u of a loop", step - 1, outer - 1);
   if (!cause->device || (!origin[0] && !cause->scope && !cause->name)) return mpg_fail(cause->status, "%s", cause->text);
   return mpg_fail(cause->status, "%s [%s on %s%s%s%s%s]", cause->text, cause->name ? cause->name : "work", cause->device->text, part, origin,
                   cause->scope ? ", in block " : "", mpg_scope_text(cause->scope));

@@ -186,7 +186,7 @@ mpg_status mpg_launch(mpg_program_set *set, const mpg_launching *call) {
     submissions[k] = (mpg_submission){.name = set->name, .work = mpg_program_work, .payload = &payloads[k],
                                       .payload_size = sizeof payloads[k], .points = set->points + lists[k].begin, .num_points = lists[k].count,
                                       .ticks = segment->num_signals + 1, .origin = call->origin, .scope = call->scope,
-                                      .discard = mpg_program_discard};
+                                      .steps = call->steps, .discard = mpg_program_discard};
   }
   MPG_TRY(mpg_device_submit_together(devices, submissions, count, ticks));
   return note_uses(set, call, ticks, count);
@@ -255,7 +255,7 @@ mpg_status mpg_flight_submit(mpg_flight *flight, uint32_t number, uint32_t stage
   mpg_program_payload payload = {flight->frame, number, segment->begin};
   mpg_submission submission = {.name = set->name, .work = mpg_program_work, .payload = &payload, .payload_size = sizeof payload,
                                .points = set->points, .num_points = list.count, .ticks = segment->num_signals + 1, .origin = call->origin,
-                               .scope = call->scope, .stage = stage, .micro_batch = micro_batch, .discard = mpg_program_discard};
+                               .scope = call->scope, .steps = call->steps, .stage = stage, .micro_batch = micro_batch, .discard = mpg_program_discard};
   mpg_tick first = mpg_device_next_tick(device);
   flight->frame->first_ticks[number] = first;
   atomic_fetch_add_explicit(&flight->frame->references, 1, memory_order_relaxed);

@@ -134,6 +134,7 @@ typedef struct mpg_launching {
   mpg_storage **blocks;        /* a storage per block; those from first_block on are filled in (new; the caller releases them, at once if it likes) */
   mpg_random_key random;
   uint32_t scope, origin;
+  uint64_t steps; /* as of a submission */
 } mpg_launching;
 mpg_status mpg_launch(mpg_program_set *set, const mpg_launching *call);
 

@@ -239,7 +239,7 @@ static mpg_status queue(const mpg_invocation *inv, mpg_kernel_fn kernel, mpg_dev
   }
   for (int i = 0; i < inv->num_outputs; i++) mpg_tensor_write_points(&inv->outputs[i], device, points, &count);
   mpg_submission submission = {.name = op->name, .work = op_work, .payload = payload, .payload_size = size, .points = points,
-                               .num_points = count, .origin = mpg_host_get()->origin(), .scope = inv->scope};
+                               .num_points = count, .origin = mpg_host_get()->origin(), .scope = inv->scope, .steps = inv->steps};
   mpg_tick tick;
   MPG_GOTO(mpg_device_submit(device, &submission, &tick));
   for (int i = 0; i < inv->num_outputs; i++) mpg_storage_add_write(inv->outputs[i].storage, tick);

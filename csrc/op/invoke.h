@@ -17,6 +17,7 @@ typedef struct mpg_invocation {
   bool train;
   const mpg_random_key *random; /* NULL: the next call number is drawn (RANDOM ops) */
   uint32_t scope;               /* block path */
+  uint64_t steps;               /* of loops, as of a submission */
   mpg_device *device;           /* for CREATES and COPY ops: where; NULL for the rest */
 } mpg_invocation;
 

@@ -394,6 +394,12 @@ static PyObject *set_scope(PyObject *module, PyObject *number) {
   if (scope == (unsigned long)-1 && PyErr_Occurred()) return NULL;
   return PyLong_FromUnsignedLong(mpg_autograd_set_scope((uint32_t)scope));
 }
+static PyObject *set_steps(PyObject *module, PyObject *steps) {
+  (void)module;
+  unsigned long long number = PyLong_AsUnsignedLongLong(steps);
+  if (number == (unsigned long long)-1 && PyErr_Occurred()) return NULL;
+  return PyLong_FromUnsignedLongLong(mpg_autograd_set_steps(number));
+}
 static PyObject *current_scope(PyObject *module, PyObject *unused) {
   (void)module, (void)unused;
   return PyUnicode_FromString(mpg_scope_text(mpg_autograd_scope()));
@@ -444,6 +450,9 @@ PyMethodDef mpg_py_autograd_methods[] = {
     {"gradients_used", gradients_used, METH_O, "gradients_used(arrays)\n--\n\nNotes that the gradients of the arrays of a list were used."},
     {"intern_scope", intern_scope, METH_O, "intern_scope(path)\n--\n\nThe number of a block path, for set_scope."},
     {"set_scope", set_scope, METH_O, "set_scope(number)\n--\n\nThe block path that errors and the profiler name for ops called from now on; returns the former number."},
+    {"set_steps", set_steps, METH_O,
+     "set_steps(steps)\n--\n\nThe steps of loops that errors name for work queued from now on: 1 + that of the innermost loop, above it (<< 32) that of the one\n"
+     "around it; 0: none. Returns the former number."},
     {"current_scope", current_scope, METH_NOARGS, "current_scope()\n--\n\nThe present block path."},
     {0}};
 

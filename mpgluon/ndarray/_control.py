@@ -59,6 +59,17 @@ def _slices(array, count):
     return slices
 
 
+def _numbered(limit):
+    """Counts the steps of a loop: errors of work that is queued in one name it, when it runs later, too."""
+    outer = _core.set_steps(0)
+    try:
+        for step in range(limit):
+            _core.set_steps((outer & 0xFFFFFFFF) << 32 | (step + 1) & 0xFFFFFFFF)
+            yield step
+    finally:
+        _core.set_steps(outer)
+
+
 def _tracer(arrays):
     """What cuts the trace that the arrays belong to; None when they have values."""
     return _split.current() if any(array._traced for array in arrays) else None
@@ -83,7 +94,7 @@ def foreach(body, data, init_states):
             return found
     slices = [_slices(array, count) for array in arrays]
     states, rows, nest_outputs = init_states, [], None
-    for step in range(count):
+    for step in _numbered(count):
         outputs, states = body(nest([array[step] for array in slices]), states)
         leaves, nest_outputs = _flat(outputs, "foreach: the outputs of the body")
         if rows and len(leaves) != len(rows[0]):
@@ -122,7 +133,7 @@ def _traced_foreach(tracer, body, data, nest, states, nest_states, count):
         slices = [_slices(array, count) for array in arrays[: len(data)]]
         now, captures = arrays[len(data) : len(data) + len(states)], arrays[len(data) + len(states) :]
         rows = []
-        for step in range(count):
+        for step in _numbered(count):
             results = function([*[array[step] for array in slices], *now, *captures])
             rows.append(results[:num_outputs])
             now = results[num_outputs:]
@@ -184,7 +195,9 @@ def while_loop(cond, func, loop_vars, max_iterations=None):
         outputs, variables = _traced_while(tracer, cond, func, leaves, nest, limit)
         return outputs, (variables[0] if single else variables)
     rows, nest_outputs = [], None
-    while len(rows) < limit and _truth(cond(*variables), "while_loop: what cond returns"):
+    for _ in _numbered(limit):
+        if not _truth(cond(*variables), "while_loop: what cond returns"):
+            break
         outputs, variables = _step_of(func, variables, "while_loop")
         leaves, nest_outputs = _flat(outputs, "while_loop: the outputs of func")
         if rows and len(leaves) != len(rows[0]):
@@ -254,7 +267,9 @@ def _traced_while(tracer, cond, func, variables, nest, limit):
             count, results = _core.run_loop("while_loop", max(limit, 0), [], now, *bodies)
             return [*[_filled(result, count, limit, desc) for result, desc in zip(results, stepped.descs[:num_outputs])], *results[num_outputs:]]
         rows = []
-        while len(rows) < limit and bool(tested.run([*now, *first])[0]):
+        for _ in _numbered(limit):
+            if not bool(tested.run([*now, *first])[0]):
+                break
             results = stepped.run([*now, *second])
             rows.append(results[:num_outputs])
             now = results[num_outputs:]
