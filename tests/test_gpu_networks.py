@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mpgluon as mx
-from mpgluon import autograd, gluon
+from mpgluon import _core, autograd, gluon
 from mpgluon.gluon import nn, rnn
 
 pytestmark = pytest.mark.skipif(mx.num_gpus() == 0, reason="no GPU, and no stand-in for one (docs/cuda.md)")
@@ -138,6 +138,44 @@ def test_a_clipped_lstm():
     values = uniform((6, 2, 3), (4 * 4 * (3 + 4 + 2),), (1, 2, 4), (1, 2, 4))
     values[1] *= 3
     same_on_both(lambda *a: mx.nd.RNN(*a, state_size=4, num_layers=1, mode="lstm", state_outputs=True, lstm_state_clip_min=-0.25, lstm_state_clip_max=0.5), values)
+
+
+def hidden_keys(length):
+    """(rows, keys): what comes after a row is far down."""
+    return np.triu(np.full((length, length), -1e4, "float32"), 1)
+
+
+def attend(p):
+    """Attention of (batch * heads, rows, width), with or without a mask."""
+
+    def function(q, k, v, *masks):
+        scores = mx.nd.batch_dot(q, k, transpose_b=True) * 0.4
+        for mask in masks:
+            scores = mx.nd.broadcast_add(scores, mask)
+        weights = mx.nd.softmax(scores)
+        return mx.nd.batch_dot(mx.nd.Dropout(weights, p=p) if p else weights, v)
+
+    return function
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("p", [0, 0.3])
+def test_attention(p, dtype):
+    """The fused op with results and gradients: more rows and keys than a tile has, wide heads, masks of rows and of keys."""
+    for rows, keys, width, value_width, mask in [(3, 5, 2, 4, None), (70, 131, 24, 72, (1, 70, 131)), (65, 65, 80, 8, (1, 65, 65)), (33, 64, 64, 64, (2, 1, 64))]:
+        values = uniform((2, rows, width), (2, keys, width), (2, keys, value_width), seed=rows)
+        masks = [] if mask is None else [hidden_keys(65)[None] if rows == keys else uniform(mask)[0]]
+        dumps = []
+
+        def run(*arrays):
+            constants = [mx.nd.array(m, ctx=arrays[0].context).astype(dtype) for m in masks]  # noqa: B023
+            op = _core.CachedOp(lambda *a: [attend(p)(*a)], {})
+            results = op(*arrays, *constants)
+            dumps.append(op.dump())  # noqa: B023
+            return results
+
+        same_on_both(run, values, dtype)
+        assert all(("_dropout_attention(" if p else "_attention(") in dump and "batch_dot(" not in dump for dump in dumps) and len(dumps) == 2
 
 
 # --- Networks ------------------------------------------------------------------------------------------------------------------------

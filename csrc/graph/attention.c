@@ -302,7 +302,7 @@ static bool find_weights(mpg_rewrite *r, mpg_operand weights, pattern *p, mpg_op
   const mpg_softmax_params *s = mpg_rewrite_params(r, softmax);
   const mpg_desc *in = mpg_rewrite_desc(r, mpg_rewrite_input(r, softmax, 0)), *out = mpg_rewrite_desc(r, softmax);
   if ((s->axis != -1 && s->axis != in->shape.ndim - 1) || s->use_length || in->dtype != out->dtype) return false;
-  if (in->dtype != MPG_FLOAT32 && in->dtype != MPG_FLOAT64) return false;
+  if (!(MPG_DTYPES_FLOAT & MPG_DTYPE_BIT(in->dtype))) return false;
   p->scale = s->temperature.present ? 1 / s->temperature.value : 1;
   p->scores = mpg_rewrite_input(r, softmax, 0);
   if (!s->temperature.present)

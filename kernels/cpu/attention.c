@@ -6,7 +6,8 @@
 #include <omp.h>
 #include <string.h>
 
-#include "kernels/cpu/cpu.h"
+#include "base/memory.h"
+#include "kernels/cpu/convert.h"
 #include "kernels/cpu/philox_words.h"
 #include "kernels/cpu/vector_math.h"
 
@@ -93,7 +94,7 @@ static mpg_status get_scratch(attention *a, size_t bytes) {
   return a->scratch ? MPG_OK : MPG_DEVICE_OUT_OF_MEMORY;
 }
 
-MPG_CPU_KERNEL(attention) {
+static mpg_status forward(const mpg_kernel_call *call) {
   const mpg_attention_params *p = call->params;
   bool wide = call->inputs[0].desc.dtype == MPG_FLOAT64;
   attention a = attention_of(call, call->inputs, &call->inputs[3]);
@@ -109,7 +110,7 @@ MPG_CPU_KERNEL(attention) {
   return MPG_OK;
 }
 
-MPG_CPU_KERNEL(attention_backward) {
+static mpg_status backward(const mpg_kernel_call *call) {
   const mpg_attention_params *p = call->params;
   bool wide = call->inputs[0].desc.dtype == MPG_FLOAT64, drops = p->p > 0;
   attention a = attention_of(call, call->inputs + 1, &call->inputs[6 + drops]);
@@ -137,3 +138,64 @@ MPG_CPU_KERNEL(attention_backward) {
   mpg_cpu_parallel_for(call, heads * blocks_of(a.rows, BLOCK_ROWS), 1, backward, &a);
   return MPG_OK;
 }
+
+/* --- Halves: widened on the way in, computed in float32, narrowed again -------------------------------------------------------- */
+typedef struct conversion {
+  mpg_dtype dtype; /* of `half` */
+  void *half;
+  float *wide;
+  bool narrows;
+} conversion;
+
+static void convert_range(void *context, int64_t begin, int64_t end) {
+  const conversion *c = context;
+  mpg_block_buffer buffer;
+  for (int64_t i = begin; i < end; i += MPG_CPU_BLOCK) {
+    int64_t count = end - i < MPG_CPU_BLOCK ? end - i : MPG_CPU_BLOCK;
+    if (c->narrows) mpg_cpu_store(MPG_COMPUTE_F32, c->dtype, c->half, i, count, c->wide + i);
+    else memcpy(c->wide + i, mpg_cpu_load(MPG_COMPUTE_F32, c->dtype, c->half, i, count, &buffer), (size_t)count * sizeof(float));
+  }
+}
+
+enum { MOST_INPUTS = 8, MOST_OUTPUTS = 3 };
+
+static mpg_status run_wide(const mpg_kernel_call *call, mpg_status (*run)(const mpg_kernel_call *)) {
+  mpg_dtype dtype = call->inputs[0].desc.dtype;
+  if (dtype == MPG_FLOAT32 || dtype == MPG_FLOAT64) return run(call);
+  mpg_view inputs[MOST_INPUTS], outputs[MOST_OUTPUTS];
+  const mpg_view *views[2] = {call->inputs, call->outputs};
+  mpg_view *wide[2] = {inputs, outputs};
+  int counts[2] = {call->num_inputs, call->num_outputs};
+  size_t total = 0;
+  char *next = NULL;
+  for (int pass = 0; pass < 2; pass++) { /* sizes, then addresses and contents */
+    for (int side = 0; side < 2; side++)
+      for (int i = 0; i < counts[side]; i++) {
+        const mpg_view *view = &views[side][i];
+        wide[side][i] = *view;
+        if (view->desc.dtype != dtype) continue;
+        bool again = side == 0 && i > 0 && view->data == views[0][i - 1].data; /* parts of one array */
+        int64_t count = mpg_shape_size(&view->desc.shape);
+        wide[side][i].desc.dtype = MPG_FLOAT32;
+        if (pass) wide[side][i].data = again ? wide[side][i - 1].data : next;
+        if (again) continue;
+        if (pass == 0) total += mpg_align_up((size_t)count * sizeof(float), 64);
+        if (pass) next += mpg_align_up((size_t)count * sizeof(float), 64);
+        conversion c = {dtype, view->data, wide[side][i].data, false};
+        if (pass && side == 0) mpg_cpu_parallel_for(call, count, 16384, convert_range, &c);
+      }
+    if (pass == 0 && !(next = mpg_device_scratch_slot(call->device, MPG_SCRATCH_WIDENED, total))) return MPG_DEVICE_OUT_OF_MEMORY;
+  }
+  mpg_kernel_call widened = *call;
+  widened.inputs = inputs;
+  widened.outputs = outputs;
+  MPG_TRY(run(&widened));
+  for (int i = 0; i < call->num_outputs; i++) {
+    conversion c = {dtype, call->outputs[i].data, outputs[i].data, true};
+    if (call->outputs[i].desc.dtype == dtype) mpg_cpu_parallel_for(call, mpg_shape_size(&call->outputs[i].desc.shape), 16384, convert_range, &c);
+  }
+  return MPG_OK;
+}
+
+MPG_CPU_KERNEL(attention) { return run_wide(call, forward); }
+MPG_CPU_KERNEL(attention_backward) { return run_wide(call, backward); }

@@ -4,7 +4,7 @@ import numpy as np
 
 from samples.base import Sample
 
-WIDE = ("float32", "float64")
+ALL = ("float32", "float64", "float16", "bfloat16")
 
 
 def view(array, place, counts, width):
@@ -59,7 +59,7 @@ def plain(batch, heads, rows, keys, width, value_width, lay=by_head, **more):
 
 def sample(*sizes, name, reference=attention, **more):
     inputs, params = plain(*sizes, **more)
-    return Sample(inputs, params, reference=reference, dtypes=WIDE, name=name)
+    return Sample(inputs, params, reference=reference, dtypes=ALL, name=name)
 
 
 def packed(batch, heads, rows, width, **more):
@@ -77,17 +77,17 @@ def packed(batch, heads, rows, width, **more):
         **more,
     }
     data = np.random.RandomState(3).uniform(-1, 1, (batch, rows, step)).astype(np.float32)
-    return Sample([data] * 3, params, reference=attention, grad=False, dtypes=("float32",), name="parts of one array")
+    return Sample([data] * 3, params, reference=attention, grad=False, dtypes=("float32", "float16"), name="parts of one array")
 
 
 def backward(**more):
     inputs, params = plain(2, 3, 7, 7, 5, 5, **more)
-    return Sample([inputs[0], *inputs, (6, 7, 5), (2, 3, 2, 7)], params, grad=False, dtypes=WIDE, name="backward")
+    return Sample([inputs[0], *inputs, (6, 7, 5), (2, 3, 2, 7)], params, grad=False, dtypes=("float32", "float64"), name="backward")  # sums of halves are float32
 
 
 def with_mask(distances, shape, name):
     inputs, params = plain(2, 2, 49, 97, 33, 4, scale=0.3)
-    return Sample([*inputs, shape], {**params, "mask_at": distances}, reference=attention, grad=(0, 1, 2), dtypes=WIDE, name=name)
+    return Sample([*inputs, shape], {**params, "mask_at": distances}, reference=attention, grad=(0, 1, 2), dtypes=ALL, name=name)
 
 
 SAMPLES = {
