@@ -3,8 +3,8 @@
  *
  * Every element is summed over keys (or rows) in ascending order by one block, without atomics: the same bits each time. A block has 16 x 16 threads, each with
  * EACH x EACH neighbours of a tile. Of wide heads each block makes a tile's width of the result's columns. */
-#include "kernels/cuda/cuda.h"
 #include "kernels/cpu/vector_math.h"
+#include "kernels/cuda/attention.h"
 
 namespace {
 
@@ -14,34 +14,10 @@ enum { SIDE = 16, THREADS = SIDE * SIDE, CHUNK = 32 /* features at a time in a p
 template <class C> struct tiling { enum { EACH = 4, TILE = EACH * SIDE, LINE = TILE + 4 }; };
 template <> struct tiling<double> { enum { EACH = 2, TILE = EACH * SIDE, LINE = TILE + 2 }; };
 
-template <class T>
-struct place { /* elements from `data` on; rows are dense */
-  T *data;
-  int64_t by_batch, by_head, by_row;
-};
-
-template <class T>
-struct attention {
-  int64_t heads, rows, keys, width, value_width;
-  place<T> query, key, value, result, query_grad, key_grad, value_grad, grad, output;
-  const T *mask; /* NULL: none */
-  int64_t mask_batch, mask_head, mask_row, mask_key;
-  mpg_compute_t<T> *sums;  /* of each head: the largest score of each row, then the sum of exponentials */
-  mpg_compute_t<T> *inner; /* backward: <grad, output> of each row */
-  mpg_compute_t<T> scale, kept_scale;
-  bool causal, drops;
-  mpg_random_key draw;
-  const uint64_t *drawn; /* backward: the key on the device */
-  uint32_t threshold;    /* kept when the upper 24 bits of the word are below */
-};
-
 MPG_ANYWHERE float exponential(float x) { return mpg_expf(x); }
 MPG_ANYWHERE double exponential(double x) { return exp(x); }
 MPG_ANYWHERE float sum_of(float x, float y, float sum) { return fmaf(x, y, sum); }
 MPG_ANYWHERE double sum_of(double x, double y, double sum) { return fma(x, y, sum); }
-
-template <class T>
-__device__ __forceinline__ T *at(const place<T> &p, int64_t batch, int64_t head) { return p.data + batch * p.by_batch + head * p.by_head; }
 
 /* Where a thread stands in tiles, and which head its block works on. */
 template <class C>
@@ -52,7 +28,7 @@ struct unit {
   C *chunk_a, *chunk_b;              /* shared: CHUNK lines each */
 };
 template <class T>
-__device__ __forceinline__ unit<mpg_compute_t<T>> unit_of(const attention<T> &p, int64_t extent, bool last_first) {
+__device__ __forceinline__ unit<mpg_compute_t<T>> unit_of(const mpg_attention<T> &p, int64_t extent, bool last_first) {
   typedef mpg_compute_t<T> C;
   typedef tiling<C> t;
   unit<C> u;
@@ -130,24 +106,21 @@ __device__ __forceinline__ void add_products(const unit<C> &u, const C *a, const
   }
 }
 
-template <class T>
-__device__ __forceinline__ bool sees(const attention<T> &p, int64_t row, int64_t key) { return row < p.rows && key < p.keys && (!p.causal || key <= row); }
-
 /* Adds the mask; what is not seen becomes -inf. */
 template <class T, class C>
-__device__ __forceinline__ void hide(const attention<T> &p, const unit<C> &u, int64_t row, int64_t key, C (*s)[tiling<C>::EACH]) {
+__device__ __forceinline__ void hide(const mpg_attention<T> &p, const unit<C> &u, int64_t row, int64_t key, C (*s)[tiling<C>::EACH]) {
   typedef tiling<C> t;
   const T *mask = p.mask ? p.mask + u.batch * p.mask_batch + u.head * p.mask_head : NULL;
   for (int r = 0; r < t::EACH; r++)
     for (int k = 0; k < t::EACH; k++) {
-      if (!sees(p, row + r, key + k)) s[r][k] = -(C)INFINITY;
+      if (!mpg_sees(p, row + r, key + k)) s[r][k] = -(C)INFINITY;
       else if (mask) s[r][k] += mpg_to<C>(mask[(row + r) * p.mask_row + (key + k) * p.mask_key]);
     }
 }
 
 /* Which of a thread's weights stay: bit r * EACH + k. */
 template <class T, class C>
-__device__ __forceinline__ uint32_t kept_of(const attention<T> &p, const unit<C> &u, int64_t row, int64_t key) {
+__device__ __forceinline__ uint32_t kept_of(const mpg_attention<T> &p, const unit<C> &u, int64_t row, int64_t key) {
   typedef tiling<C> t;
   uint32_t kept = 0;
   uint64_t seed = p.drawn ? p.drawn[0] : p.draw.seed, number = p.drawn ? p.drawn[1] : p.draw.call, offset = p.drawn ? p.drawn[2] : p.draw.position;
@@ -176,12 +149,12 @@ struct more { /* NaN is left out */
 };
 
 template <class T>
-__global__ void __launch_bounds__(THREADS) forward_kernel(attention<T> p) {
+__global__ void __launch_bounds__(THREADS) forward_kernel(mpg_attention<T> p) {
   typedef mpg_compute_t<T> C;
   typedef tiling<C> t;
   unit<C> u = unit_of(p, p.rows, p.causal);
   int64_t row = u.first + u.ty * t::EACH, column = (int64_t)blockIdx.y * t::TILE, end = p.causal && u.first + t::TILE < p.keys ? u.first + t::TILE : p.keys;
-  const T *query = at(p.query, u.batch, u.head), *keys = at(p.key, u.batch, u.head), *values = at(p.value, u.batch, u.head);
+  const T *query = mpg_at(p.query, u.batch, u.head), *keys = mpg_at(p.key, u.batch, u.head), *values = mpg_at(p.value, u.batch, u.head);
   C max[t::EACH], total[t::EACH], out[t::EACH][t::EACH], s[t::EACH][t::EACH];
   for (int r = 0; r < t::EACH; r++) {
     max[r] = -(C)INFINITY, total[r] = 0;
@@ -213,7 +186,7 @@ __global__ void __launch_bounds__(THREADS) forward_kernel(attention<T> p) {
     __syncthreads();
     add_products(u, u.tile_a, u.tile_b, end - first < t::TILE ? (int)(end - first) : (int)t::TILE, out);
   }
-  T *result = at(p.result, u.batch, u.head);
+  T *result = mpg_at(p.result, u.batch, u.head);
   C *sums = p.sums + 2 * u.index * p.rows;
   for (int r = 0; r < t::EACH && row + r < p.rows; r++) {
     C factor = 1 / total[r];
@@ -227,11 +200,11 @@ __global__ void __launch_bounds__(THREADS) forward_kernel(attention<T> p) {
 
 /* One warp a row. */
 template <class T>
-__global__ void inner_kernel(attention<T> p, int64_t count) {
+__global__ void inner_kernel(mpg_attention<T> p, int64_t count) {
   typedef mpg_compute_t<T> C;
   int64_t i = MPG_CUDA_INDEX / 32, index = i / p.rows, row = i % p.rows;
   if (i >= count) return;
-  const T *grad = at(p.grad, index / p.heads, index % p.heads) + row * p.grad.by_row, *output = at(p.output, index / p.heads, index % p.heads) + row * p.output.by_row;
+  const T *grad = mpg_at(p.grad, index / p.heads, index % p.heads) + row * p.grad.by_row, *output = mpg_at(p.output, index / p.heads, index % p.heads) + row * p.output.by_row;
   C sum = 0;
   for (int64_t e = threadIdx.x & 31; e < p.value_width; e += 32) sum = sum_of(mpg_to<C>(grad[e]), mpg_to<C>(output[e]), sum);
   sum = mpg_warp_reduce(sum, mpg_plus());
@@ -240,19 +213,19 @@ __global__ void inner_kernel(attention<T> p, int64_t count) {
 
 /* The weights of a tile once more (as they were dropped), and the gradients of its scores. */
 template <class T, class C>
-__device__ __forceinline__ void weights_again(const attention<T> &p, const unit<C> &u, int64_t rows, int64_t keys, C (*s)[tiling<C>::EACH], C (*d)[tiling<C>::EACH]) {
+__device__ __forceinline__ void weights_again(const mpg_attention<T> &p, const unit<C> &u, int64_t rows, int64_t keys, C (*s)[tiling<C>::EACH], C (*d)[tiling<C>::EACH]) {
   typedef tiling<C> t;
   int64_t row = rows + u.ty * t::EACH, key = keys + u.tx * t::EACH;
-  multiply_rows(u, (const T *)at(p.query, u.batch, u.head), p.query.by_row, rows, p.rows, p.scale, (const T *)at(p.key, u.batch, u.head), p.key.by_row, keys, p.keys, p.width, s);
+  multiply_rows(u, (const T *)mpg_at(p.query, u.batch, u.head), p.query.by_row, rows, p.rows, p.scale, (const T *)mpg_at(p.key, u.batch, u.head), p.key.by_row, keys, p.keys, p.width, s);
   hide(p, u, row, key, s);
-  multiply_rows(u, (const T *)at(p.grad, u.batch, u.head), p.grad.by_row, rows, p.rows, (C)1, (const T *)at(p.value, u.batch, u.head), p.value.by_row, keys, p.keys, p.value_width, d);
+  multiply_rows(u, (const T *)mpg_at(p.grad, u.batch, u.head), p.grad.by_row, rows, p.rows, (C)1, (const T *)mpg_at(p.value, u.batch, u.head), p.value.by_row, keys, p.keys, p.value_width, d);
   uint32_t kept = p.drops ? kept_of(p, u, row, key) : 0;
   const C *sums = p.sums + 2 * u.index * p.rows, *inner = p.inner + u.index * p.rows;
   for (int r = 0; r < t::EACH; r++) {
     bool there = row + r < p.rows;
     C shift = there ? sums[row + r] : (C)0, factor = there ? 1 / sums[p.rows + row + r] : (C)0, less = there ? inner[row + r] : (C)0;
     for (int k = 0; k < t::EACH; k++) {
-      bool seen = sees(p, row + r, key + k), stays = !p.drops || (kept >> (r * t::EACH + k) & 1);
+      bool seen = mpg_sees(p, row + r, key + k), stays = !p.drops || (kept >> (r * t::EACH + k) & 1);
       C weight = seen ? exponential(s[r][k] - shift) * factor : (C)0;
       s[r][k] = !p.drops ? weight : stays ? weight * p.kept_scale : (C)0;
       if (p.drops) d[r][k] = stays ? d[r][k] * p.kept_scale : (C)0;
@@ -271,12 +244,12 @@ __device__ __forceinline__ void store_tile(const unit<C> &u, const C (*s)[tiling
 
 /* The gradients of a tile of keys and values: rows in ascending order. */
 template <class T>
-__global__ void __launch_bounds__(THREADS) keys_kernel(attention<T> p) {
+__global__ void __launch_bounds__(THREADS) keys_kernel(mpg_attention<T> p) {
   typedef mpg_compute_t<T> C;
   typedef tiling<C> t;
   unit<C> u = unit_of(p, p.keys, false);
   int64_t column = (int64_t)blockIdx.y * t::TILE;
-  const T *query = at(p.query, u.batch, u.head), *grad = at(p.grad, u.batch, u.head);
+  const T *query = mpg_at(p.query, u.batch, u.head), *grad = mpg_at(p.grad, u.batch, u.head);
   C key_grads[t::EACH][t::EACH], value_grads[t::EACH][t::EACH], s[t::EACH][t::EACH], d[t::EACH][t::EACH];
   for (int r = 0; r < t::EACH; r++)
     for (int k = 0; k < t::EACH; k++) key_grads[r][k] = value_grads[r][k] = 0;
@@ -293,7 +266,7 @@ __global__ void __launch_bounds__(THREADS) keys_kernel(attention<T> p) {
     __syncthreads();
     add_products(u, u.tile_a, u.tile_b, n, key_grads);
   }
-  T *key_grad = at(p.key_grad, u.batch, u.head), *value_grad = at(p.value_grad, u.batch, u.head);
+  T *key_grad = mpg_at(p.key_grad, u.batch, u.head), *value_grad = mpg_at(p.value_grad, u.batch, u.head);
   for (int r = 0; r < t::EACH; r++)
     for (int k = 0; k < t::EACH; k++) {
       int64_t key = u.first + u.ty * t::EACH + r, c = column + u.tx * t::EACH + k;
@@ -304,12 +277,12 @@ __global__ void __launch_bounds__(THREADS) keys_kernel(attention<T> p) {
 
 /* The gradients of a tile of rows: keys in ascending order. */
 template <class T>
-__global__ void __launch_bounds__(THREADS) rows_kernel(attention<T> p) {
+__global__ void __launch_bounds__(THREADS) rows_kernel(mpg_attention<T> p) {
   typedef mpg_compute_t<T> C;
   typedef tiling<C> t;
   unit<C> u = unit_of(p, p.rows, p.causal);
   int64_t column = (int64_t)blockIdx.y * t::TILE, end = p.causal && u.first + t::TILE < p.keys ? u.first + t::TILE : p.keys;
-  const T *keys = at(p.key, u.batch, u.head);
+  const T *keys = mpg_at(p.key, u.batch, u.head);
   C grads[t::EACH][t::EACH], s[t::EACH][t::EACH], d[t::EACH][t::EACH];
   for (int r = 0; r < t::EACH; r++)
     for (int k = 0; k < t::EACH; k++) grads[r][k] = 0;
@@ -322,7 +295,7 @@ __global__ void __launch_bounds__(THREADS) rows_kernel(attention<T> p) {
     __syncthreads();
     add_products(u, u.tile_a, u.tile_b, end - first < t::TILE ? (int)(end - first) : (int)t::TILE, grads);
   }
-  T *query_grad = at(p.query_grad, u.batch, u.head);
+  T *query_grad = mpg_at(p.query_grad, u.batch, u.head);
   for (int r = 0; r < t::EACH; r++)
     for (int k = 0; k < t::EACH; k++) {
       int64_t row = u.first + u.ty * t::EACH + r, c = column + u.tx * t::EACH + k;
@@ -339,17 +312,17 @@ __global__ void write_draw_kernel(words key, uint64_t *out) {
 
 /* --- Arguments -------------------------------------------------------------------------------------------------------------------------- */
 template <class T>
-place<T> place_of(const mpg_view *view, const mpg_tuple *where) {
+mpg_place<T> place_of(const mpg_view *view, const mpg_tuple *where) {
   const int64_t *v = where->values;
-  return place<T>{(T *)view->data + v[0], v[1], v[2], v[3]};
+  return mpg_place<T>{(T *)view->data + v[0], v[1], v[2], v[3]};
 }
 
 template <class T>
-attention<T> attention_of(const mpg_kernel_call *call, const mpg_view *inputs, const mpg_view *mask) {
+mpg_attention<T> attention_of(const mpg_kernel_call *call, const mpg_view *inputs, const mpg_view *mask) {
   typedef mpg_compute_t<T> C;
   const mpg_attention_params *params = (const mpg_attention_params *)call->params;
   const int64_t *s = params->sizes.values, *m = params->mask_at.values;
-  attention<T> p = {};
+  mpg_attention<T> p = {};
   p.heads = s[1], p.rows = s[2], p.keys = s[3], p.width = s[4], p.value_width = s[5];
   p.query = place_of<T>(&inputs[0], &params->query_at);
   p.key = place_of<T>(&inputs[1], &params->key_at);
@@ -374,10 +347,27 @@ dim3 grid_of(const mpg_kernel_call *call, int64_t extent, int64_t columns) {
   return dim3((unsigned)(s[0] * s[1] * ((extent + t::TILE - 1) / t::TILE)), (unsigned)((columns + t::TILE - 1) / t::TILE));
 }
 
+/* Halves of the sizes that tensor cores are programmed for (attention_tensor.cu); *done: they were. */
+template <class T>
+mpg_status forward_by_tensor(const mpg_kernel_call *call, const mpg_attention<T> &p, bool *done) {
+  *done = mpg_attention_has_tensor(p.width, p.value_width);
+  return *done ? mpg_attention_tensor_forward(call, p, ((const mpg_attention_params *)call->params)->sizes.values[0]) : MPG_OK;
+}
+template <class T>
+mpg_status backward_by_tensor(const mpg_kernel_call *call, const mpg_attention<T> &p, bool *done) {
+  *done = mpg_attention_has_tensor(p.width, p.value_width);
+  return *done ? mpg_attention_tensor_backward(call, p, ((const mpg_attention_params *)call->params)->sizes.values[0]) : MPG_OK;
+}
+#define NOT_BY_TENSOR(T)                                                                                                                       \
+  template <> mpg_status forward_by_tensor<T>(const mpg_kernel_call *, const mpg_attention<T> &, bool *done) { return *done = false, MPG_OK; } \
+  template <> mpg_status backward_by_tensor<T>(const mpg_kernel_call *, const mpg_attention<T> &, bool *done) { return *done = false, MPG_OK; }
+NOT_BY_TENSOR(float)
+NOT_BY_TENSOR(double)
+
 template <class T>
 mpg_status forward(const mpg_kernel_call *call) {
   typedef mpg_compute_t<T> C;
-  attention<T> p = attention_of<T>(call, call->inputs, &call->inputs[3]);
+  mpg_attention<T> p = attention_of<T>(call, call->inputs, &call->inputs[3]);
   p.result = place_of<T>(&call->outputs[0], &((const mpg_attention_params *)call->params)->result_at);
   p.sums = (C *)call->outputs[1].data;
   p.draw = call->random;
@@ -385,6 +375,9 @@ mpg_status forward(const mpg_kernel_call *call) {
     words key = {{p.draw.seed, p.draw.call, p.draw.position}};
     MPG_TRY(mpg_cuda_launch(call, write_draw_kernel, 1, 32, 0, key, (uint64_t *)call->outputs[2].data));
   }
+  bool done;
+  MPG_TRY(forward_by_tensor(call, p, &done));
+  if (done) return MPG_OK;
   return mpg_cuda_launch(call, forward_kernel<T>, grid_of<T>(call, p.rows, p.value_width), THREADS, shared_bytes<C>(), p);
 }
 
@@ -393,7 +386,7 @@ mpg_status backward(const mpg_kernel_call *call) {
   typedef mpg_compute_t<T> C;
   const mpg_attention_params *params = (const mpg_attention_params *)call->params;
   bool drops = params->p > 0;
-  attention<T> p = attention_of<T>(call, call->inputs + 1, &call->inputs[6 + drops]);
+  mpg_attention<T> p = attention_of<T>(call, call->inputs + 1, &call->inputs[6 + drops]);
   int64_t count = params->sizes.values[0] * p.heads * p.rows;
   p.grad = place_of<T>(&call->inputs[0], &params->result_at);
   p.output = place_of<T>(&call->inputs[4], &params->result_at);
@@ -404,6 +397,9 @@ mpg_status backward(const mpg_kernel_call *call) {
   p.value_grad = place_of<T>(&call->outputs[params->packed ? 0 : 2], &params->value_at);
   if (!(p.inner = (C *)mpg_device_scratch(call->device, (size_t)count * sizeof(C)))) return MPG_DEVICE_OUT_OF_MEMORY;
   MPG_TRY(mpg_cuda_launch(call, inner_kernel<T>, mpg_cuda_blocks(count, MPG_CUDA_THREADS / 32), MPG_CUDA_THREADS, 0, p, count));
+  bool done;
+  MPG_TRY(backward_by_tensor(call, p, &done));
+  if (done) return MPG_OK;
   int64_t widest = p.width > p.value_width ? p.width : p.value_width;
   MPG_TRY(mpg_cuda_launch(call, keys_kernel<T>, grid_of<T>(call, p.keys, widest), THREADS, shared_bytes<C>(), p));
   return mpg_cuda_launch(call, rows_kernel<T>, grid_of<T>(call, p.rows, p.width), THREADS, shared_bytes<C>(), p);
