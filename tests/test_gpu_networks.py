@@ -178,6 +178,27 @@ def test_attention(p, dtype):
         assert all(("_dropout_attention(" if p else "_attention(") in dump and "batch_dot(" not in dump for dump in dumps) and len(dumps) == 2
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_unaligned_attention_has_the_same_bits(dtype):
+    values, results = uniform((2, 20, 16), (2, 36, 16), (2, 36, 8)), []
+    for shift in (0, 1, 8):
+        arrays = []
+        for value in values:
+            buffer = mx.nd.zeros((value.size + shift,), ctx=mx.gpu(0), dtype=dtype)
+            buffer[shift:] = mx.nd.array(value.ravel(), ctx=mx.gpu(0)).astype(dtype)
+            arrays.append(buffer[shift:].reshape(value.shape))
+            arrays[-1].attach_grad()
+        op = _core.CachedOp(lambda *a: [attend(0)(*a)], {})
+        with autograd.record():
+            y = op(*arrays)
+            y = y[0] if isinstance(y, list) else y
+        y.backward()
+        results.append([y.asnumpy()] + [a.grad.asnumpy() for a in arrays])
+    for other in results[1:]:
+        for a, b in zip(results[0], other):
+            np.testing.assert_array_equal(a, b)
+
+
 # --- Networks ------------------------------------------------------------------------------------------------------------------------
 
 
