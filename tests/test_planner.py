@@ -11,7 +11,7 @@ from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn
 from mpgluon.gluon.contrib.nn import HybridConcurrent
 from mpgluon.parallel import Pipeline, Plan, Profile, TrainStep, plan, schedules, trials
-from mpgluon.parallel.layer_profile import Cost, Layer
+from mpgluon.parallel.layer_profile import Cost, Layer, Trial
 from mpgluon.parallel.placement import Search
 
 CPU = [mx.cpu(i) for i in range(4)]
@@ -180,8 +180,9 @@ def test_a_small_network(tmp_path):
 def test_the_choice_was_run_and_is_predicted_as_measured():
     made = small_plan(layered())
     key = made._candidate.placement, made.micro_batches, made.schedule
-    seconds, sizes = made.profile.trials[key]
+    seconds, sizes, times = made.profile.trials[key]
     assert len(made.profile.trials) <= 6 and made.seconds == seconds
+    assert made.pipeline()._expected.times == times
     net = layered()
     net.place(made)
     pipeline = made.pipeline()
@@ -202,8 +203,7 @@ def test_costs_are_corrected_by_what_stages_took():
     """A device that is slower than its layers alone said gets fewer of them; other micro-batches' costs follow."""
     profile = synthetic(1, 6)
     candidate = Search(profile, None, [4], ["1f1b"]).run()
-    spans = candidate.simulation.spans
-    took = {}
+    spans, took = candidate.simulation.spans, {}
     for s, d in enumerate(candidate.where):
         passes = {a.kind: end - begin for a, (begin, end) in spans.items() if a.stage == s}
         took.setdefault(CPU[d], []).append({k: 2 * t if d else t for k, t in passes.items()})
@@ -216,6 +216,88 @@ def test_costs_are_corrected_by_what_stages_took():
     again = Search(profile, None, [4], ["1f1b"]).simulated(candidate.placement, 4, "1f1b")
     for a, (begin, end) in again.simulation.spans.items():
         assert end - begin == pytest.approx((spans[a][1] - spans[a][0]) * (2 if candidate.where[a.stage] else 1), rel=1e-6)
+
+
+def test_near_plans_differ_by_one_thing():
+    search = Search(synthetic(2, 5), None, [2, 4], ["1f1b", "interleaved"])
+    near = search.near(search.evaluate((0, 0, 1, 1, 1), 4, "1f1b"))
+    assert set(near) == {((0, 0, 1, 1, 1), m, name) for m in (2, 4) for name in ("1f1b", "interleaved")} | {((0, 1, 1, 1, 1), 4, "1f1b"), ((0, 0, 0, 1, 1), 4, "1f1b")}
+    branches = synthetic(6, 5, sources={1: [(0, 4000)], 2: [(0, 4000)], 3: [(1, 4000), (2, 4000)], 4: [(3, 4000)]}, follows={3: 1})
+    search = Search(branches, None, [4], ["1f1b"])
+    assert len(search.near(search.evaluate((0, 0, 0, 0), 4, "1f1b"))) == 1 + 4
+
+
+def test_what_is_run_next(monkeypatch):
+    """The search's own choice, then the best of those near to it, as long as they are predicted to be nearly as quick."""
+    profile = synthetic(3, 6)
+    numbers, names, tried = [2, 4], ["1f1b"], []
+    while (candidate := trials._next(profile, None, numbers, names, bool(tried), True)) is not None:
+        assert candidate not in tried
+        tried.append(candidate)
+        profile.trials[trials._key(candidate)] = Trial(candidate.seconds, [100, 100], candidate.times)
+    best = Search(profile, None, numbers, names).run()
+    search = Search(synthetic(3, 6), None, numbers, names)
+    expected = {key for key in search.near(best) if search.evaluate(*key).seconds <= trials.NEAR * best.seconds}
+    assert len(tried) > 1 and {trials._key(c) for c in tried} >= expected
+    assert trials._next(synthetic(3, 6), None, numbers, names, False, False).seconds == best.seconds
+    assert trials._next(profile, None, numbers, names, True, False) is None
+    monkeypatch.setattr(trials, "NEAR", 1.0)
+    assert trials._next(profile, None, numbers, names, True, True) is None
+
+
+def test_what_was_not_run_may_be_a_little_above_a_limit():
+    profile = synthetic(1, 6)
+    candidate = Search(profile, None, [4], ["1f1b"]).run()
+    d, (fixed, moving) = max(enumerate(candidate.memory), key=lambda x: sum(x[1]))
+    limits = {CPU[d]: fixed + round(0.9 * moving)}
+    assert Search(profile, limits, [4], ["1f1b"]).excess(candidate)[0] == moving - round(0.9 * moving)
+    assert not Search(profile, limits, [4], ["1f1b"], slack=0.2).excess(candidate)[0]
+    profile.trials[trials._key(candidate)] = Trial(candidate.seconds, [m for _, m in candidate.memory], candidate.times)
+    assert Search(profile, limits, [4], ["1f1b"], slack=0.2).excess(candidate)[0]
+
+
+def test_a_run_plan_keeps_the_times_of_its_schedule():
+    """Later corrections of costs would make another table, and so take other time and memory."""
+    profile = synthetic(4, 6)
+    found = Search(profile, None, [4], ["zero_bubble"]).run()
+    times = {key: 1.5 * seconds for key, seconds in found.times.items()}
+    profile.trials[trials._key(found)] = Trial(0.5, [300, 200], times)
+    for _ in range(2):
+        again = Search(profile, None, [4], ["zero_bubble"]).evaluate(*trials._key(found))
+        assert again.times == times and again.seconds == 0.5 and [m for _, m in again.memory] == [300, 200]
+        assert again.simulation.length == pytest.approx(1.5 * found.simulation.length, rel=0.05)
+        for column in profile.costs[CPU[0]].values():
+            column[:] = [cost._replace(forward=3 * cost.forward) for cost in column]
+    assert Profile.from_json(json.loads(json.dumps(profile.to_json()))).trials == profile.trials
+
+
+def test_a_stage_behind_what_only_sends_defers_all_of_its_backward():
+    candidate = Search(synthetic(1, 6), None, [4], ["zero_bubble"]).evaluate((1, 1, 1, 0, 0, 0), 4, "zero_bubble")
+    assert candidate.where == [0, 1, 0] and candidate.times["B", 1] == 0 and candidate.times["W", 1] > candidate.times["W", 0] == 0 < candidate.times["B", 2]
+
+
+def test_bytes_of_plans_that_were_not_run():
+    """What dense layers keep, their gradients' memory and what crosses to the other device, as the compiled pipeline plans them."""
+
+    def chain():
+        net = nn.HybridSequential(prefix="")
+        net.add(*[nn.Dense(units, activation="relu") for units in (512, 1024, 1024, 256, 1024, 512)])
+        net.initialize()
+        return net
+
+    x = nd.ones((64, 512))
+    made = plan(chain(), x, CPU[:2], loss=square, micro_batches=[4, 8], schedules="1f1b", repeats=1, trials=0, progress=False)
+    for cut in (2, 3, 4):
+        for m in (4, 8):
+            for i, path in enumerate(made.change(micro_batches=m).placement):
+                made.move(path, CPU[i >= cut])
+            other = chain()
+            other.place(made)
+            pipeline = made.pipeline()
+            TrainStep(other, square, gluon.Trainer(other.collect_params(), "sgd"), pipeline)(x, [])
+            compiled = pipeline.report().planned_bytes
+            for ctx, (_, moving) in zip(CPU, made._candidate.memory):
+                assert moving == pytest.approx(compiled[ctx], rel=0.15)
 
 
 def test_what_only_sends_the_batch_does_not_slow_a_pipeline():

@@ -25,14 +25,18 @@ from ..gluon.nn import Dense, HybridSequential
 
 __all__ = ["Layer", "Profile", "measure"]
 
-FORMAT = "mpgluon profile 1"
+FORMAT = "mpgluon profile 2"
 ALIKE = 0.1
 PIECES = 4  # micro-batches of a measurement
 
 # Of one micro-batch: seconds of the forward pass, of the whole backward pass, of input gradients, and of weight gradients where these are
-# apart; bytes kept for backward and bytes used while the layer runs.
-Cost = collections.namedtuple("Cost", ["forward", "backward", "inputs", "weights", "saved", "working"])
+# apart; bytes kept for backward, bytes used while the layer runs, and the same for the first micro-batch, which adds to no gradients.
+Cost = collections.namedtuple("Cost", ["forward", "backward", "inputs", "weights", "saved", "working", "first"], defaults=[0])
 NOTHING = Cost(0.0, 0.0, 0.0, 0.0, 0, 0)
+
+# A plan that was run: seconds of its quickest step, bytes of micro-batches on each device, and seconds of one micro-batch's passes, (kind, stage) ->
+# seconds, from which its schedule's table was made; None where the compiled stages are others than planned.
+Trial = collections.namedtuple("Trial", ["seconds", "memory", "times"])
 
 
 class Layer:
@@ -114,8 +118,7 @@ class Profile(SavedAsJson):
     beside : float
         Seconds of a step beside its stages and the updates: what the host does.
     trials : dict
-        Plans that were run: (placement, micro-batches, schedule) -> (seconds of the quickest step, bytes of micro-batches on each device), where a
-        placement is the number of each layer's device.
+        Plans that were run: (placement, micro-batches, schedule) -> `Trial`, where a placement is the number of each layer's device.
     memory_factor : float
         By how much the bytes of micro-batches in compiled pipelines differ from those of layers compiled alone.
     """
@@ -131,7 +134,7 @@ class Profile(SavedAsJson):
         self.trials, self.memory_factor = dict(trials or {}), memory_factor
 
     def trial(self, candidate):
-        """(seconds, bytes on each device) of a `Candidate` that was run; None where it was not."""
+        """The `Trial` of a `Candidate` that was run; None where it was not."""
         return self.trials.get((candidate.placement, candidate.micro_batches, candidate.schedule))
 
     def piece_rows(self, micro_batches):
@@ -169,7 +172,7 @@ class Profile(SavedAsJson):
             "input_bytes": self.input_bytes,
             "waits": [[str(a), str(b), seconds] for (a, b), seconds in self.waits.items()],
             "beside": self.beside,
-            "trials": [[*key, *values] for key, values in self.trials.items()],
+            "trials": [[*key, t.seconds, t.memory, t.times and [[*k, seconds] for k, seconds in t.times.items()]] for key, t in self.trials.items()],
             "memory_factor": self.memory_factor,
             "transfer": [[str(a), str(b), *seconds] for (a, b), seconds in self.transfer.items()],
         }
@@ -192,7 +195,10 @@ class Profile(SavedAsJson):
                 data["input_bytes"],
                 {(parse_context(a), parse_context(b)): seconds for a, b, seconds in data["waits"]},
                 data["beside"],
-                {(tuple(placement), m, schedule): (seconds, sizes) for placement, m, schedule, seconds, sizes in data["trials"]},
+                {
+                    (tuple(placement), m, schedule): Trial(seconds, sizes, times and {(kind, s): value for kind, s, value in times})
+                    for placement, m, schedule, seconds, sizes, times in data["trials"]
+                },
                 data["memory_factor"],
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -405,13 +411,14 @@ class _Bench:
         return found
 
     def memory(self):
-        """(kept for backward, used while running) of one micro-batch, by plan."""
-        _, stages, _, phases, _ = self.pipeline._last
-        if phases == "F":
-            return 0, max(stages.peaks(stages.items(stages.table("gpipe", PIECES, "F"), PIECES, "F"), "F").values(), default=0)
-        peaks = [max(stages.peaks(stages.items(stages.table(name, PIECES, "FB"), PIECES, "FB"), "FB").values(), default=0) for name in ("1f1b", "gpipe")]
-        saved = max(peaks[1] - peaks[0], 0) / (PIECES - 1)
-        return saved, max(peaks[0] - saved, 0)
+        """(kept for backward, used while running, the same for the first) of one micro-batch, by plan: blocks of both passes, and those of one."""
+        stages, saved, working = self.pipeline._last[1], 0, []
+        for piece, forward in enumerate(stages.forward):
+            one, two = ({b for segment in programs["segments"] for b in segment["blocks"]} for programs in (forward, stages.backward[piece] if stages.backward else forward))
+            sizes = [size for _, size, _ in (stages.backward or stages.forward)[piece]["blocks"]]
+            saved = max(saved, sum(sizes[b] for b in one & two) if stages.backward else 0)
+            working.append(sum(sizes[b] for b in (one ^ two if stages.backward else one)))
+        return saved, max(working), working[0]
 
     def same_as(self):
         """What a layer of the same cost has in common."""
@@ -446,7 +453,7 @@ def _measure(call, devices, repeats, known):
 
 
 def _quickest(benches, repeats):
-    """Forward and backward passes, all devices at work together: the median of the pieces, in the repetition where that is smallest."""
+    """Forward and backward passes, all devices at work together: the median of the pieces, each in the repetition where it was quickest."""
     times = {ctx: ([], []) for ctx in benches}
     for repeat in range(repeats + 1):
         for bench in benches.values():
@@ -455,8 +462,8 @@ def _quickest(benches, repeats):
         for ctx, bench in benches.items():
             if repeat:  # the first warms up
                 for found, kind in zip(times[ctx], "FB"):
-                    found.append(statistics.median(bench.spans(kind)))
-    return {ctx: tuple(map(min, pair)) for ctx, pair in times.items()}
+                    found.append(bench.spans(kind))
+    return {ctx: tuple(statistics.median(map(min, zip(*spans))) for spans in pair) for ctx, pair in times.items()}
 
 
 def _measure_update(call, devices, optimizer, optimizer_params):
@@ -558,17 +565,17 @@ def _measure_waits(devices):
     return found, statistics.median(beside) if beside else 0.0
 
 
-class _Progress:
+class Progress:
     """A bar on standard error, where that is a terminal."""
 
-    def __init__(self, total, shown):
-        self.total, self.done, self.shown = total, 0, sys.stderr.isatty() if shown is None else shown
+    def __init__(self, title, total, shown):
+        self.title, self.total, self.done, self.shown = title, total, 0, sys.stderr.isatty() if shown is None else shown
 
-    def __call__(self, text):
-        self.done += 1
+    def __call__(self, text, last=False):
+        self.done = self.total if last else self.done + 1
         if self.shown:
             filled = 30 * self.done // max(self.total, 1)
-            sys.stderr.write(f"\rprofile [{'#' * filled}{' ' * (30 - filled)}] {text[:40]:<40}" + ("\n" if self.done >= self.total else ""))
+            sys.stderr.write(f"\r{self.title} [{'#' * filled}{' ' * (30 - filled)}] {text[:40]:<40}" + ("\n" if self.done >= self.total else ""))
             sys.stderr.flush()
 
 
@@ -605,7 +612,7 @@ def measure(net, sample, devices, micro_batches, loss=None, labels=(), optimizer
         sizes = sorted({-(-rows // m) for m in micro_batches})
         traced = {size: _calls(net, sample, labels, rows, size, loss) for size in sizes}
         layers, _ = _layers(traced[sizes[-1]], lambda a: round(_bytes(a.shape, a.dtype) * rows / sizes[-1]))
-        costs, bar = {ctx: {} for ctx in devices}, _Progress(len(sizes) * len(layers), progress)
+        costs, bar = {ctx: {} for ctx in devices}, Progress("profile", len(sizes) * len(layers), progress)
         for size, calls in traced.items():
             _, measured = _layers(calls, lambda a: 1)
             known, column = {}, {ctx: [] for ctx in devices}

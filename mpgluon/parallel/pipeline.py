@@ -90,7 +90,7 @@ class Pipeline:
         self.carry = ({1: 1} if carry is None else dict(carry)) if along == "time" else {}
         self.check = bool(check)
         self._last, self._memory = None, ()
-        self._expected = None  # of a plan: the devices of its stages, and what their actions take
+        self._expected = None  # by a plan: `Expected`
 
     def __repr__(self):
         schedule = repr(self.schedule) if isinstance(self.schedule, str) else "a table of its own"
@@ -117,6 +117,13 @@ class Pipeline:
     def trace(self, path):
         """The planned and the measured timeline of the last step as a Chrome trace; see `Report.trace`."""
         self.report().trace(path)
+
+
+class Expected:
+    """What a plan says of a pipeline: the devices of its stages, and (kind, stage) -> seconds of one micro-batch's passes."""
+
+    def __init__(self, contexts, times):
+        self.contexts, self.times = contexts, times
 
 
 def _whole(value):
@@ -444,12 +451,12 @@ class _Driver:
         pipeline, pieces = self.pipeline, self.pipeline.micro_batches
         schedule = schedule or (pipeline.schedule if pipeline.schedule != "auto" else self.entry.chosen or "1f1b")
         programs = tuple(run.program(k, phase) for k in range(pieces) for phase, name in enumerate("FB") if name in phases)
-        key = (programs, phases, str(schedule))
+        key = (programs, phases, str(schedule), pipeline._expected)
         prepared = self.entry.tables.get(key)
         if prepared is None:
             described = Stages([run.describe(k, 0) for k in range(pieces)], [run.describe(k, 1) for k in range(pieces)] if "B" in phases else None, bool(pipeline.carry))
-            if self.pipeline._expected and described.placement() == self.pipeline._expected[0]:
-                described.weights = {**described.weights, **self.pipeline._expected[1]}
+            if pipeline._expected and described.placement() == pipeline._expected.contexts:
+                described.weights = {**described.weights, **pipeline._expected.times}
             table = described.table(schedule, pieces, phases)
             items = array.array("I", described.items(table, pieces, phases))
             prepared = self.entry.tables[key] = (described, table, items)

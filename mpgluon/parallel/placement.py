@@ -20,9 +20,9 @@ LISTED = 20000  # placements that are listed; beyond, dynamic programming
 SIMULATED = 600  # simulations, beyond which what is found is improved step by step
 CHUNKS = 2  # stages per device of the interleaved schedule
 
-Candidate = collections.namedtuple("Candidate", ["seconds", "placement", "micro_batches", "schedule", "stages", "where", "simulation", "memory"])
+Candidate = collections.namedtuple("Candidate", ["seconds", "placement", "micro_batches", "schedule", "stages", "where", "times", "simulation", "memory"])
 Candidate.__doc__ = """A placement (for each layer, the number of its device) and what is predicted: ``seconds`` of a step, the layers of each
-stage (none for one that only sends the batch), the number of its device, the simulation, and ``memory``, bytes of each device as (parameters and states, micro-batches)."""
+stage (none for one that only sends the batch), the number of its device, ``times`` of one micro-batch's passes ((kind, stage) -> seconds), the simulation, and ``memory``, bytes of each device as (parameters and states, micro-batches)."""
 
 
 class Search:
@@ -36,10 +36,13 @@ class Search:
     micro_batches : list of int
     names : list of str
         Schedules.
+    slack : float
+        The share of its micro-batches' bytes that a plan which was not run may exceed a limit by: those are estimates.
     """
 
-    def __init__(self, profile, memory=None, micro_batches=(1,), names=schedules.NAMES):
+    def __init__(self, profile, memory=None, micro_batches=(1,), names=schedules.NAMES, slack=0.0):
         self.profile, self.micro_batches, self.names = profile, list(micro_batches), list(names)
+        self.slack = slack
         self.limits = [(memory or {}).get(ctx) for ctx in profile.devices]
         self.layers, self.count = profile.layers, len(profile.devices)
         self.free = [i for i, layer in enumerate(self.layers) if layer.follows is None]  # that are placed; the others follow
@@ -87,21 +90,21 @@ class Search:
         """The candidate, simulated; where it was run, with the time and the memory that it took."""
         key = (tuple(placement), micro_batches, schedule)
         if key not in self._seen:
-            candidate, trial = self.simulated(*key), self.profile.trials.get(key)
+            trial = self.profile.trials.get(key)
+            candidate = self.simulated(*key, trial and trial.times)
             if trial is not None:
-                seconds, sizes = trial
-                candidate = candidate._replace(seconds=seconds, memory=[(fixed, size) for (fixed, _), size in zip(candidate.memory, sizes)])
+                candidate = candidate._replace(seconds=trial.seconds, memory=[(fixed, size) for (fixed, _), size in zip(candidate.memory, trial.memory)])
             self._seen[key] = candidate
         return self._seen[key]
 
-    def simulated(self, placement, micro_batches, schedule):
-        """The candidate by its layers' costs alone."""
+    def simulated(self, placement, micro_batches, schedule, measured=None):
+        """The candidate by its layers' costs alone, or by what its passes were measured to take."""
         devices = self.whole(placement)
         stages = self.stages(devices)
         deferred = schedule == "zero_bubble"
         used = list(dict.fromkeys(devices[stage[0]] for stage in stages))
         of = {i: s for s, stage in enumerate(stages) for i in stage}
-        costs, times, arrivals, sources = self.costs(micro_batches), collections.Counter(), [0.0] * len(stages), [set() for _ in stages]
+        costs, times, sources = self.costs(micro_batches), collections.Counter(), [set() for _ in stages]
         waits = collections.Counter()
         for s, stage in enumerate(stages):
             own = costs[devices[stage[0]]]
@@ -116,12 +119,12 @@ class Search:
                     sources[s].add(of[source])
                     if devices[source] != devices[i]:
                         self._pass_on(times, waits, of[source], s, devices[source], devices[i], size / micro_batches)
-                        arrivals[s] += size / micro_batches
         home = self.profile.devices.index(self.profile.home) if self.profile.home in self.profile.devices else None
         elsewhere = {devices[i] for i, layer in enumerate(self.layers) if not layer.sources and devices[i] != home} if home is not None else ()
         where = [devices[stage[0]] for stage in stages]
+        senders = set()
         if elsewhere:  # the batch is sent from where it is: a stage in front
-            stages, where, arrivals = [[], *stages], [home, *where], [0.0, *arrivals]
+            stages, where, senders = [[], *stages], [home, *where], {0}
             used = list(dict.fromkeys(where))
             sources = [set(), *[{t + 1 for t in before} for before in sources]]
             waits = collections.Counter({(a + 1, b + 1): value for (a, b), value in waits.items()})
@@ -131,11 +134,13 @@ class Search:
                 if any(not self.layers[i].sources and devices[i] != home for i in stage):
                     sources[s].add(0)
                     times["F", 0] += self.profile.seconds_of_transfer(self.profile.home, self.profile.devices[where[s]], self.profile.input_bytes / micro_batches)
+        whole = [not deferred or not before - senders for before in sources]
         if deferred:  # where nobody waits for input gradients, all of the backward pass is deferred
-            for s, before in enumerate(sources):
-                if not before:
+            for s in range(len(stages)):
+                if whole[s]:
                     times["W", s], times["B", s] = times["W", s] + times["B", s], 0.0
-        graph = StageGraph([used.index(d) for d in where], sources, deferred, senders=[0] if elsewhere else ())
+        graph = StageGraph([used.index(d) for d in where], sources, deferred, senders=senders)
+        times = {(kind, s): times[kind, s] for s in range(len(stages)) for kind in ("FBW" if deferred else "FB")} | (measured or {})
         table = schedules.make_table(graph, micro_batches, schedule, times)
         contexts = self.profile.devices
         simulation = schedules.simulate(
@@ -147,7 +152,7 @@ class Search:
             ends[device] = max(ends[device], end)
         for i, layer in enumerate(self.layers):
             ends[devices[i]] += self.profile.update[self.profile.devices[devices[i]]] * sum(size for size, trained in layer.params.values() if trained)
-        return Candidate(max(ends) + self.profile.beside, placement, micro_batches, schedule, stages, where, simulation, self._memory(devices, stages, where, arrivals, table, costs, micro_batches, deferred))
+        return Candidate(max(ends) + self.profile.beside, placement, micro_batches, schedule, stages, where, times, simulation, self._memory(devices, stages, where, table, costs, micro_batches, whole))
 
     def _pass_on(self, times, waits, source, target, a, b, size):
         contexts = self.profile.devices
@@ -168,29 +173,51 @@ class Search:
             params[devices[i]].update(layer.params)  # a shared one once
         return [sum(size * (2 + self.profile.state_factor if trained else 1) for size, trained in own.values()) for own in params]
 
-    def _memory(self, devices, stages, where, arrivals, table, costs, micro_batches, deferred):
-        kept = [sum(costs[devices[i]][i].saved for i in stage) + arrivals[s] for s, stage in enumerate(stages)]
-        inner = [self._passed(stage) for stage in stages]  # results that go from layer to layer of a stage
-        pieces = [0.0] * self.count
-        for row in table:
-            held = 0.0
-            for kind, s, m in row:
-                d = where[s]
-                bytes_kept = kept[s] + inner[s] / micro_batches
-                working = max((costs[d][i].working for i in stages[s]), default=0)
-                gradients = inner[s] / micro_batches if deferred else 0  # of what goes from layer to layer, kept for weight gradients
-                held += bytes_kept if kind == "F" else gradients if kind == "B" else 0
-                pieces[d] = max(pieces[d], held + working)
-                held -= bytes_kept + gradients if kind == ("W" if deferred else "B") else 0
-        return [(round(fixed), round(moving * self.profile.memory_factor)) for fixed, moving in zip(self.fixed_memory(devices), pieces)]
+    def _memory(self, devices, stages, where, table, costs, micro_batches, whole):
+        """(parameters and states, micro-batches) of each device, in bytes; ``whole``: for each stage, whether its backward pass is one action, that frees all.
 
-    def _passed(self, stage):
-        inside = set(stage)
-        return sum(size for i in stage for source, size in self.layers[i].sources if source in inside)
+        As compiled programs have it: what crosses to another device has a lane, of which one more is kept than is in use; what a deferred stage's
+        backward pass works in is kept until its weight gradients are made.
+        """
+        held, spare, working, gradients = [0.0] * len(stages), [0.0] * self.count, [[0.0, 0.0] for _ in stages], [0.0] * len(stages)
+        at = {i: s for s, stage in enumerate(stages) for i in stage}
+        results = {source: size for layer in self.layers for source, size in layer.sources}
+        for s, stage in enumerate(stages):
+            own = costs[where[s]]
+            for i in stage:
+                held[s] += own[i].saved
+                working[s] = [max(working[s][0], own[i].first), max(working[s][1], own[i].working)]
+                for source, size in self.layers[i].sources:
+                    size /= micro_batches
+                    if at[source] != s:
+                        if where[at[source]] != where[s]:
+                            held[s] += size
+                            spare[where[s]] += size if micro_batches > 2 else 0
+                            spare[where[at[source]]] += size * min(micro_batches, 2)  # gradients, back
+                        continue
+                    gradients[s] += size
+                    if own[source].saved < size:  # a result that the next layer keeps
+                        held[s] += size
+                    elif own[i].saved >= size + results.get(i, 0) / micro_batches:  # a copy of its own, that a layer makes of another's result only where it is alone
+                        held[s] -= size
+        pieces = list(spare)
+        for row in table:
+            now = 0.0
+            for kind, s, m in row:
+                d, inner = where[s], working[s][m > 0]
+                if kind == "F":
+                    now += held[s]
+                elif kind == "B" and not whole[s]:
+                    now += inner + gradients[s]
+                pieces[d] = max(pieces[d], spare[d] + now + (inner if whole[s] and kind != "F" else 0))
+                if kind == "W" or (kind == "B" and "W" not in (a.kind for a in row)):
+                    now -= held[s] + (0 if whole[s] else inner + gradients[s])
+        return [(round(fixed), round(moving * self.profile.memory_factor)) for fixed, moving in zip(self.fixed_memory(devices), pieces)]
 
     def excess(self, candidate):
         """(bytes over the limit, device, bytes needed): the worst of the devices; 0 bytes where all have room."""
-        over = [(fixed + moving - limit, d, fixed + moving) for d, ((fixed, moving), limit) in enumerate(zip(candidate.memory, self.limits)) if limit is not None]
+        slack = 0.0 if self.profile.trial(candidate) else self.slack
+        over = [(fixed + round(moving * (1 - slack)) - limit, d, fixed + moving) for d, ((fixed, moving), limit) in enumerate(zip(candidate.memory, self.limits)) if limit is not None]
         worst = max(over, default=(0, None, 0))
         return worst if worst[0] > 0 else (0, None, 0)
 
@@ -251,7 +278,7 @@ class Search:
         """A time that no simulation of the placement can be below: the work of the busiest device, and what must come before and behind."""
         trial = self.profile.trials.get((tuple(placement), micro_batches, schedule))
         if trial is not None:
-            return trial[0]
+            return trial.seconds
         devices, costs = self.whole(placement), self.costs(micro_batches)
         deferred = schedule == "zero_bubble"
         load, update, first = [0.0] * self.count, [0.0] * self.count, {}
@@ -345,6 +372,15 @@ class Search:
         if over[0] > 0:
             return best, (over, candidate) if nearest is None or over[0] < nearest[0][0] else nearest
         return (candidate if best is None or candidate.seconds < best.seconds else best), nearest
+
+    def near(self, candidate):
+        """Keys of the candidates that differ by one thing: the device of a layer at the end of a stage (with branches, of any layer), or schedule and micro-batches."""
+        _, placement, m, schedule = candidate[:4]
+        found = [(placement, m, schedule) for m in self.micro_batches for schedule in self.names if schedule != "interleaved" or m > 1]
+        for i, d in enumerate(placement):
+            others = range(self.count) if self.branching() else {placement[k] for k in (i - 1, i + 1) if 0 <= k < len(placement)}
+            found += [((*placement[:i], other, *placement[i + 1 :]), m, schedule) for other in others if other != d]
+        return found
 
     def _improve(self, best, nearest):
         """Moves layers and cuts while that helps."""

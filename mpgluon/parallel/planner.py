@@ -6,7 +6,7 @@ from ..gluon import _compiled, _recompute
 from ..gluon.block import HybridBlock
 from . import layer_profile, schedules
 from .placement import Search
-from .report import draw_spans
+from .report import draw_spans, new_figure
 from .trials import improve
 
 __all__ = ["Comparison", "Plan", "plan"]
@@ -47,9 +47,9 @@ def plan(
     repeats : int, default 3
         Of each measurement; the quickest counts.
     progress : bool, optional
-        Whether to show a bar while measuring; by default on terminals.
+        Whether to show bars while measuring and trying; by default on terminals.
     trials : int, default 6
-        How many plans are run at most, for some steps on a copy of the network, to correct what was measured of layers alone. The best of
+        How many plans are run at most, for some steps on a copy of the network, to correct what was measured of layers alone. The quickest of
         them is chosen. 0, or a `profile`: none. Where a device's memory limit leaves no room for the copy none is run either.
 
     Returns
@@ -81,7 +81,7 @@ def plan(
         if uninitialized:
             raise MXNetError(f"plan: parameter '{uninitialized[0]}' is not initialized; call net.initialize() before")
         profile = layer_profile.measure(net, sample, devices, numbers, loss, labels, optimizer, optimizer_params, repeats, progress)
-        found = improve(profile, limits, numbers, names, lambda c: Plan(profile, limits, c), trials, net, sample, labels, loss, optimizer, optimizer_params)
+        found = improve(profile, limits, numbers, names, lambda c: Plan(profile, limits, c), trials, net, sample, labels, loss, optimizer, optimizer_params, progress)
     missing = [ctx for ctx in devices if ctx not in profile.devices]
     if missing:
         raise MXNetError(f"plan: the profile has no measurements on {missing[0]}; it has {', '.join(map(str, profile.devices))}")
@@ -203,10 +203,10 @@ class Plan(layer_profile.SavedAsJson):
 
     def pipeline(self):
         """The `Pipeline` that is planned; its schedule is made with the planned times."""
-        from .pipeline import Pipeline
+        from .pipeline import Expected, Pipeline
 
         pipeline = Pipeline(self.micro_batches, self.schedule)
-        pipeline._expected = [self.devices[d] for d in self._candidate.where], self._stage_times()
+        pipeline._expected = Expected([self.devices[d] for d in self._candidate.where], self._candidate.times)
         return pipeline
 
     def place(self, net):
@@ -281,12 +281,8 @@ class Plan(layer_profile.SavedAsJson):
 
     # Showing it
 
-    def _stage_times(self):
-        """(kind, stage) -> predicted seconds of one micro-batch."""
-        return {(a.kind, a.stage): end - begin for a, (begin, end) in self.simulation.spans.items()}
-
     def __repr__(self):
-        times, spans = self._stage_times(), self.simulation.spans
+        times, spans = self._candidate.times, self.simulation.spans
         rows = [("stage", "device", "forward ms", "backward ms", "deferred ms", "idle", "parameter bytes", "layers")]
         busy = dict.fromkeys(self.devices, 0.0)
         for s, (ctx, _) in enumerate(self.stages):
@@ -310,12 +306,7 @@ class Plan(layer_profile.SavedAsJson):
         ImportError
             Without matplotlib, which the extra ``viz`` brings.
         """
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise ImportError("Plan.plot needs matplotlib: pip install mpgluon[viz]") from error
-        figure = Figure(figsize=(12, 1.2 + 0.7 * len(self.devices)), layout="constrained")
-        time, memory = figure.subplots(1, 2, width_ratios=(4, 1), sharey=True)
+        figure, (time, memory) = new_figure("Plan.plot", 1.2 + 0.7 * len(self.devices), ncols=2, width_ratios=(4, 1), sharey=True)
         spans = self.simulation.spans
         draw_spans(time, spans, [self.devices.index(self.stages[action.stage][0]) for action in spans], self.simulation.length)
         time.set_title(f"{self.micro_batches} micro-batches, {self.schedule}: {self.seconds * 1e3:.2f} ms predicted", loc="left", fontsize=10)
@@ -330,9 +321,6 @@ class Plan(layer_profile.SavedAsJson):
         memory.set_xlabel("MB")
         memory.legend(fontsize=7, frameon=False, loc="upper right", bbox_to_anchor=(1, 1.3))
         time.invert_yaxis()
-        for ax in (time, memory):
-            for side in ("top", "right"):
-                ax.spines[side].set_visible(False)
         if path is not None:
             figure.savefig(path, dpi=130)
         return figure
@@ -367,7 +355,7 @@ class Comparison:
         self.predicted, self.measured = plan.simulation.length, report.seconds
         self.error = self.predicted / self.measured - 1 if self.measured else 0.0
         self.bubbles = plan.bubble, report.bubble
-        times = plan._stage_times()
+        times = plan._candidate.times
         graph, contexts = report.stages.graph, report.stages.contexts
         planned, measured = {}, {}
         for s, (ctx, _) in enumerate(plan.stages):

@@ -19,6 +19,19 @@ def draw_spans(ax, spans, rows, seconds):
             ax.text((begin + end) / 2 * 1e3, row, str(action.micro_batch), ha="center", va="center", fontsize=7)
 
 
+def new_figure(what, height, **subplots):
+    """(figure, axes), without the boxes around; ImportError, which names `what`, without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(f"{what} needs matplotlib: pip install mpgluon[viz]") from error
+    figure = Figure(figsize=(12, height), layout="constrained")
+    axes = figure.subplots(**subplots)
+    for ax in axes:
+        ax.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
 class Report:
     """Busy and idle time of the devices in one step of a pipeline.
 
@@ -93,12 +106,7 @@ class Report:
         ImportError
             Without matplotlib, which the extra ``viz`` brings.
         """
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise ImportError("Pipeline.plot needs matplotlib: pip install mpgluon[viz]") from error
-        figure = Figure(figsize=(12, 1.2 + 1.1 * len(self.busy)), layout="constrained")
-        axes = figure.subplots(2, 1, sharex=True)
+        figure, axes = new_figure("Pipeline.plot", 1.2 + 1.1 * len(self.busy), nrows=2, sharex=True)
         for ax, spans, title in ((axes[0], self.planned.spans, "planned"), (axes[1], self.spans, "measured")):
             self._draw(ax, spans, title)
         axes[1].set_xlabel("ms")
@@ -127,8 +135,6 @@ class Report:
         ax.set_title(f"{title}: {length * 1e3:.2f} ms", loc="left", fontsize=10)
         ax.set_yticks(range(len(self.stages.contexts)), [str(ctx) for ctx in self.stages.contexts])
         ax.invert_yaxis()
-        for side in ("top", "right"):
-            ax.spines[side].set_visible(False)
         if title == "planned":
             from matplotlib.patches import Patch
 

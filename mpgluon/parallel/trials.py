@@ -2,7 +2,8 @@
 
 Layers are measured alone, and the whole differs: operators fuse and keep layouts across layers, memory is shared, the host queues work. So the
 best plan is run for some steps on a copy of the network. The costs of its layers are corrected by what its stages took, what was measured
-is kept as the prediction of that plan, and the search goes on, until its best plan is one that has been run.
+is kept as the prediction of that plan, and the search goes on, until its best plan is one that has been run. Then those near to it are run, as costs
+of plans that were not run are only as good as the correction. At last the quickest take turns, step by step, so that what disturbs them disturbs all.
 """
 
 import copy
@@ -13,51 +14,78 @@ from .. import random
 from ..base import MXNetError
 from ..context import memory_stats
 from . import layer_profile
+from .layer_profile import Trial
+from .pipeline import Expected
 from .placement import Search
 
 __all__ = ["improve"]
 
-WARM, STEPS, SECONDS = 2, 6, 0.4  # steps before and while measuring, and for how long at least
-FINALISTS, TURNS = 2, 2  # the best are run again
+WARM, STEPS, SECONDS = 3, 3, 0.3  # steps before and while measuring, and for how long at least
+FINALISTS, CLOSE = 3, 1.1  # how many are run again at most, and how much longer than the quickest they take at most
+NEAR, ENOUGH = 1.1, 20.0  # what is run beyond the search's own choice: predicted to take at most so much longer, and for so many seconds in all
+SLACK = 0.2  # how far estimated bytes of micro-batches may be above a limit
 MOST = 3.0  # by how much a cost is corrected at most
 
 
-def improve(profile, limits, numbers, names, plan_of, count, net, sample, labels, loss, optimizer, optimizer_params):
+def improve(profile, limits, numbers, names, plan_of, count, net, sample, labels, loss, optimizer, optimizer_params, progress=None):
     """Runs up to `count` plans, and returns the best candidate of those that were run; of a search without any, where there is no room to run one.
 
     ``plan_of``: makes a `Plan` of a candidate.
     """
-    corrected, tried, trials = set(), [], []
-    state = random.get_state()
+    corrected, tried, trials, bar = set(), [], [], layer_profile.Progress("trials ", count + 1, progress and count > 0)
+    state, begin = random.get_state(), time.perf_counter()
     try:
-        for _ in range(count):
-            try:
-                candidate = Search(profile, limits, numbers, names).run()
-            except MXNetError:  # before that is believed, bytes are corrected
-                if tried:
-                    break
-                candidate = Search(profile, None, numbers, names).run()
-            if profile.trial(candidate) is not None or not _has_room(profile, candidate):
+        while len(tried) < count:
+            candidate = _next(profile, limits, numbers, names, bool(tried), time.perf_counter() - begin < ENOUGH)
+            if candidate is None or not _has_room(profile, candidate):
                 break
             trial = _Trial(plan_of(candidate), net, sample, labels, loss, optimizer, optimizer_params)
-            trial.run()
-            profile.trials[_key(candidate)] = trial.seconds, trial.memory
+            trial.warm()
+            _take_turns([trial], True)
+            profile.trials[_key(candidate)] = trial.result()
             tried.append(candidate)
             trials = sorted([*trials, trial], key=lambda t: t.seconds)[:FINALISTS]  # the others give their memory back
             _correct(profile, candidate, trial.stages(), corrected)
-            _correct_rest(profile, limits, candidate)
-            estimated = [sum(moving for _, moving in Search(profile, None, [c.micro_batches], [c.schedule]).simulated(*_key(c)).memory) for c in tried]
-            profile.memory_factor *= sum(sum(profile.trial(c)[1]) for c in tried) / max(sum(estimated), 1)
-        for _ in range(TURNS if len(trials) > 1 else 1):  # what disturbed one of them does not decide
+            _correct_rest(profile, tried)
+            estimated = [sum(moving for _, moving in Search(profile).simulated(*_key(c)).memory) for c in tried]
+            profile.memory_factor *= sum(sum(profile.trial(c).memory) for c in tried) / max(sum(estimated), 1)
+            bar(f"{trial.seconds * 1e3:.2f} ms")
+        if trials:
+            trials = [t for t in trials if t.seconds <= CLOSE * trials[0].seconds]
+            _take_turns(trials)
+            _take_turns([min(trials, key=lambda t: t.seconds)])  # as it will run: alone
             for trial in trials:
-                trial.run()
-                profile.trials[_key(trial.candidate)] = trial.seconds, trial.memory
+                profile.trials[_key(trial.candidate)] = trial.result()
+            bar(f"{min(t.seconds for t in trials) * 1e3:.2f} ms", last=True)
     finally:
         random.set_state(state)
     search = Search(profile, limits, numbers, names)
     best = [search.evaluate(*_key(c)) for c in tried]
     best = [c for c in best if not search.excess(c)[0]]
     return min(best, key=lambda c: c.seconds) if best else search.run()
+
+
+def _next(profile, limits, numbers, names, any_tried, further):
+    """The candidate to be run next: the best, as long as it was not run, and then (`further`) the best of those near to it; None: enough were run."""
+    search = Search(profile, limits, numbers, names, SLACK)
+    try:
+        best = search.run()
+    except MXNetError:  # before that is believed, bytes are corrected
+        return None if any_tried else Search(profile, None, numbers, names).run()
+    if profile.trial(best) is None:
+        return best
+    near = [search.evaluate(*key) for key in search.near(best)] if further else []
+    near = [c for c in near if profile.trial(c) is None and c.seconds <= NEAR * best.seconds and not search.excess(c)[0]]
+    return min(near, key=lambda c: c.seconds, default=None)
+
+
+def _take_turns(trials, passes=False):
+    """Measures trials, step by step in turn; `passes`: and what their passes took."""
+    count, end = 0, time.perf_counter() + SECONDS * len(trials)
+    while count < STEPS or time.perf_counter() < end:
+        for trial in trials:
+            trial.run(passes)
+        count += 1
 
 
 def _key(candidate):
@@ -76,7 +104,8 @@ def _has_room(profile, candidate):
 class _Trial:
     """A plan that is run on a copy of the network.
 
-    What disturbs a step makes it longer, so the quickest is the one that says most about the plan: ``seconds``, ``report``.
+    What disturbs a step makes it longer, so the quickest is the one that says most about the plan: ``seconds``. Likewise of each pass of each
+    micro-batch the quickest counts.
     """
 
     def __init__(self, plan, net, sample, labels, loss, optimizer, optimizer_params):
@@ -95,32 +124,54 @@ class _Trial:
         self.pipeline = plan.pipeline()
         step = TrainStep(own, loss or (lambda outputs, *_: outputs), trainer, self.pipeline)
         self._step = lambda: step(sample, labels)
-        self.seconds, self.report = float("inf"), None
+        self._start()
 
-    def run(self):
-        for _ in range(WARM):
-            self._step()
-        count, end = 0, time.perf_counter() + SECONDS
-        while count < STEPS or time.perf_counter() < end:
-            nd.waitall()
-            begin = time.perf_counter()
-            self._step()
-            nd.waitall()
-            taken = time.perf_counter() - begin
-            count += 1
-            if taken < self.seconds:
-                self.seconds, self.report = taken, self.pipeline.report()
+    def _start(self):
+        self.seconds, self.report, self._passes = float("inf"), None, {}
 
-    @property
-    def memory(self):
-        """Bytes of micro-batches on each device."""
-        return [self.report.planned_bytes.get(ctx, 0) for ctx in self.devices]
+    def warm(self):
+        """The first steps, which compile; what the later ones take is what the schedule is made from, and kept with the plan: other times would make other
+        tables, which take other time and memory."""
+        self._step()
+        for _ in range(WARM - 1):
+            self.run(True)
+        expected = self.pipeline._expected
+        self.times = None
+        if self.report.stages.placement() == expected.contexts:
+            self.times = {**expected.times, **self._means()}
+            self.pipeline._expected = Expected(expected.contexts, self.times)
+        self._step()  # with memory of its own
+        self._start()
+
+    def run(self, passes):
+        """A step, timed."""
+        nd.waitall()
+        begin = time.perf_counter()
+        self._step()
+        nd.waitall()
+        self.seconds = min(self.seconds, time.perf_counter() - begin)
+        if not passes:
+            return
+        self.report = self.pipeline.report()
+        for action, (first, last) in self.report.spans.items():
+            self._passes[action] = min(last - first, self._passes.get(action, float("inf")))
+
+    def _means(self):
+        """(kind, stage) -> seconds of one micro-batch."""
+        found = {}
+        for (kind, stage, _), seconds in self._passes.items():
+            found.setdefault((kind, stage), []).append(seconds)
+        return {key: sum(values) / len(values) for key, values in found.items()}
+
+    def result(self):
+        """What is kept of it."""
+        return Trial(self.seconds, [self.report.planned_bytes.get(ctx, 0) for ctx in self.devices], self.times)
 
     def stages(self):
         """For each device, for each of its stages in order: seconds by kind of pass."""
-        found, report = {}, self.report
-        for s, ctx in enumerate(report.stages.placement()):
-            found.setdefault(ctx, []).append({k: report.times[k, s] for k in "FBW" if (k, s) in report.times})
+        found, times = {}, self._means()
+        for s, ctx in enumerate(self.report.stages.placement()):
+            found.setdefault(ctx, []).append({k: times[k, s] for k in "FBW" if (k, s) in times})
         return found
 
 
@@ -132,13 +183,12 @@ def _correct(profile, candidate, measured, corrected):
         planned.setdefault(profile.devices[d], []).append(s)
     if {ctx: len(stages) for ctx, stages in planned.items()} != {ctx: len(stages) for ctx, stages in measured.items()}:
         return  # the compiled stages are others: only the step as a whole is known
-    spans = candidate.simulation.spans
     rows = profile.piece_rows(candidate.micro_batches)
     for ctx, stages in planned.items():
         for s, took in zip(stages, measured[ctx]):
             layers = candidate.stages[s]
             own = profile.cost(ctx, rows)
-            passes = {kind: spans[action][1] - spans[action][0] for kind in "FBW" for action in spans if action.kind == kind and action.stage == s}
+            passes = {kind: candidate.times[kind, s] for kind in "FBW" if (kind, s) in candidate.times}
             factors = {}
             forward, backward = sum(own[i].forward for i in layers), sum(own[i].backward for i in layers)
             factors["forward"] = _factor(took.get("F", 0.0) - (passes.get("F", 0.0) - forward), forward)
@@ -168,8 +218,8 @@ def _multiply(profile, ctx, rows, layers, factors, corrected):
                 corrected.add((id(column), i))
 
 
-def _correct_rest(profile, limits, candidate):
-    """What a step takes beside its stages: what is left between the prediction and the measured step."""
-    seconds = profile.trial(candidate)[0]
-    search = Search(profile, limits, [candidate.micro_batches], [candidate.schedule])
-    profile.beside = max(profile.beside + seconds - search.simulated(candidate.placement, candidate.micro_batches, candidate.schedule).seconds, 0.0)
+def _correct_rest(profile, tried):
+    """What a step takes beside its stages: what is left between the prediction and the measured step, of the plan where that is least."""
+    profile.beside = 0.0
+    search = Search(profile)
+    profile.beside = max(min(profile.trial(c).seconds - search.simulated(*_key(c)).seconds for c in tried), 0.0)
