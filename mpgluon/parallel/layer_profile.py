@@ -482,8 +482,7 @@ def _measure_update(call, devices, optimizer, optimizer_params):
         for _ in range(6):
             nd.waitall()
             begin = time.perf_counter()
-            for part in updater.alike(list(range(len(weights))), grads, weights, updater.optimizer.aggregate_num) if updater.aggregate_updates else zip(range(len(weights)), grads, weights):
-                updater(*part)
+            updater(list(range(len(weights))), grads, weights)
             nd.waitall()
             taken.append(time.perf_counter() - begin)
         seconds[ctx] = statistics.median(taken[1:]) / size

@@ -303,9 +303,10 @@ class Search:
             for i in self.free:
                 own = [costs[d][j] for j in (i, *behind[i])]
                 time.append(time[-1] + sum(c.forward + c.backward for c in own))
-                saved.append(saved[-1] + sum(c.saved for c in own) + sum(s for _, s in self.layers[i].sources) / micro_batches)
+                saved.append(saved[-1] + sum(c.saved for c in own))
                 size.append(size[-1] + sum(s * (2 + self.profile.state_factor if trained else 1) for s, trained in self.layers[i].params.values()))
             sums.append(time), fixed.append(size), kept.append(saved)
+        arrives = [sum(s for _, s in self.layers[i].sources) / micro_batches for i in self.free]
         lengths = sorted({sums[0][b] - sums[0][a] for a in range(n) for b in range(a + 1, n + 1)})
         in_flight = [micro_batches if schedule == "gpipe" else min(micro_batches, k if schedule == "zero_bubble" else k - s) for s in range(k)]
         results = set()
@@ -319,7 +320,7 @@ class Search:
                         time = sums[s][end] - sums[s][begin]
                         if best[s][begin] is None or time > longest * (1 + 1e-9):
                             continue
-                        held = fixed[s][end] - fixed[s][begin] + in_flight[s] * (kept[s][end] - kept[s][begin])
+                        held = fixed[s][end] - fixed[s][begin] + in_flight[s] * (kept[s][end] - kept[s][begin] + arrives[begin])
                         if limit is not None and held > limit:
                             continue
                         made = (best[s][begin][0] + time, (*best[s][begin][1], end))
