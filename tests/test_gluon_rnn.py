@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import mpgluon as mx
-from mpgluon import autograd
+from mpgluon import autograd, gluon
 from mpgluon.gluon import rnn
 
 draw = np.random.RandomState(2)
@@ -294,3 +294,45 @@ def test_cells_unroll_over_symbols():
     np.testing.assert_array_equal(found.asnumpy(), expected.asnumpy())
     with pytest.raises(ValueError, match="length"):
         cell.unroll(None, mx.sym.var("data"), [mx.sym.var("state")])
+
+
+@pytest.mark.parametrize("layers, bidirectional, hybrid", [(1, False, False), (2, False, True), (2, True, True)])
+def test_projected_layers(layers, bidirectional, hybrid):
+    """The same as a stack of cells with the same parameters."""
+    layer = rnn.LSTM(6, layers, projection_size=4, bidirectional=bidirectional, prefix="lstm_")
+    stack = rnn.HybridSequentialRNNCell(prefix="lstm_")
+    with stack.name_scope():
+        for i in range(layers):
+            cells = [gluon.contrib.rnn.LSTMPCell(6, 4, prefix=f"{direction}{i}_") for direction in "lr"[: 1 + bidirectional]]
+            stack.add(rnn.BidirectionalCell(*cells) if bidirectional else cells[0])
+    layer.initialize(mx.init.Uniform(0.5))
+    if hybrid:
+        layer.hybridize()
+    x = mx.nd.array(np.random.RandomState(0).uniform(-1, 1, (3, 2, 5)))
+    x.attach_grad()
+    with mx.autograd.record():
+        output, (r, c) = layer(x, layer.begin_state(2))
+        (output**2).sum().backward()
+    grad = x.grad.asnumpy()
+    stack.initialize()
+    stack.unroll(3, x, layout="TNC")
+    for name, param in stack.collect_params().items():
+        param.set_data(layer.collect_params()[name].data())
+    with mx.autograd.record():
+        expected, states = stack.unroll(3, x, layout="TNC", merge_outputs=True)
+        (expected**2).sum().backward()
+    np.testing.assert_allclose(output.asnumpy(), expected.asnumpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(grad, x.grad.asnumpy(), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(r.asnumpy(), np.stack([s.asnumpy() for s in states[::2]]), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(c.asnumpy(), np.stack([s.asnumpy() for s in states[1::2]]), rtol=1e-5, atol=1e-6)
+    lengths = rnn.LSTM(6, projection_size=4, use_sequence_length=True)
+    lengths.initialize()
+    with pytest.raises(NotImplementedError, match="projection"):
+        lengths(x, lengths.begin_state(2), mx.nd.array([1, 3]))
+
+
+def test_projected_states_are_clipped():
+    layer = rnn.LSTM(6, projection_size=4, state_clip_min=-0.1, state_clip_max=0.1, input_size=5)
+    layer.initialize(mx.init.Uniform(2))
+    _, (_, c) = layer(mx.nd.ones((3, 2, 5)), layer.begin_state(2))
+    assert np.abs(c.asnumpy()).max() == np.float32(0.1)

@@ -189,3 +189,33 @@ mpg_status mpg_batching_rnn_separate(mpg_batching *b) {
   enum { LSTM = 2 };
   return recurrent(b, 1, p->bidirectional, p->mode == LSTM ? 2 : 1);
 }
+
+/* --- Boxes ------------------------------------------------------------------------------------------------------------ */
+
+/* Anchors are the same for every sample. */
+mpg_status mpg_batching_multibox_prior(mpg_batching *b) { return b->in[0].axis > 1 ? mpg_batching_fail_along(b, 0) : MPG_OK; }
+
+/* All but the anchors, input `anchor`, have the samples first. */
+static mpg_status samples(mpg_batching *b, int anchor) {
+  int first = mpg_batching_first(b);
+  for (int i = 0; i < b->num_inputs; i++) {
+    if (i == anchor && mpg_batching_divided(b, i)) return mpg_batching_fail(b, i, "all samples share the anchors");
+    if (i == anchor) continue;
+    if (b->in[i].kind == MPG_BATCH_SAME) return mpg_batching_fail(b, first, "its other input is the same for every micro-batch");
+    if (mpg_batching_divided(b, i) && b->in[i].axis != 0) return mpg_batching_fail_along(b, i);
+  }
+  for (int k = 0; k < b->num_outputs; k++) mpg_batching_set(b, k, 0, first);
+  return MPG_OK;
+}
+
+mpg_status mpg_batching_multibox_target(mpg_batching *b) { return samples(b, 0); }
+mpg_status mpg_batching_multibox_detection(mpg_batching *b) { return samples(b, 2); }
+
+/* Every box of one with every box of the other. */
+mpg_status mpg_batching_box_iou(mpg_batching *b) {
+  int input;
+  MPG_TRY(mpg_batching_one(b, &input));
+  if (b->in[input].axis == mpg_batching_ndim(b, input) - 1) return mpg_batching_fail_along(b, input);
+  mpg_batching_set(b, 0, b->in[input].axis + (input ? mpg_batching_ndim(b, 0) - 1 : 0), input);
+  return MPG_OK;
+}

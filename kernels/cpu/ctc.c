@@ -10,8 +10,8 @@
 #include "base/memory.h"
 #include "kernels/common/view.h"
 #include "kernels/cpu/cpu.h"
-#include "kernels/cpu/half.h"
 #include "kernels/cpu/index.h"
+#include "kernels/cpu/real.h"
 
 typedef struct ctc {
   const mpg_view *data, *label, *frames, *labels; /* frames, labels: lengths; NULL: all frames, labels up to the first padding */
@@ -21,24 +21,6 @@ typedef struct ctc {
   char *scratch;
   size_t scratch_each;
 } ctc;
-
-static double load(const mpg_view *view, int64_t i) {
-  switch (view->desc.dtype) {
-    case MPG_FLOAT32: return ((const float *)view->data)[i];
-    case MPG_FLOAT64: return ((const double *)view->data)[i];
-    case MPG_FLOAT16: return mpg_half_to_float(((const uint16_t *)view->data)[i]);
-    default: return mpg_bfloat16_to_float(((const uint16_t *)view->data)[i]);
-  }
-}
-
-static void store(const mpg_view *view, int64_t i, double value) {
-  switch (view->desc.dtype) {
-    case MPG_FLOAT32: ((float *)view->data)[i] = (float)value; return;
-    case MPG_FLOAT64: ((double *)view->data)[i] = value; return;
-    case MPG_FLOAT16: ((uint16_t *)view->data)[i] = mpg_float_to_half((float)value); return;
-    default: ((uint16_t *)view->data)[i] = mpg_float_to_bfloat16((float)value); return;
-  }
-}
 
 static int64_t frames_of(const ctc *t, int64_t n) { return t->frames ? mpg_index_at(t->frames, n) : t->time; }
 
@@ -61,11 +43,11 @@ static inline double log_sum(double a, double b, double c) {
 static double log_total(const ctc *t, int64_t at) {
   double most = -INFINITY, sum = 0;
   for (int64_t k = 0; k < t->classes; k++) {
-    double x = load(t->data, at + k);
+    double x = mpg_real_at(t->data, at + k);
     if (!(x <= most)) most = x;
   }
   if (most == -INFINITY) return most;
-  for (int64_t k = 0; k < t->classes; k++) sum += exp(load(t->data, at + k) - most);
+  for (int64_t k = 0; k < t->classes; k++) sum += exp(mpg_real_at(t->data, at + k) - most);
   return most + log(sum);
 }
 
@@ -76,7 +58,7 @@ static inline bool skips(const int64_t *labels, int64_t s) { return (s & 1) && s
 /* alpha of one more frame. `before` NULL: the first one. */
 static void advance(const ctc *t, const int64_t *labels, int64_t states, int64_t at, double total, const double *before, double *alpha) {
   for (int64_t s = 0; s < states; s++) {
-    double here = load(t->data, at + class_of(t, labels, s)) - total;
+    double here = mpg_real_at(t->data, at + class_of(t, labels, s)) - total;
     if (!before)
       alpha[s] = s < 2 ? here : -INFINITY;
     else
@@ -99,7 +81,7 @@ static void sample_loss(const ctc *t, int64_t n, double *scratch) {
   int64_t *labels = (int64_t *)(void *)(before + 2 * t->length + 1);
   for (int64_t i = 0; i < count; i++) labels[i] = mpg_index_at(t->label, n * t->length + i);
   if (needed(labels, count) > frames || frames == 0) {
-    store(t->out, n, 0);
+    mpg_real_store(t->out, n, 0);
     return;
   }
   for (int64_t f = 0; f < frames; f++) {
@@ -109,7 +91,7 @@ static void sample_loss(const ctc *t, int64_t n, double *scratch) {
     alpha = before;
     before = swap;
   }
-  store(t->out, n, -ended(before, states));
+  mpg_real_store(t->out, n, -ended(before, states));
 }
 
 /* The gradient of the scores: softmax, less the probability that the frame is in a state of the class, given the labels. */
@@ -117,7 +99,7 @@ static void sample_back(const ctc *t, int64_t n, double *scratch) {
   int64_t frames = frames_of(t, n), count = labels_of(t, n), states = 2 * count + 1, row = 2 * t->length + 1;
   double *alpha = scratch, *beta = alpha + t->time * row, *after = beta + row, *totals = after + row, *shares = totals + t->time;
   int64_t *labels = (int64_t *)(void *)(shares + t->classes);
-  double head = load(t->grad, n), likelihood = 0;
+  double head = mpg_real_at(t->grad, n), likelihood = 0;
   for (int64_t i = 0; i < count; i++) labels[i] = mpg_index_at(t->label, n * t->length + i);
   if (needed(labels, count) > frames) frames = 0;
   for (int64_t f = 0; f < frames; f++) {
@@ -130,7 +112,7 @@ static void sample_back(const ctc *t, int64_t n, double *scratch) {
   for (int64_t f = t->time - 1; f >= 0; f--) {
     int64_t at = (f * t->batch + n) * t->classes;
     if (f >= frames) {
-      for (int64_t k = 0; k < t->classes; k++) store(t->out, at + k, 0);
+      for (int64_t k = 0; k < t->classes; k++) mpg_real_store(t->out, at + k, 0);
       continue;
     }
     memset(shares, 0, (size_t)t->classes * sizeof *shares);
@@ -142,8 +124,8 @@ static void sample_back(const ctc *t, int64_t n, double *scratch) {
       }
       shares[class_of(t, labels, s)] += exp(alpha[f * row + s] + beta[s] - likelihood);
     }
-    for (int64_t s = 0; s < states; s++) after[s] = beta[s] + load(t->data, at + class_of(t, labels, s)) - totals[f];
-    for (int64_t k = 0; k < t->classes; k++) store(t->out, at + k, head * (exp(load(t->data, at + k) - totals[f]) - shares[k]));
+    for (int64_t s = 0; s < states; s++) after[s] = beta[s] + mpg_real_at(t->data, at + class_of(t, labels, s)) - totals[f];
+    for (int64_t k = 0; k < t->classes; k++) mpg_real_store(t->out, at + k, head * (exp(mpg_real_at(t->data, at + k) - totals[f]) - shares[k]));
   }
 }
 

@@ -4,7 +4,7 @@ import re
 
 from ... import ndarray as nd
 from ..block import HybridBlock
-from . import rnn_cell
+from . import _projected, rnn_cell
 
 __all__ = ["RNN", "LSTM", "GRU"]
 
@@ -182,10 +182,20 @@ class _RNNLayer(HybridBlock):
             inputs = F.swapaxes(inputs, dim1=0, dim2=1)
         weights = [params[name] for name in self._weight_names + self._bias_names]
         lengths = [sequence_length] if self._use_sequence_length else []
-        output, *states = F._internal._rnn(inputs, *states, *lengths, *weights, **self._options)
+        if self._projection_size:
+            output, *states = self._run_projected(F, inputs, states, params)
+        else:
+            output, *states = F._internal._rnn(inputs, *states, *lengths, *weights, **self._options)
         if self._layout == "NTC":
             output = F.swapaxes(output, dim1=0, dim2=1)
         return output if begins else (output, states)
+
+    def _run_projected(self, F, inputs, states, params):
+        if self._use_sequence_length or "lstm_state_clip_nan" in self._options:
+            raise NotImplementedError("LSTMs with a projection take neither use_sequence_length nor state_clip_nan")
+        low, high = [self._options.get(f"lstm_state_clip_{what}") for what in ("min", "max")]
+        clip = None if low is None and high is None else (-float("inf") if low is None else low, float("inf") if high is None else high)
+        return _projected.run(F, inputs, states, params, self._num_layers, self._dir, self._dropout, clip)
 
     def _symbol(self, F, inputs, states, sequence_length, params):
         """The layer as MXNet writes it: one op with all weights in one array. A state's open batch size follows from the input's."""
