@@ -364,3 +364,31 @@ def test_loaded_when_needed():
     """The import of the package does not load the symbols."""
     code = "import sys, mpgluon as mx; assert 'mpgluon.symbol' not in sys.modules; mx.sym.var('x'); assert mx.symbol.Symbol is mx.Symbol"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("scale", [2, 3])
+def test_bilinear_upsampling(scale, tmp_path):
+    """A constant stays constant away from the edges, and a ramp stays one."""
+    net = mx.sym.UpSampling(mx.sym.var("data"), scale=scale, sample_type="bilinear", num_filter=2, name="up", num_args=2)
+    size = 2 * scale - scale % 2
+    assert net.list_arguments() == ["data", "up_weight"] and net.list_outputs() == ["up_output"]
+    assert net.infer_shape(data=(1, 2, 4, 5)) == ([(1, 2, 4, 5), (2, 1, size, size)], [(1, 2, 4 * scale, 5 * scale)], [])
+    weight = mx.nd.zeros((2, 1, size, size))
+    mx.init.Mixed([".*"], [mx.init.Xavier()])(mx.init.InitDesc("up_weight", net.attr_dict()["up_weight"]), weight)
+    ramp = mx.nd.broadcast_to(mx.nd.arange(5).reshape((1, 1, 1, 5)), (1, 2, 4, 5))
+    found = net.bind(mx.cpu(), {"data": ramp, "up_weight": weight}).forward()[0].asnumpy()
+    inner = found[0, 1, scale:-scale, scale:-scale]
+    np.testing.assert_allclose(np.diff(inner, axis=1), 1 / scale, rtol=1e-5)
+    np.testing.assert_array_equal(mx.nd.UpSampling(ramp, weight, scale=scale, sample_type="bilinear", num_filter=2).asnumpy(), found)
+    node = {"op": "UpSampling", "name": "up", "attrs": {"scale": str(scale), "sample_type": "bilinear", "num_filter": "2", "__a__": "b"}, "inputs": [[0, 0], [1, 0]]}
+    document = {"nodes": [{"op": "null", "name": "data", "inputs": []}, {"op": "null", "name": "w", "inputs": []}, node], "heads": [[2, 0]]}
+    read = mx.sym.load_json(json.dumps(document))
+    assert read.attr_dict()["up"]["__a__"] == "b"
+    np.testing.assert_array_equal(read.bind(mx.cpu(), {"data": ramp, "w": weight}).forward()[0].asnumpy(), found)
+    node["attrs"]["scale"] = "two"
+    with pytest.raises(mx.MXNetError, match="up: "):
+        mx.sym.load_json(json.dumps(document))
+    with pytest.raises(ValueError, match="num_filter"):
+        mx.nd.UpSampling(ramp, weight, scale=scale, sample_type="bilinear")
+    with pytest.raises(TypeError, match="got 1 arrays"):
+        mx.nd.UpSampling(ramp, scale=scale, sample_type="bilinear", num_filter=2)

@@ -468,7 +468,7 @@ mpg_status mpg_infer_upsampling(mpg_infer *infer) {
   mpg_dtype dtype;
   MPG_TRY(common_dtype(infer, &dtype));
   if (p->sample_type == SAMPLE_BILINEAR)
-    return mpg_infer_fail(infer, "sample_type='bilinear' is not supported; use Deconvolution with a bilinear weight");
+    return mpg_infer_fail(infer, "sample_type='bilinear' is a Deconvolution: nd.UpSampling and sym.UpSampling call that");
   mpg_shape out = infer->inputs[0].shape;
   for (int i = 0; i < infer->num_inputs; i++) {
     const mpg_shape *shape = &infer->inputs[i].shape;

@@ -8,7 +8,7 @@ from .. import _core
 from .._core import NDArray, array, from_dlpack, to_dlpack_for_read, to_dlpack_for_write, waitall
 
 __all__ = [
-    "Custom",
+    "Custom", "UpSampling",
     "add", "arange", "array", "cast_storage", "concatenate", "divide", "empty", "equal", "eye", "from_dlpack", "from_numpy", "full", "greater", "greater_equal", "histogram",
     "hypot", "lesser", "lesser_equal", "linspace", "logical_and", "logical_or", "logical_xor", "maximum", "minimum", "modulo", "moveaxis", "multiply",
     "not_equal", "onehot_encode", "ones", "power", "split_v2", "subtract", "to_dlpack_for_read", "to_dlpack_for_write", "true_divide", "waitall", "zeros",
@@ -22,6 +22,39 @@ def _op(name):
     if op is None:
         raise _core.NotSupportedError(f"this build has no op {name}")
     return op
+
+
+def bilinear_upsampling(scale, num_filter):
+    """The parameters of the Deconvolution that upsamples bilinearly, given a bilinear weight."""
+    if num_filter < 1:
+        raise ValueError("UpSampling: sample_type='bilinear' needs num_filter, the number of channels")
+    size = 2 * scale - scale % 2
+    return {"kernel": (size, size), "stride": (scale, scale), "pad": (scale // 2, scale // 2), "num_filter": num_filter, "num_group": num_filter, "no_bias": True}
+
+
+def UpSampling(*data, scale, sample_type, num_filter=0, multi_input_mode="concat", num_args=1, workspace=512, weight=None, **kwargs):
+    """Height and width made larger by a whole factor.
+
+    Parameters
+    ----------
+    *data : NDArray
+        With 'nearest' any number, which are brought to the first one's new size; with 'bilinear' the data and the weight.
+    scale : int
+    sample_type : {'nearest', 'bilinear'}
+        Values are repeated; or they are spread by a Deconvolution of each channel with `weight`, (channels, 1, size, size) with size
+        ``2 * scale - scale % 2``, which `mx.init.Bilinear` fills.
+    num_filter : int
+        The number of channels; only for 'bilinear'.
+    multi_input_mode : {'concat', 'sum'}
+    num_args, workspace : int
+        Accepted as in MXNet.
+    """
+    if sample_type != "bilinear":
+        return _op("UpSampling")(*data, scale=scale, sample_type=sample_type, multi_input_mode=multi_input_mode, **kwargs)
+    arrays = [*data, *[array for array in (kwargs.pop("data", None), weight) if array is not None]]
+    if len(arrays) != 2:
+        raise TypeError(f"UpSampling: sample_type='bilinear' takes the data and the weight, got {len(arrays)} arrays")
+    return _op("Deconvolution")(*arrays, **bilinear_upsampling(scale, num_filter), **kwargs)
 
 
 def _filled(shape, value, ctx, dtype, out):

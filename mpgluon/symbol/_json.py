@@ -6,6 +6,7 @@ import textwrap
 
 from .. import _core
 from ..base import MXNetError
+from ..ndarray.functions import bilinear_upsampling
 from ..util import is_np_shape
 from ._control import KINDS, MAX_DEPTH, Control
 from ._graph import _INITS, HIDDEN, Node, topological
@@ -195,9 +196,21 @@ def _custom_node(name, attrs, inputs):
     return Node(name, attrs, call, tuple(inputs))
 
 
+def _bilinear(name, attrs):
+    """The attributes of the Deconvolution that a bilinear UpSampling is."""
+    own = {key: value for key, value in attrs.items() if key.startswith("__")}
+    try:
+        params = bilinear_upsampling(int(attrs.get("scale", "")), int(attrs.get("num_filter", "0")))
+    except ValueError as error:
+        raise MXNetError(f"{name}: {error}") from None
+    return {**own, **{key: str(value) for key, value in params.items()}}
+
+
 def _op_node(op, name, attrs, inputs, version):
     if op == "Custom":
         return _custom_node(name, attrs, inputs)
+    if op == "UpSampling" and attrs.get("sample_type") == "bilinear":
+        op, attrs = "Deconvolution", _bilinear(name, attrs)
     try:
         known = {param["name"] for param in _core.get_op(op).describe()["params"]}
     except MXNetError:

@@ -3,15 +3,28 @@
 import numpy as np
 
 from .. import _core
+from ..name import NameManager
 from ..ndarray import functions as array_functions
 from ._functions import Function, is_number, node_of
-from .symbol import Symbol
+from .symbol import Symbol, var
 
-__all__ = ["Custom", "arange", "eye", "full", "histogram", "hypot", "linspace", "maximum", "minimum", "ones", "pow", "power", "split_v2", "zeros"]
+__all__ = ["Custom", "UpSampling", "arange", "eye", "full", "histogram", "hypot", "linspace", "maximum", "minimum", "ones", "pow", "power", "split_v2", "zeros"]
 
 
 def _call(op, *args, **kwargs):
     return Function(_core.get_op(op), op)(*args, **kwargs)
+
+
+def UpSampling(*data, scale, sample_type, num_filter=0, multi_input_mode="concat", num_args=None, workspace=512, weight=None, name=None, attr=None, **kwargs):
+    """Height and width made larger by a whole factor; see ``nd.UpSampling``. A missing weight becomes a variable, filled bilinearly."""
+    if sample_type != "bilinear":
+        kwargs.update({} if num_args is None else {"num_args": num_args})
+        return _call("UpSampling", *data, scale=scale, sample_type=sample_type, multi_input_mode=multi_input_mode, name=name, attr=attr, **kwargs)
+    name = NameManager.current().get(name, "upsampling")
+    inputs = [*data, *[symbol for symbol in (kwargs.pop("data", None), weight) if symbol is not None]]
+    if len(inputs) == 1:
+        inputs.append(var(f"{name}_weight", attr={"__init__": '["bilinear", {}]'}))
+    return _call("Deconvolution", *inputs, name=name, attr=attr, **array_functions.bilinear_upsampling(scale, num_filter), **kwargs)
 
 
 def eye(N, M=0, k=0, dtype=None, **kwargs):
