@@ -15,7 +15,7 @@ import time
 STEPS, BATCH, UNITS = 1000, 8, 32
 KINDS = ("foreach", "while_loop", "branch", "nested")
 CONTENDERS = ("mpgluon, hybridized", "mpgluon, eager", "MXNet 1.9.1, hybridized", "PyTorch, eager")
-TIMES, SECONDS = 4, 1.5
+TIMES, SECONDS = 4, 1.0
 
 
 def gluon_cases(mx, hybridized):
