@@ -62,15 +62,17 @@ tsan: .venv-tsan/.made
 
 # The GPU backend on the host (docs/cuda.md): all of it, kernels too, against a stand-in for the CUDA runtime.
 HOSTCUDA_PYTHON ?= $(BIN)/python
-HOSTCUDA_TESTS ?= tests/test_gpu.py tests/test_gpu_fused.py tests/test_gpu_libraries.py tests/test_gpu_networks.py tests/test_gpu_device.py tests/test_gpu_graphs.py tests/test_gpu_check.py tests/test_ops.py
+HOSTCUDA_TESTS ?= tests/test_gpu.py tests/test_gpu_fused.py tests/test_gpu_libraries.py tests/test_gpu_networks.py tests/test_gpu_device.py tests/test_gpu_graphs.py tests/test_gpu_specialise.py tests/test_gpu_check.py tests/test_ops.py
 hostcuda:
 	python3 tests/hostcuda/build.py
 
 hostcuda-test: hostcuda $(if $(filter $(BIN)/python,$(HOSTCUDA_PYTHON)),$(VENV)/.test)
+	rm -rf build/hostcuda/groups && mkdir -p build/hostcuda/groups
 	cd tests && MPGLUON_CUDA_LIBRARY=$(CURDIR)/build/hostcuda/mpgluon_hostcuda.so MPGLUON_TEST_DEVICES='gpu(0),gpu(1)' \
+	  MPGLUON_CUDA_GROUPS=$(CURDIR)/build/hostcuda/groups \
 	  $(abspath $(HOSTCUDA_PYTHON)) -m pytest -q -p no:cacheprovider $(HOSTCUDA_TESTS:tests/%=%) -m "not slow" $(ARGS)
 
-# Compiles the GPU library with nvcc. Runs nothing.
+# Compiles the GPU library with nvcc, and the specialised groups that hostcuda-test has left. Runs nothing.
 cuda-build:
 	python3 kernels/build.py
 

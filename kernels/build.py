@@ -49,9 +49,51 @@ def build_cuda(nvcc, output):
         relative = os.path.relpath(source, ROOT)
         command = device if source.endswith(".cu") else common + ["-Xcompiler=-std=gnu11"]
         jobs.append((relative, os.path.join(temp, relative + ".o"), command))
+    embedded = embed_sources(temp)
+    jobs.append((embedded, embedded + ".o", common + ["-Xcompiler=-std=gnu11"]))
     compile_all(jobs)
     if not run([nvcc, "-shared", "-cudart=static", "-Xlinker=--no-undefined", "-Xlinker=-z,defs"] + [target for _, target, _ in jobs] + ["-o", output]):
         raise SystemExit("mpgluon: the GPU library could not be linked")
+
+
+def build_groups(nvcc, folder):
+    """Compiles the sources of specialised groups that tests have left in a folder (MPGLUON_CUDA_GROUPS), many at a time. Runs nothing."""
+    found = sorted(glob.glob(os.path.join(folder, "*.cu")))
+    temp = os.path.join(ROOT, "build", f"cuda-{sysconfig.get_platform()}", "groups")
+    os.makedirs(temp, exist_ok=True)
+    flags = [nvcc, "-I" + os.path.join(ROOT, "csrc"), "-I" + ROOT, "-std=c++17", "--fmad=false", "--Werror=all-warnings", "-Xcompiler=-Wall,-Wextra,-Werror"]
+    jobs = []
+    for number in range(0, len(found), 64):
+        source = os.path.join(temp, f"groups{number}.cu")
+        with open(source, "w") as f:
+            f.writelines(f'#include "{path}"\n' for path in found[number : number + 64])
+        jobs.append((source, source + ".o", flags + cuda_architectures()[:1]))
+    compile_all(jobs)
+    print(f"{len(found)} specialised groups of the tests compile")
+
+
+# What the source of a specialised group includes (kernels/cuda/specialise.h); the last three are NVRTC's own business, and empty.
+GENERATED = ["kernels/cuda/generated.h", "kernels/cuda/elements.h", "kernels/common/unary.h", "kernels/common/unary.def", "kernels/common/binary.h",
+             "kernels/common/binary.def", "kernels/cpu/vector_math.h", "kernels/cpu/half.h", "csrc/base/anywhere.h"]  # fmt: skip
+STANDARD = ["math.h", "stdint.h", "string.h"]
+
+
+def embed_sources(folder):
+    """Writes them as a C file into the folder; returns its path. Left alone where nothing changed."""
+    names = [name.removeprefix("csrc/") for name in GENERATED] + STANDARD
+    lines = ["/* Made by kernels/build.py. */", "#include <stddef.h>", "const char *const mpg_cuda_source_names[] = {"]
+    lines += [f'  "{name}",' for name in names] + ["  NULL};", "const char *const mpg_cuda_source_texts[] = {"]
+    for name in GENERATED:
+        with open(os.path.join(ROOT, name)) as f:
+            lines += ['  "' + line.rstrip("\n").replace("\\", "\\\\").replace('"', '\\"') + '\\n"' for line in f]
+        lines[-1] += ","
+    text = "\n".join(lines + ['  "",'] * len(STANDARD) + ["  NULL};", ""])
+    path = os.path.join(folder, "group_sources.c")
+    os.makedirs(folder, exist_ok=True)
+    if not os.path.exists(path) or open(path).read() != text:
+        with open(path, "w") as f:
+            f.write(text)
+    return path
 
 
 def compile_all(jobs):
@@ -102,5 +144,6 @@ if __name__ == "__main__":
     found = find_nvcc()
     if found:
         build_cuda(found, os.path.join(ROOT, "build", "_cuda.so"))
+        build_groups(found, os.path.join(ROOT, "build", "hostcuda", "groups"))
     else:
         print("nvcc was not found: the GPU library is not built")

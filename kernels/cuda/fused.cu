@@ -4,31 +4,20 @@
  * so that an element's bits are those of the members' own kernels. What is read is loaded where it is first needed, what is wanted outside stored where
  * it is made. A value that stands still along some dims is computed by everyone who needs it and stored by one.
  * `fuses` says which ops may be in a group: those of one and two arrays whose formulas are in kernels/common, casts, copies and broadcasts, of float32,
- * float16 and bfloat16. Others run by themselves.
+ * float16 and bfloat16. Others run by themselves. With NVRTC the program becomes a kernel of its own (specialise.h); else the one here interprets it.
  */
-#include "kernels/common/binary.h"
-#include "kernels/common/unary.h"
+#include "kernels/cuda/generated.h"
+
 #include "kernels/cuda/cuda.h"
+extern "C" {
+#include "kernels/cuda/specialise.h"
+}
 
 namespace {
 
-enum { ELEMENTS = 4 };
-enum step_kind : uint8_t { LOAD, STORE, ROUND, UNARY_ROW, BINARY_ROW };
-enum { NOT_FIXED, FIXED_A, FIXED_B }; /* an operand of a BINARY_ROW that is a constant */
-
-struct step {
-  uint8_t kind, row;
-  uint8_t dtype;          /* of the result */
-  uint8_t to, a, b;       /* registers; LOAD: a, STORE: b is an operand */
-  uint8_t fixed, constant;
-};
-
-struct operand {
-  void *data;
-  uint32_t moving;
-  uint8_t dtype;
-  bool whole, packed; /* along all dims; and aligned to ELEMENTS of them */
-};
+enum { ELEMENTS = MPG_GROUP_ELEMENTS };
+typedef mpg_step step;
+typedef mpg_step_operand operand;
 
 template <int STEPS, int OPERANDS, int CONSTANTS, int REGISTERS>
 struct program {
@@ -44,15 +33,6 @@ typedef program<MPG_FUSED_MAX_MEMBERS + 2 * MPG_FUSED_MAX_VALUES, MPG_FUSED_MAX_
 
 /* --- What members compute ------------------------------------------------------------------------------------------------- */
 namespace unary {
-#define FLOAT_ROWS(name, expression_f, expression_d)                                 \
-  struct name {                                                                      \
-    static MPG_MEMBER float at(float x, const float *constants) {                    \
-      (void)constants;                                                               \
-      return (float)(expression_f);                                                  \
-    }                                                                                \
-  };
-#define TRIG_ROWS(name, limited, library, expression_d) FLOAT_ROWS(name, fabsf(x) < MPG_TRIG_LIMIT ? limited(x) : library(x), expression_d)
-#include "kernels/common/unary.def"
 enum number : uint8_t {
 #define FLOAT_ROWS(name, expression_f, expression_d) number_##name,
 #define TRIG_ROWS(name, limited, library, expression_d) number_##name,
@@ -60,11 +40,6 @@ enum number : uint8_t {
 };
 } // namespace unary
 namespace binary {
-#define FLOAT_ROWS(name, expression_f, expression_d)                                       \
-  struct name {                                                                            \
-    static MPG_MEMBER float at(float x, float y) { return (float)(expression_f); }         \
-  };
-#include "kernels/common/binary.def"
 enum number : uint8_t {
 #define FLOAT_ROWS(name, expression_f, expression_d) number_##name,
 #include "kernels/common/binary.def"
@@ -75,7 +50,7 @@ __device__ void run_unary(int row, const float *x, const float *constants, float
   switch (row) {
 #define FLOAT_ROWS(name, expression_f, expression_d)                                        \
   case unary::number_##name:                                                                \
-    _Pragma("unroll 1") for (int k = 0; k < ELEMENTS; k++) y[k] = unary::name::at(x[k], constants); \
+    _Pragma("unroll 1") for (int k = 0; k < ELEMENTS; k++) y[k] = mpg_unary::name::at(x[k], constants); \
     break;
 #define TRIG_ROWS(name, limited, library, expression_d) FLOAT_ROWS(name, , )
 #include "kernels/common/unary.def"
@@ -85,7 +60,7 @@ __device__ void run_binary(int row, const float *x, const float *y, float *z) {
   switch (row) {
 #define FLOAT_ROWS(name, expression_f, expression_d)                              \
   case binary::number_##name:                                                     \
-    _Pragma("unroll") for (int k = 0; k < ELEMENTS; k++) z[k] = binary::name::at(x[k], y[k]); \
+    _Pragma("unroll") for (int k = 0; k < ELEMENTS; k++) z[k] = mpg_binary::name::at(x[k], y[k]); \
     break;
 #include "kernels/common/binary.def"
   }
@@ -118,17 +93,12 @@ __device__ bool place_of(const P &p, const operand &o, int64_t i, int64_t *place
   return p.count <= 0x7fffffff ? find_place<uint32_t>(p.ndim, p.dims, o.moving, i, place) : find_place<uint64_t>(p.ndim, p.dims, o.moving, i, place);
 }
 
-template <class T>
-struct __align__(ELEMENTS * sizeof(T)) few {
-  T values[ELEMENTS];
-};
-
 template <class T, class P>
 __device__ void load(const P &p, const operand &o, int64_t begin, int count, float *to) {
   const T *data = (const T *)o.data;
   int64_t place;
   if (o.packed && count == ELEMENTS) {
-    few<T> all = ((const few<T> *)data)[begin / ELEMENTS];
+    mpg_few<T> all = ((const mpg_few<T> *)data)[begin / ELEMENTS];
 #pragma unroll
     for (int k = 0; k < ELEMENTS; k++) to[k] = mpg_to<float>(all.values[k]);
     return;
@@ -143,10 +113,10 @@ __device__ void store(const P &p, const operand &o, int64_t begin, int count, co
   T *data = (T *)o.data;
   int64_t place;
   if (o.packed && count == ELEMENTS) {
-    few<T> all;
+    mpg_few<T> all;
 #pragma unroll
     for (int k = 0; k < ELEMENTS; k++) all.values[k] = mpg_to<T>(from[k]);
-    ((few<T> *)data)[begin / ELEMENTS] = all;
+    ((mpg_few<T> *)data)[begin / ELEMENTS] = all;
     return;
   }
   for (int k = 0; k < count; k++)
@@ -174,12 +144,12 @@ __global__ void fused_kernel(P p) {
     const step now = p.steps[s];
     float *to = registers[now.to];
     switch (now.kind) {
-      case LOAD: BY_DTYPE(now.dtype, T, load<T>(p, p.operands[now.a], begin, count, to)); continue;
-      case STORE: BY_DTYPE(now.dtype, T, store<T>(p, p.operands[now.b], begin, count, registers[now.a])); continue;
-      case UNARY_ROW: run_unary(now.row, registers[now.a], p.constants + now.constant, to); break;
-      case BINARY_ROW:
+      case MPG_STEP_LOAD: BY_DTYPE(now.dtype, T, load<T>(p, p.operands[now.a], begin, count, to)); continue;
+      case MPG_STEP_STORE: BY_DTYPE(now.dtype, T, store<T>(p, p.operands[now.b], begin, count, registers[now.a])); continue;
+      case MPG_STEP_UNARY: run_unary(now.row, registers[now.a], p.constants + now.constant, to); break;
+      case MPG_STEP_BINARY:
         for (int k = 0; k < ELEMENTS; k++) fixed[k] = now.fixed ? p.constants[now.constant] : 0.0f;
-        run_binary(now.row, now.fixed == FIXED_A ? fixed : registers[now.a], now.fixed == FIXED_B ? fixed : registers[now.b], to);
+        run_binary(now.row, now.fixed == MPG_STEP_FIXED_A ? fixed : registers[now.a], now.fixed == MPG_STEP_FIXED_B ? fixed : registers[now.b], to);
         break;
       default:
         for (int k = 0; k < ELEMENTS; k++) to[k] = registers[now.a][k];
@@ -191,7 +161,7 @@ __global__ void fused_kernel(P p) {
 
 /* --- Programs -------------------------------------------------------------------------------------------------------------- */
 struct meaning { /* of an op, with its parameters */
-  step_kind kind;
+  uint8_t kind;
   uint8_t row, fixed;
   int num_constants;
   double constants[3];
@@ -201,33 +171,33 @@ bool meaning_of(const mpg_op *op, const void *params, int num_inputs, meaning *m
   *m = meaning{};
   switch (op->id) {
     case MPG_OP_Cast: case MPG_OP_amp_cast: case MPG_OP__copyto: case MPG_OP_broadcast_to: case MPG_OP_broadcast_axis: case MPG_OP__broadcast_exact:
-      m->kind = ROUND;
+      m->kind = MPG_STEP_ROUND;
       return true;
     case MPG_OP_hard_sigmoid: {
       const mpg_hard_sigmoid_params *p = (const mpg_hard_sigmoid_params *)params;
-      *m = {UNARY_ROW, unary::number_hard_sigmoid, 0, 2, {p->alpha, p->beta, 0}};
+      *m = {MPG_STEP_UNARY, unary::number_hard_sigmoid, 0, 2, {p->alpha, p->beta, 0}};
       return true;
     }
     case MPG_OP_clip: {
       const mpg_clip_params *p = (const mpg_clip_params *)params;
-      *m = {UNARY_ROW, unary::number_clip, 0, 2, {p->a_min, p->a_max, 0}};
+      *m = {MPG_STEP_UNARY, unary::number_clip, 0, 2, {p->a_min, p->a_max, 0}};
       return true;
     }
     case MPG_OP__contrib_quadratic: {
       const mpg_quadratic_params *p = (const mpg_quadratic_params *)params;
-      *m = {UNARY_ROW, unary::number_quadratic, 0, 3, {p->a, p->b, p->c}};
+      *m = {MPG_STEP_UNARY, unary::number_quadratic, 0, 3, {p->a, p->b, p->c}};
       return true;
     }
     case MPG_OP__contrib_div_sqrt_dim: return false; /* its factor is the shape's */
     case MPG_OP_Activation: {
       static const uint8_t rows[] = {unary::number_relu, unary::number_sigmoid, unary::number_hyperbolic_tangent, unary::number_softrelu, unary::number_softsign};
-      m->kind = UNARY_ROW;
+      m->kind = MPG_STEP_UNARY;
       m->row = rows[((const mpg_activation_params *)params)->act_type];
       return true;
     }
     case MPG_OP__power_scalar:
       if (((const mpg_scalar_params *)params)->scalar == 2) { /* x * x, as by itself */
-        *m = {UNARY_ROW, unary::number_square, 0, 0, {}};
+        *m = {MPG_STEP_UNARY, unary::number_square, 0, 0, {}};
         return true;
       }
       break;
@@ -236,18 +206,18 @@ bool meaning_of(const mpg_op *op, const void *params, int num_inputs, meaning *m
   switch (op->id) {
 #define UNARY(op, name, kind)                               \
   case MPG_OP_##op:                                         \
-    *m = {UNARY_ROW, unary::number_##name, 0, 0, {}};       \
+    *m = {MPG_STEP_UNARY, unary::number_##name, 0, 0, {}};       \
     return true;
 #include "kernels/common/unary.def"
 #define BINARY(op, name, kind_, swap, dear)                                       \
   case MPG_OP_##op:                                                               \
-    *m = {BINARY_ROW, binary::number_##name, swap ? FIXED_A : FIXED_B, 0, {}};    \
+    *m = {MPG_STEP_BINARY, binary::number_##name, swap ? MPG_STEP_FIXED_A : MPG_STEP_FIXED_B, 0, {}};    \
     break;
 #include "kernels/common/binary.def"
     default: return false;
   }
   if (num_inputs == 2) {
-    m->fixed = NOT_FIXED;
+    m->fixed = MPG_STEP_NOT_FIXED;
   } else {
     m->num_constants = 1;
     m->constants[0] = ((const mpg_scalar_params *)params)->scalar;
@@ -303,7 +273,7 @@ struct builder {
     if (!there[v]) {
       register_of[v] = take();
       there[v] = true;
-      step *s = add(LOAD, fused->values[v].dtype);
+      step *s = add(MPG_STEP_LOAD, fused->values[v].dtype);
       s->to = register_of[v];
       s->a = operand_of(v);
     }
@@ -335,20 +305,20 @@ struct builder {
       step *s = add(m.kind, dtype);
       if (!fits) break;
       s->row = m.row;
-      s->a = m.fixed == FIXED_A ? 0 : a;
-      s->b = m.fixed == FIXED_A ? a : b;
+      s->a = m.fixed == MPG_STEP_FIXED_A ? 0 : a;
+      s->b = m.fixed == MPG_STEP_FIXED_A ? a : b;
       s->fixed = m.fixed;
       s->constant = (uint8_t)p.num_constants;
       for (int i = 0; i < m.num_constants; i++) {
         float value = (float)m.constants[i];
-        if (m.kind == BINARY_ROW) BY_DTYPE(dtype, T, value = mpg_to<float>(mpg_to<T>(m.constants[i]))); /* as an element has it */
+        if (m.kind == MPG_STEP_BINARY) BY_DTYPE(dtype, T, value = mpg_to<float>(mpg_to<T>(m.constants[i]))); /* as an element has it */
         p.constants[p.num_constants++] = value;
       }
       s->to = register_of[out] = take();
       there[out] = true;
       if (fused->values[out].operand != MPG_FUSED_LOCAL) {
         uint8_t from = register_of[out];
-        s = add(STORE, dtype);
+        s = add(MPG_STEP_STORE, dtype);
         s->a = from;
         s->b = operand_of(out);
       }
@@ -364,10 +334,10 @@ mpg_status separate(const mpg_kernel_call *call, operand *operands, const step *
     size_t total = 0;
     char *scratch = NULL;
     for (int i = 0; i < num_steps; i++) {
-      if (steps[i].kind != LOAD || operands[steps[i].a].whole) continue;
+      if (steps[i].kind != MPG_STEP_LOAD || operands[steps[i].a].whole) continue;
       operand *in = &operands[steps[i].a];
       bool written = false;
-      for (int k = 0; k < num_steps; k++) written |= steps[k].kind == STORE && operands[steps[k].b].data == in->data;
+      for (int k = 0; k < num_steps; k++) written |= steps[k].kind == MPG_STEP_STORE && operands[steps[k].b].data == in->data;
       if (!written) continue;
       size_t bytes = mpg_dtype_size((mpg_dtype)in->dtype);
       for (int d = 0; d < ndim; d++)
@@ -392,7 +362,10 @@ bool run(const mpg_kernel_call *call, mpg_status *status) {
   b.fused = (const mpg_fused *)call->params;
   if (!b.build()) return false;
   *status = separate(call, b.p.operands, b.p.steps, b.p.num_steps, b.p.dims, b.p.ndim);
-  if (*status == MPG_OK)
+  mpg_step_program same = {b.p.num_steps, b.p.num_operands, b.p.num_constants, b.p.num_registers, b.p.ndim, b.p.count, b.p.dims, b.p.steps, b.p.operands, b.p.constants};
+  bool done = false;
+  if (*status == MPG_OK) *status = mpg_cuda_run_specialised(call, &same, &done);
+  if (*status == MPG_OK && !done)
     *status = mpg_cuda_launch(call, fused_kernel<P>, mpg_cuda_blocks(b.p.count, MPG_CUDA_THREADS * ELEMENTS), MPG_CUDA_THREADS, 0, b.p);
   return true;
 }
@@ -409,6 +382,6 @@ extern "C" bool mpg_cuda_fuses(const mpg_op *op, const void *params, const mpg_d
   meaning m;
   if (count < 2 || count > 3 || !meaning_of(op, params, count - 1, &m)) return false;
   for (int i = 0; i < count; i++)
-    if (!is_computed(dtypes[i]) || (m.kind != ROUND && dtypes[i] != dtypes[0])) return false;
+    if (!is_computed(dtypes[i]) || (m.kind != MPG_STEP_ROUND && dtypes[i] != dtypes[0])) return false;
   return true;
 }

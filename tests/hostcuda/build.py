@@ -43,6 +43,8 @@ def build():
         else:  # kernels are not to be warned about what nvcc alone knows
             command = cxx + ["-std=c++17", "-x", "c++", "-Wno-unknown-pragmas"] + flags
         jobs.append((source, target, command))
+    embedded = tools.embed_sources(folder)
+    jobs.append((embedded, embedded + ".o", cc + ["-std=gnu11"] + flags))
     others = []
     for name in LIBRARIES:
         source = os.path.join("tests", "hostcuda", "libraries", name + ".cpp")
@@ -54,8 +56,16 @@ def build():
         link.remove("-Wl,-z,defs")  # the sanitizer's symbols come with the process
     if not tools.run(link + [target for _, target, _ in jobs] + ["-Wl,-soname,mpgluon_hostcuda.so", "-lm", "-ldl", "-o", library]):
         sys.exit("hostcuda: the linker failed")
-    for (_, target, _), name in zip(others, LIBRARIES.values()):
-        if not tools.run(link + [target, library, "-Wl,-rpath,$ORIGIN", "-Wl,-soname," + name, "-o", os.path.join(folder, name)]):
+    # NVRTC's has what it compiles with built in, and is not where it is looked for first.
+    source, place = os.path.join("tests", "hostcuda", "libraries", "nvrtc.cpp"), os.path.join(folder, "nvrtc")
+    os.makedirs(place, exist_ok=True)
+    compiler = " ".join(["c++", "-std=c++17", "-Wno-unknown-pragmas", *[f for f in flags if not f.startswith("-I") and f != "-isystem" and "include" not in f]])
+    defined = {"HOSTCUDA_COMPILER": compiler, "HOSTCUDA_INCLUDE": os.path.join(ROOT, "tests", "hostcuda", "include"), "HOSTCUDA_LIBRARY": library}
+    command = cxx + ["-std=c++17"] + flags + [f'-D{name}="{value}"' for name, value in defined.items()]
+    tools.compile_all([(source, os.path.join(folder, source + ".o"), command)])
+    others.append((source, os.path.join(folder, source + ".o"), None))
+    for (_, target, _), name in zip(others, [*LIBRARIES.values(), os.path.join("nvrtc", "libnvrtc.so.13")]):
+        if not tools.run(link + [target, library, "-Wl,-rpath,$ORIGIN:$ORIGIN/..", "-Wl,-soname," + os.path.basename(name), "-o", os.path.join(folder, name)]):
             sys.exit("hostcuda: the linker failed")
     return library
 

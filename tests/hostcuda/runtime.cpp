@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
+#include <dlfcn.h>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -38,7 +40,7 @@ cudaError_t note(cudaError_t error) {
 }
 cudaError_t state_of(int device) { return cards[device].broken ? cudaErrorIllegalAddress : cudaSuccess; }
 
-std::atomic<long> num_synchronized, num_captures, num_instantiated, num_updated, num_graphs, num_launched;
+std::atomic<long> num_synchronized, num_captures, num_instantiated, num_updated, num_graphs, num_launched, num_specialised;
 
 struct moment { // of an event
   std::mutex lock;
@@ -416,13 +418,43 @@ long hostcuda_count(const char *what) {
     const char *name;
     std::atomic<long> *count;
   } counts[] = {{"synchronize", &num_synchronized}, {"capture", &num_captures}, {"instantiate", &num_instantiated},
-                {"update", &num_updated}, {"graph", &num_graphs}, {"launch", &num_launched}};
+                {"update", &num_updated}, {"graph", &num_graphs}, {"launch", &num_launched}, {"specialised", &num_specialised}};
   for (auto &one : counts)
     if (!strcmp(one.name, what)) return *one.count;
   return -1;
 }
 
 } // extern "C"
+
+struct CUlib_st {
+  void *handle;
+};
+struct CUkern_st { // see kernels/cuda/specialise.cu
+  void (*run)(const void *argument);
+  size_t size;
+};
+cudaError_t cudaLibraryLoadData(cudaLibrary_t *library, const void *code, void *, void **, unsigned, void *, void **, unsigned) {
+  const char *path = (const char *)code;
+  void *handle = *path == '/' ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : nullptr;
+  if (!handle) return note(cudaErrorInvalidValue); // real machine code
+  std::error_code ignored;
+  std::filesystem::remove_all(std::filesystem::path(path).parent_path(), ignored);
+  *library = new CUlib_st{handle};
+  return cudaSuccess;
+}
+cudaError_t cudaLibraryGetKernel(cudaKernel_t *kernel, cudaLibrary_t library, const char *name) {
+  void *run = dlsym(library->handle, (std::string(name) + "_run").c_str()), *size = dlsym(library->handle, (std::string(name) + "_size").c_str());
+  if (!run || !size) return note(cudaErrorInvalidValue);
+  *kernel = new CUkern_st{(void (*)(const void *))run, *(const size_t *)size};
+  return cudaSuccess;
+}
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *which, void **arguments) {
+  const CUkern_st *kernel = (const CUkern_st *)which;
+  std::shared_ptr<void> copy(malloc(kernel->size), free);
+  memcpy(copy.get(), arguments[0], kernel->size);
+  num_specialised++;
+  return hostcuda_launch(config, [kernel, copy] { kernel->run(copy.get()); });
+}
 
 cudaError_t hostcuda_launch(const cudaLaunchConfig_t *config, std::function<void()> thread) {
   const dim3 &grid = config->gridDim, &block = config->blockDim;

@@ -43,8 +43,8 @@ static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) {
 static inline float2 make_float2(float x, float y) { return {x, y}; }
 static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
-extern thread_local uint3 threadIdx, blockIdx;
-extern thread_local dim3 blockDim, gridDim;
+extern HOSTCUDA_SHARED thread_local uint3 threadIdx, blockIdx;
+extern HOSTCUDA_SHARED thread_local dim3 blockDim, gridDim;
 enum { warpSize = 32 };
 
 /* --- Launching ------------------------------------------------------------------------------------------------------ */
@@ -58,6 +58,7 @@ typedef struct cudaLaunchConfig_t {
 } cudaLaunchConfig_t;
 
 cudaError_t hostcuda_launch(const cudaLaunchConfig_t *config, std::function<void()> thread);
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *kernel, void **arguments); /* of a cudaKernel_t with one argument */
 template <class... P, class... A>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(P...), A &&...arguments) {
   std::tuple<std::decay_t<P>...> values(std::forward<A>(arguments)...);

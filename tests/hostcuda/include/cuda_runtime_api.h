@@ -40,6 +40,8 @@ typedef struct CUstream_st *cudaStream_t;
 typedef struct CUevent_st *cudaEvent_t;
 typedef struct CUmemPoolHandle_st *cudaMemPool_t;
 typedef struct CUgraph_st *cudaGraph_t;
+typedef struct CUlib_st *cudaLibrary_t;
+typedef struct CUkern_st *cudaKernel_t;
 typedef struct CUgraphExec_st *cudaGraphExec_t;
 
 enum { cudaStreamNonBlocking = 1 };
@@ -110,6 +112,10 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventQuery(cudaEvent_t event);
 
+/* Of code that the stand-in of NVRTC has made. */
+cudaError_t cudaLibraryLoadData(cudaLibrary_t *library, const void *code, void *, void **, unsigned, void *, void **, unsigned);
+cudaError_t cudaLibraryGetKernel(cudaKernel_t *kernel, cudaLibrary_t library, const char *name);
+
 enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed };
 typedef struct cudaGraphExecUpdateResultInfo { int result; } cudaGraphExecUpdateResultInfo;
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode);
@@ -144,7 +150,7 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function
 
 /* The stand-in's own, for tests: from now on everything on that card fails, as after an illegal access; or from the launch of a kernel on that so many
  * others come before. And how often things were called: "synchronize" (waits of the host for the card), "capture", "instantiate", "update", "graph"
- * (launches of one), "launch" (kernels, by themselves or into a graph). */
+ * (launches of one), "launch" (kernels, by themselves or into a graph), "specialised" (those of these that NVRTC's stand-in made). */
 HOSTCUDA_SHARED void hostcuda_break(int device);
 HOSTCUDA_SHARED void hostcuda_break_after(int device, long launches);
 HOSTCUDA_SHARED long hostcuda_count(const char *what);
