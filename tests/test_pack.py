@@ -55,6 +55,38 @@ def test_same_bits_as_the_ops_it_stands_for(case, add, relu, bias, channels_last
     assert np.array_equal(result.asnumpy(), expected.asnumpy())
 
 
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.parametrize("add", [False, True])
+def test_nan_and_the_sign_of_zero_pass_relu(add, channels_last):
+    """As in every other relu: in data, in the weight, in what is added."""
+    shape, weight_shape, params = CASES["first"] if channels_last else ((1, 3, 40, 40), *CASES["first"][1:])
+    flags = {"kernel": (7, 7), "num_filter": 64, "channels_last": channels_last, "add": add, "no_bias": not add, **params}
+    for place in ["data", "weight"] + ["added"] * add:
+        x, weight, bias = random(shape, 1), random(weight_shape, 2), [nd.full((64,), -0.0)] * add
+        plain = call("_convolution_channels_last" if channels_last else "Convolution", x, weight, *bias, no_bias=not add, kernel=(7, 7), num_filter=64, **params)
+        extra = [nd.full(plain.shape, -0.0)] * add
+        {"data": x, "weight": weight, "added": extra[0] if add else x}[place][0, 1, 2, 1] = float("nan")
+        plain = call("_convolution_channels_last" if channels_last else "Convolution", x, weight, *bias, no_bias=not add, kernel=(7, 7), num_filter=64, **params)
+        expected = nd.relu(plain + extra[0] if add else plain).asnumpy()
+        packed = call("_pack_convolution", weight, shape=shape, **flags, relu=True)
+        result = call("_packed_convolution", x, packed, *bias, *extra, **flags, relu=True).asnumpy()
+        assert np.isnan(expected).any() and not np.isnan(expected).all()
+        np.testing.assert_array_equal(result, expected)
+        np.testing.assert_array_equal(np.signbit(result), np.signbit(expected))
+
+
+def test_nan_passes_a_network():
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(8, 5, activation="relu", in_channels=3), nn.Conv2D(8, 1, activation="relu", in_channels=8))
+    net.initialize(mx.init.Xavier())
+    x = random((2, 3, 16, 16))
+    x[0, 0, 3, 3] = float("nan")
+    eager = np.isnan(net(x).asnumpy())
+    net.hybridize()
+    np.testing.assert_array_equal(np.isnan(net(x).asnumpy()), eager)
+    assert eager.any() and not eager.all() and ops(net).count("_packed_convolution") == 2
+
+
 def test_a_weight_packed_for_other_threads():
     shape, weight_shape, params = CASES["3x3"]
     x, weight = random(shape, 1), random(weight_shape, 2)
@@ -272,3 +304,17 @@ def test_dense_layers_have_the_same_bits_over_devices():
         results.append(net(x).asnumpy())
         assert ops(net).count("_packed_fully_connected") == 2
     assert np.array_equal(*results)
+
+
+def test_large_dense_layers_come_in_panels():
+    """They are not packed before, so that what is behind follows them panel by panel."""
+    net = nn.HybridSequential()
+    net.add(nn.Dense(1024, activation="relu", in_units=80), nn.Dense(16, in_units=1024))
+    net.initialize(mx.init.Xavier())
+    x = random((2150, 80))
+    expected = net(x).asnumpy()
+    net.hybridize()
+    np.testing.assert_allclose(net(x).asnumpy(), expected, rtol=1e-5, atol=1e-6)
+    (entry,) = net.compiled()
+    steps = [step for step in entry["devices"]["cpu(0)"]["forward"] if step["kind"] == "run"]
+    assert [step.get("fused", step.get("op")) for step in steps] == [["FullyConnected", "Activation"], "_packed_fully_connected"]

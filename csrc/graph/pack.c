@@ -3,6 +3,7 @@
 
 #include "graph/rewrite.h"
 #include "op/convolution.h"
+#include "op/product.h"
 
 /* Whether a value is made of parameters alone, by few ops: then the prologue packs it. */
 static bool known_before(const mpg_rewrite *r, mpg_operand value, int *budget) {
@@ -116,7 +117,8 @@ static bool pack(mpg_rewrite *r, uint32_t n) {
   return true;
 }
 
-/* A dense layer. Small products are not worth it: they are done by a loop that packs nothing. */
+/* A dense layer. Small products are not worth it: they are done by a loop that packs nothing. Large ones come in panels, which what is behind follows;
+ * packing for each call is little of their work. */
 static bool pack_dense(mpg_rewrite *r, uint32_t n) {
   const mpg_node *node = &r->graph->nodes[n];
   mpg_operand shown = mpg_rewrite_shown(r), data = mpg_rewrite_input(r, shown, 0), weight = mpg_rewrite_input(r, shown, 1);
@@ -126,6 +128,8 @@ static bool pack_dense(mpg_rewrite *r, uint32_t n) {
   if (node->op->id != MPG_OP_FullyConnected || desc->dtype != MPG_FLOAT32 || mpg_shape_size(&desc->shape) == 0) return false;
   if (mpg_shape_size(&mpg_rewrite_desc(r, weight)->shape) < least || !known_before(r, weight, &budget)) return false;
   const mpg_fully_connected_params *p = node->params;
+  mpg_product product;
+  if (mpg_product_in_panels(node->op, p, (const mpg_desc *[]){mpg_rewrite_desc(r, data), mpg_rewrite_desc(r, weight)}, &product)) return false;
   mpg_fully_connected_params params = *p;
   mpg_pack_fully_connected_params pack;
   memset(&pack, 0, sizeof pack);

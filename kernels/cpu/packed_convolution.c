@@ -1,16 +1,17 @@
-/* Convolutions for prediction: the weight comes in the layout that oneDNN's primitive wants, and what is added behind and relu are done
- * by the primitive. The packed weight begins with a header that says what lies behind; without oneDNN, the weight as it was. */
+/* Convolutions for prediction: the weight comes in the layout that oneDNN's primitive wants, and what is added behind is done by the primitive.
+ * relu is not: as the primitive has it, NaN becomes 0. */
 #include <string.h>
 
 #include "kernels/cpu/packed.h"
 #include "op/convolution.h"
 
-#ifdef MPG_WITH_ONEDNN
 typedef struct building {
+  mpg_packing packing;
   const mpg_packed_convolution_params *p;
   mpg_convolution c;
-  size_t room; /* bytes for the packed weight */
 } building;
+
+#ifdef MPG_WITH_ONEDNN
 
 typedef struct shapes {
   int ndim, wdim;
@@ -78,7 +79,6 @@ static bool make_attributes(const mpg_onednn *dnnl, const building *b, const des
   bool good = dnnl->primitive_attr_set_scratchpad_mode(*attributes, dnnl_scratchpad_mode_user) == dnnl_success &&
               dnnl->post_ops_create(&ops) == dnnl_success &&
               (!b->p->add || dnnl->post_ops_append_binary(ops, dnnl_binary_add, d->out) == dnnl_success) &&
-              (!b->p->relu || dnnl->post_ops_append_eltwise(ops, dnnl_eltwise_relu, 0, 0) == dnnl_success) &&
               dnnl->primitive_attr_set_post_ops(*attributes, ops) == dnnl_success;
   if (ops) dnnl->post_ops_destroy(ops);
   return good;
@@ -103,22 +103,15 @@ static dnnl_primitive_desc_t choose(const mpg_onednn *dnnl, const building *b, c
   return desc;
 }
 
-/* Slots: the plain weight, the packed one. */
-static bool build_pack(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, void *context) {
-  const building *b = context;
+static dnnl_primitive_desc_t choose_to_pack(const mpg_onednn *dnnl, const mpg_packing *packing, dnnl_memory_desc_t *weight) {
+  const building *b = (const building *)packing;
   shapes s = shapes_of(&b->c);
   descs d = {0};
-  int from, to;
   dnnl_primitive_desc_t desc = make_descs(dnnl, b, &s, &d) ? choose(dnnl, b, &s, &d) : NULL;
-  bool good = desc != NULL;
-  if (good) {
-    const_dnnl_memory_desc_t theirs = dnnl->primitive_desc_query_md(desc, dnnl_query_weights_md, 0);
-    good = dnnl->memory_desc_get_size(theirs) <= b->room && mpg_cpu_onednn_outer(dnnl, prepared, d.weight, &from) &&
-           mpg_cpu_onednn_outer(dnnl, prepared, theirs, &to) && mpg_cpu_onednn_reorder(dnnl, prepared, d.weight, from, theirs, to);
-    dnnl->primitive_desc_destroy(desc);
-  }
+  *weight = d.weight;
+  d.weight = NULL;
   free_descs(dnnl, &d);
-  return good;
+  return desc;
 }
 
 /* Slots: data, packed weight, out, bias, what is added. */
@@ -160,43 +153,30 @@ done:
   return good;
 }
 
-static mpg_onednn_key key_of(const building *b, mpg_onednn_kind kind) {
+#endif
+
+static void set_building(building *b, const mpg_packed_convolution_params *p, const mpg_shape *data) {
+  *b = (building){.p = p};
+  mpg_packed_convolution_set(&b->c, p, data);
+#ifdef MPG_WITH_ONEDNN
   const mpg_convolution *c = &b->c;
   const mpg_window *w = &c->window;
-  mpg_onednn_key key = {.kind = kind, .values = {c->batch, c->channels, c->filters, c->groups, w->ndim,
-                                                 b->p->no_bias | b->p->add << 1 | b->p->relu << 2 | b->p->channels_last << 3}};
   const int64_t *const parts[6] = {w->in, w->out, w->kernel, w->stride, w->dilate, w->pad};
-  key.count = 6;
+  mpg_onednn_key *key = &b->packing.key;
+  b->packing = (mpg_packing){.key = {.count = 6, .values = {c->batch, c->channels, c->filters, c->groups, w->ndim, p->no_bias | p->add << 1 | p->channels_last << 2}},
+                             .pack = MPG_ONEDNN_PACK_CONVOLUTION, .run = MPG_ONEDNN_PACKED_CONVOLUTION, .choose = choose_to_pack, .build = build_convolution};
   for (int part = 0; part < 6; part++)
-    for (int i = 0; i < w->ndim; i++) key.values[key.count++] = parts[part][i];
-  return key;
-}
+    for (int i = 0; i < w->ndim; i++) key->values[key->count++] = parts[part][i];
 #endif
+}
 
 MPG_CPU_KERNEL(pack_convolution) {
   const mpg_packed_convolution_params *p = call->params;
-  const mpg_view *weight = &call->inputs[0], *packed = &call->outputs[0];
-  mpg_packed_header *head = packed->data;
-  void *contents = mpg_packed_contents(packed->data);
-  size_t size = (size_t)mpg_shape_size(&packed->desc.shape) * sizeof(float), plain = (size_t)mpg_shape_size(&weight->desc.shape) * sizeof(float);
-  memset(packed->data, 0, size);
-  head->num_threads = call->num_threads;
-#ifdef MPG_WITH_ONEDNN
   mpg_shape data = {.ndim = p->shape.count};
   for (int i = 0; i < data.ndim; i++) data.dims[i] = p->shape.values[i];
-  building b = {.p = p, .room = size - MPG_PACKED_HEADER * sizeof(float)};
-  mpg_packed_convolution_set(&b.c, p, &data);
-  mpg_onednn_key key = key_of(&b, MPG_ONEDNN_PACK_CONVOLUTION);
-  const mpg_onednn_prepared *prepared = plain && mpg_shape_size(&data) ? mpg_cpu_onednn_find(call, &key, build_pack, &b) : NULL;
-  if (prepared) {
-    head->packed = 1;
-    return mpg_packed_run(call, prepared, (void *const[]){weight->data, contents});
-  }
-#else
-  (void)p;
-#endif
-  memcpy(contents, weight->data, plain);
-  return MPG_OK;
+  building b;
+  set_building(&b, p, &data);
+  return mpg_cpu_pack(call, mpg_shape_size(&call->inputs[0].desc.shape) && mpg_shape_size(&data) ? &b.packing : NULL);
 }
 
 typedef struct behind {
@@ -209,51 +189,44 @@ static void finish(void *context, int64_t begin, int64_t end) {
   const behind *t = context;
   for (int64_t i = begin; i < end; i++) {
     float y = t->added ? t->out[i] + t->added[i] : t->out[i];
-    t->out[i] = t->relu && !(y > 0) && y == y ? 0 : y;
+    t->out[i] = t->relu && y < 0 ? 0 : y;
   }
 }
 
 /* With the plain weight, by the kernel of the plain op. */
-static mpg_status run_plain(const mpg_kernel_call *call, const void *weight) {
+static mpg_status run_plain(const mpg_kernel_call *call, void *weight) {
   const mpg_packed_convolution_params *p = call->params;
   const mpg_op *op = mpg_op_get(p->channels_last ? MPG_OP__convolution_channels_last : MPG_OP_Convolution);
   mpg_convolution_params params;
   mpg_packed_params_to(p, &params);
   mpg_convolution c;
   mpg_packed_convolution_set(&c, p, &call->inputs[0].desc.shape);
-  mpg_view inputs[3] = {call->inputs[0], {(void *)weight, {mpg_packed_weight_shape(p, c.channels), MPG_FLOAT32}}};
+  mpg_view inputs[3] = {call->inputs[0], {weight, {mpg_packed_weight_shape(p, c.channels), MPG_FLOAT32}}};
   if (!p->no_bias) inputs[2] = call->inputs[2];
   mpg_kernel_call plain = *call;
   plain.op = op;
   plain.params = &params;
   plain.inputs = inputs;
   plain.num_inputs = p->no_bias ? 2 : 3;
-  MPG_TRY(mpg_kernel_get(call->device, op)(&plain));
-  behind t = {call->outputs[0].data, p->add ? call->inputs[call->num_inputs - 1].data : NULL, p->relu};
-  if (p->add || p->relu) mpg_cpu_parallel_for(call, mpg_shape_size(&call->outputs[0].desc.shape), 16384, finish, &t);
-  return MPG_OK;
+  return mpg_kernel_get(call->device, op)(&plain);
 }
 
 MPG_CPU_KERNEL(packed_convolution) {
   const mpg_packed_convolution_params *p = call->params;
   const mpg_packed_header *head = call->inputs[1].data;
-  void *weight = mpg_packed_contents(call->inputs[1].data);
-  if (mpg_shape_size(&call->outputs[0].desc.shape) == 0) return MPG_OK;
-  if (!head->packed) return run_plain(call, weight);
-#ifdef MPG_WITH_ONEDNN
-  building b = {.p = p};
-  mpg_packed_convolution_set(&b.c, p, &call->inputs[0].desc.shape);
-  mpg_kernel_call as_packed = *call;
-  as_packed.num_threads = head->num_threads;
-  mpg_onednn_key key = key_of(&b, MPG_ONEDNN_PACKED_CONVOLUTION);
-  const mpg_onednn_prepared *prepared = mpg_cpu_onednn_find(&as_packed, &key, build_convolution, &b);
-  if (prepared) {
-    void *outer[5] = {call->inputs[0].data, weight, call->outputs[0].data};
+  int64_t size = mpg_shape_size(&call->outputs[0].desc.shape);
+  behind t = {.out = call->outputs[0].data, .relu = p->relu};
+  if (size == 0) return MPG_OK;
+  if (head->packed) {
+    building b;
+    set_building(&b, p, &call->inputs[0].desc.shape);
+    void *outer[5] = {call->inputs[0].data, NULL, call->outputs[0].data};
     for (int i = 2; i < call->num_inputs; i++) outer[i + 1] = call->inputs[i].data;
-    return mpg_packed_run(&as_packed, prepared, outer);
+    MPG_TRY(mpg_cpu_packed_run(call, &b.packing, outer));
+  } else {
+    MPG_TRY(run_plain(call, mpg_packed_contents(call->inputs[1].data)));
+    if (p->add) t.added = call->inputs[call->num_inputs - 1].data;
   }
-#else
-  (void)p;
-#endif
-  return mpg_fail(MPG_ERROR, "%s: the packed weight does not fit the convolution", call->op->name);
+  if (t.added || t.relu) mpg_cpu_parallel_for(call, size, 16384, finish, &t);
+  return MPG_OK;
 }

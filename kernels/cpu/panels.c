@@ -5,12 +5,13 @@
 #include "base/memory.h"
 #include "device/device.h"
 #include "kernels/cpu/gemm.h"
-#include "kernels/cpu/onednn.h"
+#include "kernels/cpu/packed.h"
 
 #ifdef MPG_WITH_ONEDNN
 #include <omp.h>
 
 typedef struct panel_shape {
+  mpg_packing packing;
   const mpg_product *product;
   bool bias;
 } panel_shape;
@@ -42,19 +43,14 @@ static bool describe(const mpg_onednn *dnnl, const panel_shape *s, panel_descs *
   return good;
 }
 
-/* Slots: the weight as it is, and packed; offset[1]: bytes of the packed one. */
-static bool build_pack(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, void *context) {
+static dnnl_primitive_desc_t choose(const mpg_onednn *dnnl, const mpg_packing *packing, dnnl_memory_desc_t *weight) {
   panel_descs d = {0};
   dnnl_primitive_desc_t desc = NULL;
-  int from, to;
-  bool good = describe(dnnl, context, &d, &desc);
-  const_dnnl_memory_desc_t packed = good ? dnnl->primitive_desc_query_md(desc, dnnl_query_weights_md, 0) : NULL;
-  good = packed && mpg_cpu_onednn_outer(dnnl, prepared, d.b, &from) && mpg_cpu_onednn_outer(dnnl, prepared, packed, &to) &&
-         mpg_cpu_onednn_reorder(dnnl, prepared, d.b, from, packed, to);
-  if (good) prepared->offset[1] = mpg_align_up(dnnl->memory_desc_get_size(packed), 64);
-  if (desc) dnnl->primitive_desc_destroy(desc);
+  if (!describe(dnnl, (const panel_shape *)packing, &d, &desc)) desc = NULL;
+  *weight = d.b;
+  d.b = NULL;
   free_descs(dnnl, &d);
-  return good;
+  return desc;
 }
 
 /* Slots: a, packed weight, c, bias. */
@@ -79,21 +75,21 @@ static bool build_panel(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, v
 /* Packs the weight; *packed: oneDNN makes the panels. */
 static mpg_status pack(const mpg_kernel_call *call, int threads, mpg_panels *panels, bool *packed) {
   const mpg_product *p = &panels->product;
-  panel_shape shape = {p, panels->bias != NULL};
+  panel_shape shape = {{.choose = choose, .room = SIZE_MAX}, p, panels->bias != NULL};
   mpg_kernel_call single = *call;
   single.num_threads = 1;
   *packed = false;
   for (int t = -1; t < threads; t++) {
     mpg_onednn_key key = {.kind = t < 0 ? MPG_ONEDNN_PACK_PANELS : MPG_ONEDNN_PANEL, .count = 6,
                           .values = {p->panel, p->n, p->k, p->transposed, shape.bias, t}};
-    const mpg_onednn_prepared *found = mpg_cpu_onednn_find(t < 0 ? call : &single, &key, t < 0 ? build_pack : build_panel, &shape);
+    const mpg_onednn_prepared *found = mpg_cpu_onednn_find(t < 0 ? call : &single, &key, t < 0 ? mpg_cpu_build_pack : build_panel, &shape);
     if (!found) return MPG_OK;
     if (t >= 0) panels->prepared[t] = found;
     if (t >= 0 && found->scratch > panels->scratch_bytes) panels->scratch_bytes = found->scratch;
   }
   panels->scratch_bytes = mpg_align_up(panels->scratch_bytes, 4096);
   mpg_onednn_key key = {.kind = MPG_ONEDNN_PACK_PANELS, .count = 6, .values = {p->panel, p->n, p->k, p->transposed, shape.bias, -1}};
-  const mpg_onednn_prepared *packing = mpg_cpu_onednn_find(call, &key, build_pack, &shape);
+  const mpg_onednn_prepared *packing = mpg_cpu_onednn_find(call, &key, mpg_cpu_build_pack, &shape);
   if (!packing) return MPG_OK;
   size_t inner = mpg_align_up(packing->scratch, 64);
   char *memory = mpg_device_scratch(call->device, packing->offset[1] + inner + (size_t)threads * panels->scratch_bytes);
