@@ -219,3 +219,22 @@ def test_save_and_load(tmp_path):
     (tmp_path / "net-model.json").write_text('{"named0": ')
     with pytest.raises(ValueError, match="no description"):
         named().load(str(tmp_path / "net"))
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_rand_zipfian(symbolic):
+    mx.random.seed(1)
+    classes, count, top = mx.nd.array([0, 3]), 8192, 793
+    if symbolic:
+        group = mx.sym.Group(mx.sym.contrib.rand_zipfian(mx.sym.var("true"), count, top))
+        sampled, true, expected = group.bind(mx.cpu(), {"true": classes}).forward()
+    else:
+        sampled, true, expected = mx.nd.contrib.rand_zipfian(classes, count, top)
+    assert str(np.dtype(sampled.dtype)) == "int64" and sampled.shape == expected.shape == (count,) and true.dtype == np.float64
+    drawn = sampled.asnumpy()
+    assert drawn.min() == 0 and drawn.max() < top
+    share = np.log((np.arange(top) + 2) / (np.arange(top) + 1)) / np.log(top + 1) * count
+    np.testing.assert_allclose(true.asnumpy(), share[[0, 3]], rtol=1e-12)
+    np.testing.assert_allclose(expected.asnumpy(), share[drawn], rtol=1e-12)
+    found = np.bincount(drawn, minlength=top)
+    np.testing.assert_allclose(found[:8], share[:8], rtol=0.2)

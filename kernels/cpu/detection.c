@@ -347,7 +347,7 @@ static void target(const job *t, int64_t n, double *scratch) {
     if (p->overlap_threshold > 0 && most[j] > round_of(t, p->overlap_threshold)) kind[j] = OBJECT, positive++;
   }
   if (p->negative_mining_ratio > 0) {
-    int64_t wanted = (int64_t)((double)positive * p->negative_mining_ratio);
+    int64_t wanted = (int64_t)fmin((double)positive * p->negative_mining_ratio, (double)boxes);
     for (int64_t j = 0; wanted > 0 && j < boxes; j++)
       if (kind[j] != OBJECT && most[j] < round_of(t, p->negative_mining_thresh)) keys[j] = -background(t, n, j, t->call->inputs[2].desc.shape.dims[1]), order[count++] = j;
     sort_falling(keys, order, spare, count);

@@ -1,6 +1,25 @@
 """Ops that MXNet keeps under ``contrib``."""
 
+from ..ndarray import _zipfian
+from . import random as _random
 from ._control import cond, foreach, while_loop  # noqa: F401
 from ._namespaces import fill
 
 fill("contrib", globals())
+
+
+def rand_zipfian(true_classes, num_sampled, range_max):
+    """Draws classes in [0, range_max) of which smaller ones are more frequent: P(class) = log((class + 2) / (class + 1)) / log(range_max + 1).
+
+    Parameters
+    ----------
+    true_classes : Symbol
+    num_sampled, range_max : int
+
+    Returns
+    -------
+    sampled_classes : Symbol, int64
+    expected_count_true, expected_count_sampled : Symbol, float64
+        How often the true and the sampled classes are expected in so many draws.
+    """
+    return _zipfian.draw(lambda high: _random.uniform(0, high, shape=(num_sampled,), dtype="float64"), true_classes, num_sampled, range_max)
