@@ -241,3 +241,31 @@ def test_predictions_follow_training():
 
     for a, b in zip(train(True), train(False), strict=True):
         np.testing.assert_allclose(a, b, rtol=3e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 16, 20, 50, 64, 70, 130])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_max_pooling_while_training_is_that_of_the_other_layout(dtype, channels):
+    """Bit for bit, with zeros of both signs and NaN: whole vectors of channels, and what is left of one."""
+    random = np.random.RandomState(channels)
+    x = random.randn(2, 9, 11, channels)
+    x[random.rand(*x.shape) < 0.1] = -0.0
+    x[random.rand(*x.shape) < 0.1] = 0
+    x[random.rand(*x.shape) < 0.02] = np.nan
+    for kernel, stride, pad in ((3, 1, 1), (2, 2, 0), (5, 3, 2)):
+        results = []
+        for layout in ("NHWC", "NCHW"):
+            turn = (lambda a: a) if layout == "NHWC" else (lambda a: a.transpose(0, 3, 1, 2))
+            back = (lambda a: a) if layout == "NHWC" else (lambda a: a.transpose(0, 2, 3, 1))
+            net = nn.HybridSequential()
+            net.add(nn.MaxPool2D(kernel, stride, pad, layout=layout))
+            net.hybridize()
+            data = nd.array(turn(x), dtype=dtype)
+            data.attach_grad()
+            with autograd.record():
+                out = net(data)
+            slopes = np.arange(out.size).reshape(back(out.asnumpy()).shape) % 17 - 8
+            out.backward(nd.array(turn(slopes), dtype=dtype))
+            results.append((back(out.asnumpy()), back(data.grad.asnumpy())))
+        for a, b in zip(*results):
+            assert np.array_equal(a, b, equal_nan=True) and np.array_equal(np.signbit(a), np.signbit(b)), (kernel, stride, pad)

@@ -28,9 +28,17 @@ typedef struct upsampling {
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 #define MAX(a, b) ((a) > (b) ? (a) : (b))
 #define AS_IS(x) (x)
+#if defined(__AVX512F__)
+#define VECTOR_BYTES 64
+#elif defined(__AVX2__)
+#define VECTOR_BYTES 32
+#else
+#define VECTOR_BYTES 16
+#endif
 
 #define S float
 #define A float
+#define LANE_INT int32_t
 #define LOAD AS_IS
 #define STORE AS_IS
 #define NAME(x) float32_##x
@@ -38,6 +46,7 @@ typedef struct upsampling {
 #include "kernels/cpu/pooling_impl.h"
 #define S double
 #define A double
+#define LANE_INT int64_t
 #define LOAD AS_IS
 #define STORE AS_IS
 #define NAME(x) float64_##x
@@ -45,6 +54,7 @@ typedef struct upsampling {
 #include "kernels/cpu/pooling_impl.h"
 #define S uint16_t
 #define A float
+#define LANE_INT int32_t
 #define LOAD mpg_half_to_float
 #define STORE mpg_float_to_half
 #define NAME(x) float16_##x
@@ -52,6 +62,7 @@ typedef struct upsampling {
 #include "kernels/cpu/pooling_impl.h"
 #define S uint16_t
 #define A float
+#define LANE_INT int32_t
 #define LOAD mpg_bfloat16_to_float
 #define STORE mpg_float_to_bfloat16
 #define NAME(x) bfloat16_##x

@@ -129,6 +129,7 @@ static void NAME(upsample)(void *context, int64_t begin, int64_t end) {
 #undef EACH_ELEMENT
 #undef S
 #undef A
+#undef LANE_INT
 #undef LOAD
 #undef STORE
 #undef NAME

@@ -83,28 +83,94 @@ static void NAME(at_max_last)(void *context, int64_t begin, int64_t end) {
       FIND_LARGEST EACH_CHANNEL(out[place * t->channels + c] = at[c] >= 0 ? values[at[c] * t->channels + c] : STORE((A)0);)))
 }
 
+/* Vectors of channels, GROUPS of them at a time. Positions are as wide as values, so that one mask fits both. */
+enum { NAME(LANES) = VECTOR_BYTES / sizeof(A), NAME(GROUPS) = 4 };
+typedef A NAME(lanes) __attribute__((vector_size(NAME(LANES) * sizeof(A))));
+typedef LANE_INT NAME(places) __attribute__((vector_size(NAME(LANES) * sizeof(LANE_INT))));
+
+/* By address: as arguments they would depend on the instruction set. */
+static inline __attribute__((always_inline)) void NAME(load_lanes)(const S *from, int count, NAME(lanes) * v) {
+  A values[NAME(LANES)] = {0};
+  for (int j = 0; j < count; j++) values[j] = (A)LOAD(from[j]);
+  memcpy(v, values, sizeof *v);
+}
+static inline __attribute__((always_inline)) void NAME(store_lanes)(const NAME(lanes) * v, S *to, int count) {
+  A values[NAME(LANES)];
+  memcpy(values, v, sizeof *v);
+  for (int j = 0; j < count; j++) to[j] = STORE(values[j]);
+}
+static inline __attribute__((always_inline)) void NAME(load_index)(const uint8_t *from, int count, NAME(places) * v) {
+  LANE_INT values[NAME(LANES)] = {0};
+  for (int j = 0; j < count; j++) values[j] = from[j];
+  memcpy(v, values, sizeof *v);
+}
+static inline __attribute__((always_inline)) void NAME(store_index)(const NAME(places) * v, uint8_t *to, int count) {
+  LANE_INT values[NAME(LANES)];
+  memcpy(values, v, sizeof *v);
+  for (int j = 0; j < count; j++) to[j] = (uint8_t)values[j];
+}
+
+/* What a place and an element have to do with each other: of all windows that are not at a border the same. */
+typedef struct NAME(reach) {
+  int count;
+  int64_t offset[MPG_POOLING_INDEX_NONE];
+  LANE_INT number[MPG_POOLING_INDEX_NONE]; /* of the element in the window, padding counted */
+} NAME(reach);
+
+/* The largest of each of `groups` runs of lanes; the last has `count` channels. */
+static inline __attribute__((always_inline)) void NAME(largest_lanes)(const NAME(reach) * r, const S *in, S *out, uint8_t *index, int groups, int count) {
+  NAME(lanes) best[NAME(GROUPS)];
+  NAME(places) at[NAME(GROUPS)];
+  for (int g = 0; g < groups; g++) best[g] = (NAME(lanes)){0} + LOWEST, at[g] = (NAME(places)){0} + MPG_POOLING_INDEX_NONE;
+  for (int e = 0; e < r->count; e++)
+    for (int g = 0; g < groups; g++) {
+      NAME(lanes) value;
+      NAME(load_lanes)(in + r->offset[e] + g * NAME(LANES), count, &value);
+      NAME(places) larger = value > best[g];
+      best[g] = (NAME(lanes))((larger & (NAME(places))value) | (~larger & (NAME(places))best[g]));
+      at[g] = (larger & r->number[e]) | (~larger & at[g]);
+    }
+  for (int g = 0; g < groups; g++) {
+    NAME(store_lanes)(&best[g], out + g * NAME(LANES), count);
+    NAME(store_index)(&at[g], index + g * NAME(LANES), count);
+  }
+}
+
 /* The largest element, and its position in the window, padding counted. */
 static void NAME(forward_index)(void *context, int64_t begin, int64_t end) {
+  NAME(reach) reach;
   EACH_BLOCK(const S *in = (const S *)t->data + data; S *out = (S *)t->out + result; uint8_t *index = t->index + result; EACH_PLACE(
-      A best[NAME(CHANNELS)]; int32_t at[NAME(CHANNELS)]; EACH_CHANNEL({ best[c] = LOWEST, at[c] = MPG_POOLING_INDEX_NONE; })
+      reach.count = 0;
       for (int64_t a = z0; a < z1; a++) for (int64_t b = y0; b < y1; b++) for (int64_t d = x0; d < x1; d++) {
-        const S *element = in + ((a * w->in[1] + b) * w->in[2] + d) * t->channels;
-        int32_t k = (int32_t)(((a - z * w->stride[0] + w->pad[0]) * w->kernel[1] + b - y * w->stride[1] + w->pad[1]) * w->kernel[2] + d -
-                              x * w->stride[2] + w->pad[2]);
-        EACH_CHANNEL({
-          A value = (A)LOAD(element[c]);
-          bool larger = value > best[c];
-          best[c] = larger ? value : best[c];
-          at[c] = larger ? k : at[c];
-        })
-      } EACH_CHANNEL({
-        out[place * t->channels + c] = STORE(best[c]);
-        index[place * t->channels + c] = (uint8_t)at[c];
-      })))
+        reach.offset[reach.count] = ((a * w->in[1] + b) * w->in[2] + d) * t->channels;
+        reach.number[reach.count++] = (LANE_INT)(((a - z * w->stride[0] + w->pad[0]) * w->kernel[1] + b - y * w->stride[1] + w->pad[1]) * w->kernel[2] +
+                                                 d - x * w->stride[2] + w->pad[2]);
+      }
+      int64_t to = place * t->channels;
+      for (int c = 0, step; c < width; c += step)
+        if ((step = NAME(GROUPS) * NAME(LANES)) <= width - c) NAME(largest_lanes)(&reach, in + c, out + to + c, index + to + c, NAME(GROUPS), NAME(LANES));
+        else if ((step = NAME(LANES)) <= width - c) NAME(largest_lanes)(&reach, in + c, out + to + c, index + to + c, 1, NAME(LANES));
+        else NAME(largest_lanes)(&reach, in + c, out + to + c, index + to + c, 1, width - c);))
+}
+
+static inline __attribute__((always_inline)) void NAME(gather_lanes)(const NAME(reach) * r, const S *grad, const uint8_t *index, S *out, int groups, int count) {
+  NAME(lanes) sum[NAME(GROUPS)];
+  for (int g = 0; g < groups; g++) sum[g] = (NAME(lanes)){0};
+  for (int e = 0; e < r->count; e++)
+    for (int g = 0; g < groups; g++) {
+      int64_t from = r->offset[e] + g * NAME(LANES);
+      NAME(lanes) slope;
+      NAME(places) which;
+      NAME(load_lanes)(grad + from, count, &slope);
+      NAME(load_index)(index + from, count, &which);
+      sum[g] += (NAME(lanes))((which == r->number[e]) & (NAME(places))slope);
+    }
+  for (int g = 0; g < groups; g++) NAME(store_lanes)(&sum[g], out + g * NAME(LANES), count);
 }
 
 /* Each element gathers from the windows it lies in, in their order. */
 static void NAME(backward_index)(void *context, int64_t begin, int64_t end) {
+  NAME(reach) reach;
   EACH_BLOCK(const S *grad = (const S *)t->grad + result; const uint8_t *index = t->index + result; S *out = (S *)t->out + data;
              for (int64_t i = 0; i < plane; i++) {
                int64_t at[3] = {i / w->in[2] / w->in[1], i / w->in[2] % w->in[1], i % w->in[2]}, low[3], high[3];
@@ -113,19 +179,19 @@ static void NAME(backward_index)(void *context, int64_t begin, int64_t end) {
                  low[k] = from <= 0 ? 0 : (from + w->stride[k] - 1) / w->stride[k];
                  high[k] = MIN((at[k] + w->pad[k]) / w->stride[k] + 1, w->out[k]);
                }
-               A sum[NAME(CHANNELS)];
-               EACH_CHANNEL(sum[c] = 0;)
+               reach.count = 0;
                for (int64_t z = low[0]; z < high[0]; z++)
                  for (int64_t y = low[1]; y < high[1]; y++)
                    for (int64_t x = low[2]; x < high[2]; x++) {
-                     int64_t place = ((z * w->out[1] + y) * w->out[2] + x) * t->channels;
-                     const S *g = grad + place;
-                     const uint8_t *which = index + place;
-                     int32_t k = (int32_t)(((at[0] - z * w->stride[0] + w->pad[0]) * w->kernel[1] + at[1] - y * w->stride[1] + w->pad[1]) *
-                                               w->kernel[2] + at[2] - x * w->stride[2] + w->pad[2]);
-                     EACH_CHANNEL(sum[c] += (int32_t)which[c] == k ? (A)LOAD(g[c]) : 0;)
+                     reach.offset[reach.count] = ((z * w->out[1] + y) * w->out[2] + x) * t->channels;
+                     reach.number[reach.count++] = (LANE_INT)(((at[0] - z * w->stride[0] + w->pad[0]) * w->kernel[1] + at[1] - y * w->stride[1] + w->pad[1]) *
+                                                                  w->kernel[2] + at[2] - x * w->stride[2] + w->pad[2]);
                    }
-               EACH_CHANNEL(out[i * t->channels + c] = STORE(sum[c]);)
+               S *to = out + i * t->channels;
+               for (int c = 0, step; c < width; c += step)
+                 if ((step = NAME(GROUPS) * NAME(LANES)) <= width - c) NAME(gather_lanes)(&reach, grad + c, index + c, to + c, NAME(GROUPS), NAME(LANES));
+                 else if ((step = NAME(LANES)) <= width - c) NAME(gather_lanes)(&reach, grad + c, index + c, to + c, 1, NAME(LANES));
+                 else NAME(gather_lanes)(&reach, grad + c, index + c, to + c, 1, width - c);
              })
 }
 
