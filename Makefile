@@ -60,15 +60,19 @@ tsan: .venv-tsan/.made
 	PYTHONSAFEPATH=1 LD_PRELOAD=$(TSAN_LIBRARY) TSAN_OPTIONS=halt_on_error=1:die_after_fork=0:suppressions=$(CURDIR)/tests/tsan.supp \
 	  MPGLUON_CPU_THREADS=1 OMP_NUM_THREADS=1 $(FIXED_LAYOUT) .venv-tsan/bin/python .venv-tsan/bin/$(PYTEST_SANITIZED) $(SANITIZED_TESTS)
 
-# The GPU backend on the host (docs/cuda.md): all of it, kernels too, against a stand-in for the CUDA runtime.
+# The GPU backend on the host (docs/cuda.md): all of it, kernels too, against a stand-in for the CUDA runtime; four devices, and more for the
+# tests that ask for them.
 HOSTCUDA_PYTHON ?= $(BIN)/python
-HOSTCUDA_TESTS ?= tests/test_gpu.py tests/test_gpu_fused.py tests/test_gpu_libraries.py tests/test_gpu_networks.py tests/test_gpu_device.py tests/test_gpu_graphs.py tests/test_gpu_specialise.py tests/test_gpu_check.py tests/test_ops.py
+HOSTCUDA_TESTS ?= $(addprefix tests/test_,$(addsuffix .py,gpu gpu_fused gpu_libraries gpu_networks gpu_device gpu_graphs gpu_specialise gpu_check gpu_alarms ops hybridize_core random_graphs model_parallel \
+  pipeline pipeline_cases pipeline_failures collectives mesh mesh_model tensor_parallel heads control_flow recompute tape autograd_api \
+  gluon_nn gluon_block gluon_parameter gluon_trainer gluon_rnn))
 hostcuda:
 	python3 tests/hostcuda/build.py
 
 hostcuda-test: hostcuda $(if $(filter $(BIN)/python,$(HOSTCUDA_PYTHON)),$(VENV)/.test)
 	rm -rf build/hostcuda/groups && mkdir -p build/hostcuda/groups
-	cd tests && MPGLUON_CUDA_LIBRARY=$(CURDIR)/build/hostcuda/mpgluon_hostcuda.so MPGLUON_TEST_DEVICES='gpu(0),gpu(1)' \
+	cd tests && MPGLUON_CUDA_LIBRARY=$(CURDIR)/build/hostcuda/mpgluon_hostcuda.so HOSTCUDA_DEVICES=8 \
+	  MPGLUON_TEST_DEVICES='gpu(0),gpu(1),gpu(2),gpu(3)' \
 	  MPGLUON_CUDA_GROUPS=$(CURDIR)/build/hostcuda/groups \
 	  $(abspath $(HOSTCUDA_PYTHON)) -m pytest -q -p no:cacheprovider $(HOSTCUDA_TESTS:tests/%=%) -m "not slow" $(ARGS)
 

@@ -1,21 +1,15 @@
 import os
 import re
-import sys
 
 import pytest
+from places import test_devices
 
-sys.path.insert(0, os.path.dirname(__file__))
-
-
-def test_devices():
-    """The devices that tests run on: MPGLUON_TEST_DEVICES, as "gpu(0),gpu(1)", or two CPU devices."""
-    import mpgluon as mx
-
-    names = re.findall(r"(cpu|gpu)\((\d+)\)", os.environ.get("MPGLUON_TEST_DEVICES", "")) or [("cpu", "0"), ("cpu", "1")]
-    return [mx.Context(kind, int(index)) for kind, index in names]
+import mpgluon as mx
 
 
-test_devices.__test__ = False
+def pytest_configure():
+    """What test modules make when they are imported lies on the first of the test devices, too."""
+    test_devices()[0].__enter__()
 
 
 @pytest.fixture
@@ -26,8 +20,6 @@ def devices():
 @pytest.fixture(autouse=True)
 def fresh_state():
     """Every test starts from the same seed, on the first of the test devices, outside record scopes, and leaves no queued work behind."""
-    import mpgluon as mx
-
     mx.random.seed(1)
     with test_devices()[0]:
         yield
@@ -45,11 +37,11 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_call(item):
-    """On a device whose kernels are not all there yet, a test that meets a missing one is skipped, and says which."""
+    """A test that meets an op without a kernel for the device, or needs more devices than there are, is skipped, and says which."""
     outcome = yield
     error = outcome.excinfo and outcome.excinfo[1]
     if error is None or not os.environ.get("MPGLUON_TEST_DEVICES"):
         return
-    missing = re.search(r"(\w+) cannot run on (\S+) yet", str(error))
+    missing = re.search(r"(\w+) cannot run on (\S+) yet|(\S+) is not there: GPUs here are numbered", str(error))
     if missing:
-        outcome.force_exception(pytest.skip.Exception(f"no kernel: {missing[1]} on {missing[2]}"))
+        outcome.force_exception(pytest.skip.Exception(f"no kernel: {missing[1]} on {missing[2]}" if missing[1] else f"no device {missing[3]}"))

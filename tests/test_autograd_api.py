@@ -7,6 +7,7 @@ import weakref
 
 import numpy as np
 import pytest
+from places import on
 
 import mpgluon as mx
 from mpgluon import autograd, nd
@@ -203,15 +204,15 @@ def test_in_place_while_recording_is_an_error():
 
 def test_across_devices():
     x = variable([1.0, 2.0])
-    w = nd.array([3.0, 4.0], ctx=mx.cpu(1))
+    w = nd.array([3.0, 4.0], ctx=on(1))
     w.attach_grad()
     with autograd.record():
-        y = (x.as_in_context(mx.cpu(1)) * w).as_in_context(mx.cpu(0)) * x
+        y = (x.as_in_context(on(1)) * w).as_in_context(on(0)) * x
         loss = y.sum()
     loss.backward()
     np.testing.assert_allclose(x.grad.asnumpy(), [6, 16])
     np.testing.assert_allclose(w.grad.asnumpy(), [1, 4])
-    assert x.grad.context == mx.cpu(0) and w.grad.context == mx.cpu(1)
+    assert x.grad.context == on(0) and w.grad.context == on(1)
 
 
 class Sigmoid(autograd.Function):
@@ -322,9 +323,9 @@ def test_nothing_leaks():
         gc.collect()
 
     work()
-    before = mx.context.memory_stats(mx.cpu(0))["in_use"], sys.getrefcount(x)
+    before = mx.context.memory_stats(on(0))["in_use"], sys.getrefcount(x)
     work()
-    assert (mx.context.memory_stats(mx.cpu(0))["in_use"], sys.getrefcount(x)) == before
+    assert (mx.context.memory_stats(on(0))["in_use"], sys.getrefcount(x)) == before
     function = Twice()
     reference = weakref.ref(function)
     with autograd.record():

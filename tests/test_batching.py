@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from places import on
 
 import mpgluon as mx
 from mpgluon import _core, autograd, gluon, nd
@@ -115,7 +116,7 @@ class Block(gluon.HybridBlock):
 
     def __init__(self, body, two=1, **layers):
         super().__init__(prefix="net_")
-        self.body, self.devices = body, [mx.cpu(0), mx.cpu(two)]
+        self.body, self.devices = body, [on(0), on(two)]
         mx.random.seed(3)
         with self.name_scope():
             self.a, self.b = nn.Dense(6, in_units=6, flatten=False), nn.Dense(6, in_units=6, flatten=False)
@@ -151,11 +152,11 @@ REFUSED = {
     "half of the rows": (lambda n, F, x: F.concat(F.slice_axis(x, axis=0, begin=1, end=2), x, dim=0), "slice_axis"),
     "the first row": (lambda n, F, x: F.broadcast_sub(x, x[0:1]), "slice"),
     "four rows": (lambda n, F, x: x[:4], "slice"),
-    "take": (lambda n, F, x: F.take(x, F.zeros((4,), ctx=mx.cpu(1)), axis=0), "take"),
+    "take": (lambda n, F, x: F.take(x, F.zeros((4,), ctx=on(1)), axis=0), "take"),
     "rows mixed by reshape": (lambda n, F, x: F.reshape(F.swapaxes(F.reshape(x, (-1, 2, 3)), 0, 1), (-1, 6)) + x, "Reshape"),
     "features and rows in one": (lambda n, F, x: F.softmax(F.reshape(x, (1, -1))).reshape((-1, 6)), "softmax"),
     "a fixed number of rows": (lambda n, F, x: F.reshape(F.softmax(F.reshape(x, (4, -1))), (-1, 6)), "Reshape"),
-    "positions": (lambda n, F, x: F.broadcast_add(x, F.expand_dims(F.arange(x.shape[0], ctx=mx.cpu(1)), 1)), "broadcast_add"),
+    "positions": (lambda n, F, x: F.broadcast_add(x, F.expand_dims(F.arange(x.shape[0], ctx=on(1)), 1)), "broadcast_add"),
     "arange_like": (lambda n, F, x: F.broadcast_add(x, F.expand_dims(F.contrib.arange_like(x, axis=0), 1)), "_contrib_arange_like"),
     "number of rows": (lambda n, F, x: x / x.shape[0], "_div_scalar"),
     "size_array": (lambda n, F, x: F.broadcast_div(x, F.cast(F.size_array(x), "float32")), "size_array"),
@@ -208,9 +209,9 @@ ALLOWED = {
     "twins": lambda n, F, x: sum(F.split(F.tanh(F.concat(x, 2 * x, dim=0)), num_outputs=2, axis=0)),
     "repeated": lambda n, F, x: F.mean(F.reshape(F.repeat(x, repeats=3, axis=0), (-1, 3, 6)), axis=1),
     "tiled": lambda n, F, x: F.slice_axis(F.tile(x, (2, 1)), axis=0, begin=0, end=x.shape[0]),
-    "zeros of rows": lambda n, F, x: x + F.zeros((x.shape[0], 6), ctx=mx.cpu(1)),
+    "zeros of rows": lambda n, F, x: x + F.zeros((x.shape[0], 6), ctx=on(1)),
     "zeros_like": lambda n, F, x: F.where(x > 0, x, F.zeros_like(x)),
-    "a state of zeros": lambda n, F, x: n.b(F.zeros((x.shape[0], 6), ctx=mx.cpu(1))) * x,
+    "a state of zeros": lambda n, F, x: n.b(F.zeros((x.shape[0], 6), ctx=on(1))) * x,
     "product with a weight": lambda n, F, x: F.dot(x, n.b.weight.data(), transpose_b=True),
     "attention": lambda n, F, x: attention(F, F.reshape(x, (0, 3, 2))),
     "heads in the batch": lambda n, F, x: heads(F, F.reshape(x, (0, 3, 2))),
@@ -220,7 +221,7 @@ ALLOWED = {
     "positions in a row": lambda n, F, x: F.broadcast_add(x, F.contrib.arange_like(x, axis=1)),
     "masked": lambda n, F, x: F.SequenceMask(x, F.argmax(x, axis=1), use_sequence_length=True, axis=1),
     "all rows": lambda n, F, x: x[: x.shape[0], 0:6],
-    "layers": lambda n, F, x: F.LayerNorm(x, F.ones((6,), ctx=mx.cpu(1)), F.zeros((6,), ctx=mx.cpu(1))),
+    "layers": lambda n, F, x: F.LayerNorm(x, F.ones((6,), ctx=on(1)), F.zeros((6,), ctx=on(1))),
     "written": lambda n, F, x: F.Cast(F.Cast(F.relu(x), "float64"), "float32") * F.ones_like(x),
 }
 

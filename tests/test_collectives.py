@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from places import on
 
 import mpgluon as mx
 from mpgluon import _core, autograd, gluon, nd
 from mpgluon import parallel as par
 
-DEVICES = [mx.cpu(i) for i in range(5)]
+DEVICES = [on(i) for i in range(5)]
 
 
 def arrays_of(count, shape, seed=0, scale=True):
@@ -176,14 +177,14 @@ def test_second_gradients_of_each(name):
             array.attach_grad()
         with autograd.record():
             outputs = alone(arrays) if devices is ONE else call(arrays)
-            loss = sum(((out * out * out) * (i + 1)).sum().as_in_context(mx.cpu(0)) for i, out in enumerate(outputs))
+            loss = sum(((out * out * out) * (i + 1)).sum().as_in_context(on(0)) for i, out in enumerate(outputs))
             used = arrays[:1] if name in ("scatter", "broadcast") else arrays
             slopes = autograd.grad(loss, used, create_graph=True)
-            total = sum((slope * slope).sum().as_in_context(mx.cpu(0)) for slope in slopes)
+            total = sum((slope * slope).sum().as_in_context(on(0)) for slope in slopes)
         total.backward()
         return [array.grad.asnumpy() for array in used]
 
-    ONE = [mx.cpu(0)] * 3
+    ONE = [on(0)] * 3
 
     def alone(x):
         total = lambda: nd.add_n(*x)
@@ -203,18 +204,18 @@ def test_devices_that_are_listed_twice_or_missing():
     """A device may have several ranks; layers and meshes say which device is missing or named twice."""
     x = [nd.ones((2,), ctx=ctx) for ctx in (DEVICES[0], DEVICES[1], DEVICES[0])]
     assert all((out.asnumpy() == 3).all() for out in par.all_reduce(x))
-    with pytest.raises(ValueError, match=r"cpu\(1\) is named twice"):
+    with pytest.raises(ValueError, match=r"[cg]pu\(1\) is named twice"):
         par.Mesh({"model": 2}, devices=[DEVICES[1]] * 2)
     layer = par.ColumnParallelDense(4, DEVICES[:3], in_units=2)
     layer.initialize()
-    with pytest.raises(mx.MXNetError, match=r"must hold one array on each of \[cpu\(0\), cpu\(1\), cpu\(2\)\], in this order, but they are on \[cpu\(0\), cpu\(1\)\]"):
+    with pytest.raises(mx.MXNetError, match=r"must hold one array on each of \[[cg]pu\(0\), [cg]pu\(1\), [cg]pu\(2\)\], in this order, but they are on \[[cg]pu\(0\), [cg]pu\(1\)\]"):
         layer([nd.ones((1, 2), ctx=ctx) for ctx in DEVICES[:2]])
 
 
 def test_results_are_arrays_of_their_own():
     """Writing to a result leaves what it came from alone, and other results."""
     x = nd.ones((2,))
-    for result in (par.broadcast(x, DEVICES[:2]), par.all_reduce([x]), [par.gather([x])], par.scatter(x, DEVICES[:1]), par.broadcast(x, [mx.cpu(0)] * 2)):
+    for result in (par.broadcast(x, DEVICES[:2]), par.all_reduce([x]), [par.gather([x])], par.scatter(x, DEVICES[:1]), par.broadcast(x, [on(0)] * 2)):
         result[0][:] = 5
         assert (x.asnumpy() == 1).all() and all((other.asnumpy() == 1).all() for other in result[1:])
 
@@ -253,8 +254,8 @@ def test_compiled_collectives_are_copies_between_programs():
 @pytest.mark.parametrize(
     "call, error, text",
     [
-        (lambda x: par.all_reduce([x[0], x[1][:2]]), mx.MXNetError, r"rank 0 on cpu\(0\) is float32 \(4, 3\), but that of rank 1 on cpu\(1\) is float32 \(2, 3\)"),
-        (lambda x: par.all_gather([x[0], x[1].astype("float64")]), mx.MXNetError, r"rank 1 on cpu\(1\) is float64 \(4, 3\); they may differ along the axis"),
+        (lambda x: par.all_reduce([x[0], x[1][:2]]), mx.MXNetError, r"rank 0 on [cg]pu\(0\) is float32 \(4, 3\), but that of rank 1 on [cg]pu\(1\) is float32 \(2, 3\)"),
+        (lambda x: par.all_gather([x[0], x[1].astype("float64")]), mx.MXNetError, r"rank 1 on [cg]pu\(1\) is float64 \(4, 3\); they may differ along the axis"),
         (lambda x: par.reduce_scatter(x, 2), ValueError, "reduce_scatter: axis 2 is out of range"),
         (lambda x: par.scatter(x[0], []), ValueError, "list of Contexts"),
         (lambda x: par.all_reduce(x[0]), TypeError, "expected a list of arrays"),

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from places import on
 
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
@@ -33,7 +34,7 @@ def run(f, rows, calls=3, hybrid=False, ctx=None, exact=True, arrays=2):
     """Everything that comes out of some steps of training and prediction."""
     mx.random.seed(7)
     net = Function(f)
-    net.initialize(mx.init.Normal(0.4), ctx=ctx or mx.cpu())
+    net.initialize(mx.init.Normal(0.4), ctx=ctx or on(0))
     if hybrid:
         net.hybridize(exact=exact)
     found = []
@@ -44,7 +45,7 @@ def run(f, rows, calls=3, hybrid=False, ctx=None, exact=True, arrays=2):
             array.attach_grad()
         with autograd.record():
             results = net(*inputs)
-            loss = sum((r.as_in_context(mx.cpu()) ** 2).sum() for r in results)
+            loss = sum((r.as_in_context(on(0)) ** 2).sum() for r in results)
         loss.backward()
         found += [r.asnumpy() for r in results] + [a.grad.asnumpy() for a in inputs]
         found += [p.grad(c).asnumpy() for p in net.collect_params().values() if p._data is not None for c in p.list_ctx()]
@@ -169,36 +170,36 @@ def test_structures():
 
 
 def on_two(net, F, x, s):
-    there = mx.cpu(1)
+    there = on(1)
 
     def step(a, st):
         h = F.tanh(net.dense(a) + st)
         g = h.as_in_context(there) * 2
-        return g, net.drop(g + 1).as_in_context(mx.cpu(0))
+        return g, net.drop(g + 1).as_in_context(on(0))
 
     out, last = F.contrib.foreach(step, x, s)
     flags = last.as_in_context(there)
     y = F.contrib.cond(F.sum(flags) > 0, lambda: net.late(flags), lambda: net.late(flags * 2))
     m = F.contrib.boolean_mask(y, y[:, 0] > 0)
-    loops, v = F.contrib.while_loop(lambda v: F.sum(v) < 100, lambda v: (v.as_in_context(mx.cpu(0)) + s[0, 0], v + 30 + F.abs(v)), F.sum(m, axis=0), max_iterations=5)
-    return [out, last, m.as_in_context(mx.cpu(2)), loops, v]
+    loops, v = F.contrib.while_loop(lambda v: F.sum(v) < 100, lambda v: (v.as_in_context(on(0)) + s[0, 0], v + 30 + F.abs(v)), F.sum(m, axis=0), max_iterations=5)
+    return [out, last, m.as_in_context(on(2)), loops, v]
 
 
 @pytest.mark.parametrize("rows", [2, 400])
 def test_over_devices(rows):
-    def on(f, spread):
+    def made(f, spread):
         def placed(net, F, x, s):
             return f(net, F, x, s)
 
         mx.random.seed(7)
         net = Function(placed)
-        net.initialize(mx.init.Normal(0.4), ctx=mx.cpu(0))
+        net.initialize(mx.init.Normal(0.4), ctx=on(0))
         net.late.initialize(mx.init.Normal(0.4), ctx=spread, force_reinit=True)
         return net
 
     found = []
     for hybrid in (False, True):
-        net = on(on_two, mx.cpu(1))
+        net = made(on_two, on(1))
         if hybrid:
             net.hybridize(exact=True)
         for call in range(2):
@@ -207,7 +208,7 @@ def test_over_devices(rows):
             x.attach_grad(), s.attach_grad()
             with autograd.record():
                 results = net(x, s)
-                loss = sum((r.as_in_context(mx.cpu()) ** 2).sum() for r in results)
+                loss = sum((r.as_in_context(on(0)) ** 2).sum() for r in results)
             loss.backward()
             found.append([[r.asnumpy() for r in results] + [x.grad.asnumpy(), s.grad.asnumpy()] + [p.grad().asnumpy() for p in net.collect_params().values()],
                           [str(r.context) for r in results]])  # fmt: skip
@@ -309,9 +310,9 @@ def test_parameters_move_and_grow_late():
     s = nd.array(np.random.RandomState(0).randn(5, 4))
     first = net(s, s)[0].asnumpy()
     assert net.late.weight.shape == (3, 4)
-    net.late.collect_params().reset_ctx(mx.cpu(1))
+    net.late.collect_params().reset_ctx(on(1))
     second = net(s, s)[0]
-    assert second.context == mx.cpu(1) and np.array_equal(first, second.asnumpy())
+    assert second.context == on(1) and np.array_equal(first, second.asnumpy())
 
 
 def test_block_that_changes_its_mind_is_told():
@@ -350,7 +351,7 @@ def test_options_of_hybridize(recompute):
             m = F.contrib.boolean_mask(last, F.sum(h[0], axis=1) > 0)
             return F.contrib.cond(F.sum(out) > 0, lambda: self.second(out), lambda: self.second(out * 2)) + F.sum(m) + F.sum(self.first(h))
 
-    groups = {"dev1": mx.cpu(1)}
+    groups = {"dev1": on(1)}
     found = []
     for hybridize, spread in ((False, False), (True, False), (True, True)):
         mx.random.seed(3)
@@ -385,21 +386,21 @@ def hybrid(f):
     "f, kind, words",
     [
         (lambda net, F, x, s: F.contrib.while_loop(lambda v: F.sum(v) < 3, lambda v: ([], F.concat(v, v, dim=0)), s, max_iterations=3)[1],
-         ValueError, r"loop_vars keep shapes.*number 0 goes in as float32 \(5, 4\) on cpu\(0\) and comes out of func as float32 \(10, 4\)"),
+         ValueError, r"loop_vars keep shapes.*number 0 goes in as float32 \(5, 4\) on [cg]pu\(0\) and comes out of func as float32 \(10, 4\)"),
         (lambda net, F, x, s: F.contrib.while_loop(lambda v: v, lambda v: ([], v), s, max_iterations=3)[1], ValueError, "one number, not an array of shape"),
         (lambda net, F, x, s: F.contrib.while_loop(lambda v: True, lambda v: ([], v), s, max_iterations=3)[1], ValueError, "cond has to return an array, not bool"),
         (lambda net, F, x, s: F.contrib.while_loop(lambda v: F.sum(v), lambda v: v, s, max_iterations=3)[1], ValueError, r"func returns \(outputs, loop_vars\)"),
         (lambda net, F, x, s: F.contrib.while_loop(lambda v: F.sum(v), lambda v: ([], [v, v]), s, max_iterations=3)[1], ValueError, "as many loop_vars as it gets, 1, not 2"),
         (lambda net, F, x, s: F.contrib.while_loop(lambda v: F.sum(v), lambda v: ([], v), s)[1], ValueError, "max_iterations has to be given"),
         (lambda net, F, x, s: F.contrib.while_loop(lambda: 1, lambda: ([], []), [], 3)[1], ValueError, "at least one of loop_vars"),
-        (lambda net, F, x, s: F.contrib.cond(F.sum(s), lambda: s, lambda: x), ValueError, r"output 0 is float32 \(5, 4\) on cpu\(0\) from then_func and float32 \(2, 5, 4\)"),
-        (lambda net, F, x, s: F.contrib.cond(F.sum(s), lambda: s, lambda: s.as_in_context(mx.cpu(1))), ValueError, r"from else_func|from then_func and float32 \(5, 4\) on cpu\(1\)"),
+        (lambda net, F, x, s: F.contrib.cond(F.sum(s), lambda: s, lambda: x), ValueError, r"output 0 is float32 \(5, 4\) on [cg]pu\(0\) from then_func and float32 \(2, 5, 4\)"),
+        (lambda net, F, x, s: F.contrib.cond(F.sum(s), lambda: s, lambda: s.as_in_context(on(1))), ValueError, r"from else_func|from then_func and float32 \(5, 4\) on [cg]pu\(1\)"),
         (lambda net, F, x, s: F.contrib.cond(F.sum(s), lambda: s, lambda: [s, s]), ValueError, "then_func returned 1 arrays, else_func 2"),
         (lambda net, F, x, s: F.contrib.cond(s, lambda: s, lambda: s), ValueError, "pred has to be one number"),
         (lambda net, F, x, s: F.contrib.cond(F.sum(s), lambda: F.contrib.boolean_mask(s, s[:, 0]), lambda: s), NotImplementedError, "inside cond, whose steps are compiled"),
         (lambda net, F, x, s: F.contrib.while_loop(lambda v: F.sum(v), lambda v: (F.contrib.boolean_mask(s, s[:, 0]), v), s, max_iterations=2)[1],
          NotImplementedError, "boolean_mask: the shape of its result depends on values.*while_loop"),
-        (lambda net, F, x, s: F.contrib.foreach(lambda a, st: (a + st, st.as_in_context(mx.cpu(1)) + st), x, s)[0], MXNetError, r"different devices.*as_in_context\(mx.cpu\(1\)\)"),
+        (lambda net, F, x, s: F.contrib.foreach(lambda a, st: (a + st, st.as_in_context(on(1)) + st), x, s)[0], MXNetError, r"different devices.*as_in_context\(mx.[cg]pu\(1\)\)"),
     ],
 )  # fmt: skip
 def test_errors(f, kind, words):
@@ -452,7 +453,7 @@ def choice():
 
 def values(symbol, shapes, train=True):
     rng = np.random.RandomState(1)
-    exe = symbol.simple_bind(mx.cpu(), **shapes)
+    exe = symbol.simple_bind(on(0), **shapes)
     for name, array in exe.arg_dict.items():
         array[:] = rng.randn(*array.shape) if name != "i" else 0
     found = [a.asnumpy() for a in exe.forward(is_train=train)]
@@ -505,7 +506,7 @@ def test_json_of_mxnet():
         symbol = mx.sym.load_json(case["symbol"])
         arrays = {name: nd.array(np.array(value, "float32")) for name, value in case["arguments"].items()}
         grads = {name: nd.zeros(array.shape) for name, array in arrays.items()}
-        exe = symbol.bind(mx.cpu(), arrays, grads)
+        exe = symbol.bind(on(0), arrays, grads)
         for out, expected in zip(exe.forward(is_train=True), case["outputs"]):
             np.testing.assert_allclose(out.asnumpy(), np.array(expected), rtol=1e-5, atol=1e-5)
         exe.backward([nd.ones(o.shape) for o in exe.outputs])
@@ -559,7 +560,7 @@ def test_masks_in_symbols():
     assert mx.sym.load_json(symbol.tojson()).tojson() == symbol.tojson()
     data = np.arange(12, dtype="float32").reshape(4, 3)
     arrays, grads = {"x": nd.array(data), "m": nd.array([1, 0, 0, 1])}, {"x": nd.zeros((4, 3))}
-    exe = symbol.bind(mx.cpu(), arrays, grads)
+    exe = symbol.bind(on(0), arrays, grads)
     assert np.array_equal(exe.forward(is_train=True)[0].asnumpy(), data[[0, 3]] * 2 + 1)
     exe.backward(nd.ones((2, 3)))
     assert grads["x"].asnumpy()[:, 0].tolist() == [2, 0, 0, 2]
@@ -675,9 +676,9 @@ def write_in_body(F, x):
         (write_out, "relu: an array from outside", "would happen once"),
         (write_in_body, "an array from outside of a hybridized block, or of the body of a loop", "Return the value"),
         (lambda F, x: F.reshape(x, shape=(x[0, 0], -1)), "Reshape: shape has to be", "traced by hybridize"),
-        (lambda F, x: x + nd.ones((3, 4), ctx=mx.cpu(1)), "inputs are on different devices.* on cpu.0., .* on cpu.1.", r"as_in_context\(mx.cpu\(0\)\)"),
-        (lambda F, x: F.contrib.foreach(lambda a, s: (a + s.as_in_context(mx.cpu(1)), s), x, x[0])[0],
-         "inputs are on different devices.* on cpu.0., .* on cpu.1.", r"as_in_context\(mx.cpu\(0\)\)"),
+        (lambda F, x: x + nd.ones((3, 4), ctx=on(1)), "inputs are on different devices.* on [cg]pu.0., .* on [cg]pu.1.", r"as_in_context\(mx.[cg]pu\(0\)\)"),
+        (lambda F, x: F.contrib.foreach(lambda a, s: (a + s.as_in_context(on(1)), s), x, x[0])[0],
+         "inputs are on different devices.* on [cg]pu.0., .* on [cg]pu.1.", r"as_in_context\(mx.[cg]pu\(0\)\)"),
     ],
 )  # fmt: skip
 def test_blocks_that_cannot_be_traced(f, what, way):
@@ -711,11 +712,11 @@ def test_arrays_made_inside_may_be_written_inside():
 
 def test_devices_of_symbols_that_disagree():
     x = mx.sym.var("x")
-    plain = x + x.as_in_context(mx.cpu(1))
-    inside = mx.sym.contrib.foreach(lambda a, s: (a + s.as_in_context(mx.cpu(1)), s * 2), x, mx.sym.var("s"))[0]
+    plain = x + x.as_in_context(on(1))
+    inside = mx.sym.contrib.foreach(lambda a, s: (a + s.as_in_context(on(1)), s * 2), x, mx.sym.var("s"))[0]
     for symbol, name, arrays in ((plain, plain.name, {"x": nd.ones((3, 2))}), (inside, "_foreach", {"x": nd.ones((3, 2)), "s": nd.ones((2,))})):
         with pytest.raises(MXNetError) as caught:
-            symbol.bind(mx.cpu(0), arrays).forward()
+            symbol.bind(on(0), arrays).forward()
         text = str(caught.value)
-        assert f"Error in operator {name}" in text and "lhs on cpu(0), rhs on cpu(1)" in text and "as_in_context(mx.cpu(0))" in text, text
+        assert f"Error in operator {name}" in text and f"lhs on {on(0)}, rhs on {on(1)}" in text and f"as_in_context(mx.{on(0)})" in text, text
         assert f"made at {__file__}" in text and text.count("made at") == 1, text

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from places import on
 
 import mpgluon as mx
 from mpgluon import _core, autograd, nd
@@ -81,12 +82,12 @@ def test_backward():
 
 
 def test_two_devices():
-    arrays = [a.as_in_context(mx.cpu(60)) * 0.3 for a in draw(X, W, BIAS, RESIDUAL)]
+    arrays = [a.as_in_context(on(60)) * 0.3 for a in draw(X, W, BIAS, RESIDUAL)]
 
     def f(x, w, b, r):
-        other = mx.cpu(61)
+        other = on(61)
         y = nd.relu(dense(x.as_in_context(other), w.as_in_context(other), b.as_in_context(other)))
-        return (y.as_in_context(mx.cpu(60)) + r).sum(axis=0)
+        return (y.as_in_context(on(60)) + r).sum(axis=0)
 
     expected = train(f, arrays)
     for mode, seed in [("async", 0), ("shuffle", 1)]:

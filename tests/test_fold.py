@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from places import on
 
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
@@ -19,7 +20,7 @@ class Net(gluon.HybridBlock):
             self.norm = norm
 
     def hybrid_forward(self, F, x):
-        y = self.product(x).as_in_context(mx.cpu(self._device))
+        y = self.product(x).as_in_context(on(self._device))
         return F.relu(self.norm(y))
 
 
@@ -47,8 +48,8 @@ def make(kind, device=0, seed=3, **norm_options):
     axis = -1 if kind.startswith("dense") else 1
     norm = nn.BatchNorm(axis=axis, in_channels=channels, **norm_options)
     net = Net(product, norm, device)
-    product.initialize(mx.init.Uniform(1), ctx=mx.cpu(0))
-    norm.initialize(mx.init.Uniform(1), ctx=mx.cpu(device))
+    product.initialize(mx.init.Uniform(1), ctx=on(0))
+    norm.initialize(mx.init.Uniform(1), ctx=on(device))
     rng = np.random.RandomState(seed)
     for param in norm.collect_params().values():
         param.set_data(nd.array(rng.uniform(0.5, 2, param.shape)))

@@ -4,13 +4,14 @@ import json
 
 import numpy as np
 import pytest
+from places import on
 
 import mpgluon as mx
 from mpgluon import autograd, gluon
 from mpgluon.gluon import nn
 
-ONE = {"dev1": mx.cpu(0), "dev2": mx.cpu(0)}
-TWO = {"dev1": mx.cpu(1), "dev2": mx.cpu(2)}
+ONE = {"dev1": on(0), "dev2": on(0)}
+TWO = {"dev1": on(1), "dev2": on(2)}
 
 
 class Called(gluon.HybridBlock):
@@ -81,9 +82,9 @@ def test_placement_does_not_change_bits(kind):
 def test_copies_between_groups_are_made_once():
     net, _ = trained(Called, TWO, True)
     entry = net.compiled()[0]
-    sent = [step["to"] for step in entry["devices"]["cpu(1)"]["forward"] if step["kind"] == "copy"]
-    assert sent == ["cpu(2)"]  # the hidden layer, which three ops of the other group read
-    assert net.scale.list_ctx() == [mx.cpu(0)]  # made in no group and handed to an op, not to a block: it stays, and is copied
+    sent = [step["to"] for step in entry["devices"][str(on(1))]["forward"] if step["kind"] == "copy"]
+    assert sent == [str(on(2))]  # the hidden layer, which three ops of the other group read
+    assert net.scale.list_ctx() == [on(0)]  # made in no group and handed to an op, not to a block: it stays, and is copied
 
 
 def test_groups_of_children_called_by_a_plain_block():
@@ -101,29 +102,29 @@ def test_groups_of_children_called_by_a_plain_block():
     net = Plain()
     net.initialize(group2ctx=TWO)
     net.hybridize()
-    assert net(mx.nd.ones((2, 3))).context == mx.cpu(2)
-    assert net.a.weight.list_ctx() == [mx.cpu(1)] and len(net.compiled()) == 2
-    net._group2ctx = {"dev1": mx.cpu(3), "dev2": mx.cpu(3)}
-    assert net(mx.nd.ones((2, 3))).context == mx.cpu(3)  # compiled anew: the groups are part of the signature
-    assert net.a.weight.list_ctx() == [mx.cpu(1)]
+    assert net(mx.nd.ones((2, 3))).context == on(2)
+    assert net.a.weight.list_ctx() == [on(1)] and len(net.compiled()) == 2
+    net._group2ctx = {"dev1": on(3), "dev2": on(3)}
+    assert net(mx.nd.ones((2, 3))).context == on(3)  # compiled anew: the groups are part of the signature
+    assert net.a.weight.list_ctx() == [on(1)]
 
 
 def test_hybridize_with_groups_leaves_parameters_where_they_are():
     net = Called()
-    net.initialize(ctx=mx.cpu(0))
+    net.initialize(ctx=on(0))
     expected = net(mx.nd.ones((2, 5))).asnumpy()
     net.hybridize(exact=True, group2ctx=TWO)
     out = net(mx.nd.ones((2, 5)))
-    assert out.context == mx.cpu(2) and np.array_equal(out.asnumpy(), expected)
-    assert net.a.weight.list_ctx() == [mx.cpu(0)]
+    assert out.context == on(2) and np.array_equal(out.asnumpy(), expected)
+    assert net.a.weight.list_ctx() == [on(0)]
 
 
 def test_outside_a_block_nothing_is_moved():
     net, _ = trained(Called, TWO, False, steps=1)
     with pytest.raises(mx.MXNetError, match="different devices"):
-        mx.nd.ones(2, ctx=mx.cpu(1)) + mx.nd.ones(2, ctx=mx.cpu(2))
+        mx.nd.ones(2, ctx=on(1)) + mx.nd.ones(2, ctx=on(2))
     with mx.AttrScope(ctx_group="anything"):
-        assert mx.nd.ones(2).context == mx.cpu(0)
+        assert mx.nd.ones(2).context == on(0)
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
@@ -141,7 +142,7 @@ def test_new_arrays_and_operators(hybrid):
     net.initialize(group2ctx=TWO)
     net.hybridize(hybrid)
     out = net(mx.nd.ones((2, 3)))
-    assert out.context == mx.cpu(2) and out.asnumpy()[:, :3].tolist() == [[0 if hybrid else 1] * 3] * 2
+    assert out.context == on(2) and out.asnumpy()[:, :3].tolist() == [[0 if hybrid else 1] * 3] * 2
 
 
 def test_errors_name_the_group():
@@ -157,16 +158,16 @@ def test_errors_name_the_group():
         with pytest.raises(mx.MXNetError, match="'dev3' is not in group2ctx, which has dev1, dev2"):
             net(mx.nd.ones((2, 3)))
         with pytest.raises(mx.MXNetError, match="different devices"):  # the mode is left
-            mx.nd.ones(2, ctx=mx.cpu(1)) + mx.nd.ones(2, ctx=mx.cpu(2))
+            mx.nd.ones(2, ctx=on(1)) + mx.nd.ones(2, ctx=on(2))
     with pytest.raises(mx.MXNetError, match=r"Made\.b: the ctx_group 'dev2' is not in group2ctx, which has dev1"):
-        Made().initialize(group2ctx={"dev1": mx.cpu(1)})
-    for wrong in ({"dev1": "cpu(1)"}, [("dev1", mx.cpu(1))]):
+        Made().initialize(group2ctx={"dev1": on(1)})
+    for wrong in ({"dev1": str(on(1))}, [("dev1", on(1))]):
         with pytest.raises(TypeError, match="group2ctx is a dict"):
             Made().initialize(group2ctx=wrong)
         with pytest.raises(TypeError, match="group2ctx is a dict"):
             Made().hybridize(group2ctx=wrong)
     with pytest.raises(ValueError, match="ctx is one device"):
-        Made().initialize(ctx=[mx.cpu(0), mx.cpu(1)], group2ctx=TWO)
+        Made().initialize(ctx=[on(0), on(1)], group2ctx=TWO)
 
 
 def test_groups_are_in_the_exported_symbol(tmp_path):
@@ -177,8 +178,8 @@ def test_groups_are_in_the_exported_symbol(tmp_path):
     assert groups["net_dense0_fwd"] == "dev1" and groups["net_dense1_fwd"] == "dev2"
     loaded = mx.sym.load(symbol)
     arrays = {key.split(":")[1]: array for key, array in mx.nd.load(params).items()}
-    executor = loaded.simple_bind(mx.cpu(), data=(4, 5), grad_req="null", group2ctx=TWO)
+    executor = loaded.simple_bind(on(0), data=(4, 5), grad_req="null", group2ctx=TWO)
     executor.copy_params_from({name: array for name, array in arrays.items() if name in executor.arg_dict}, {name: arrays[name] for name in executor.aux_dict})
     out = executor.forward(data=mx.nd.ones((4, 5)))[0]
-    assert out.context == mx.cpu(2)
+    assert out.context == on(2)
     np.testing.assert_allclose(out.asnumpy(), expected, rtol=1e-6)

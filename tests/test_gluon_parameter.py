@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from places import on
 
 import mpgluon as mx
 from mpgluon import autograd, gluon
@@ -13,13 +14,13 @@ def test_life():
     for call in (p.data, p.list_data, p.grad, p.list_ctx):
         with pytest.raises(mx.MXNetError, match="has not been initialized"):
             call()
-    p.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
-    assert p.list_ctx() == [mx.cpu(0), mx.cpu(1)]
-    assert [array.context for array in p.list_data()] == [mx.cpu(0), mx.cpu(1)]
-    np.testing.assert_array_equal(p.data(mx.cpu(0)).asnumpy(), p.data(mx.cpu(1)).asnumpy())
-    assert p.data().context == mx.cpu(0)
-    with pytest.raises(mx.MXNetError, match=r"not initialized on context cpu\(2\).*cpu\(0\), cpu\(1\)"):
-        p.data(mx.cpu(2))
+    p.initialize(ctx=[on(0), on(1)])
+    assert p.list_ctx() == [on(0), on(1)]
+    assert [array.context for array in p.list_data()] == [on(0), on(1)]
+    np.testing.assert_array_equal(p.data(on(0)).asnumpy(), p.data(on(1)).asnumpy())
+    assert p.data().context == on(0)
+    with pytest.raises(mx.MXNetError, match=r"not initialized on context [cg]pu\(2\).*[cg]pu\(0\), [cg]pu\(1\)"):
+        p.data(on(2))
     p.set_data(np.full((2, 3), 7))
     assert all((array.asnumpy() == 7).all() for array in p.list_data())
     with pytest.raises(AssertionError, match="weight"):
@@ -38,7 +39,7 @@ def test_initializing_again():
 
 def test_bad_contexts():
     p = gluon.Parameter("weight", shape=(2, 3))
-    for ctx in ([], [mx.cpu(0), mx.cpu(0)], ["cpu"]):
+    for ctx in ([], [on(0), on(0)], ["cpu"]):
         with pytest.raises(ValueError):
             p.initialize(ctx=ctx)
 
@@ -81,10 +82,10 @@ def test_deferred():
     with pytest.raises(ValueError, match="invalid shape"):
         p.initialize()
     p = gluon.Parameter("weight", shape=(3, 0), allow_deferred_init=True)
-    p.initialize(ctx=mx.cpu(1))
+    p.initialize(ctx=on(1))
     with pytest.raises(gluon.DeferredInitializationError):
         p.data()
-    assert p.list_ctx() == [mx.cpu(1)]
+    assert p.list_ctx() == [on(1)]
     with pytest.raises(AssertionError):
         p.shape = (4, 2)
     p.shape = (3, 2)
@@ -99,7 +100,7 @@ def test_deferred():
 
 def test_values_do_not_depend_on_the_device():
     values = []
-    for ctx in (mx.cpu(0), mx.cpu(2), [mx.cpu(1), mx.cpu(0)]):
+    for ctx in (on(0), on(2), [on(1), on(0)]):
         mx.random.seed(11)
         p = gluon.Parameter("weight", shape=(4, 5))
         p.initialize(init=mx.init.Normal(1), ctx=ctx)
@@ -110,14 +111,14 @@ def test_values_do_not_depend_on_the_device():
 
 def test_moving():
     p = gluon.Parameter("weight", shape=(4,))
-    p.initialize(init=mx.init.Normal(1), ctx=[mx.cpu(0), mx.cpu(1), mx.cpu(2)])
-    value = p.data(mx.cpu(0)).asnumpy()
-    p.reset_ctx(mx.cpu(1))
-    assert p.list_ctx() == [mx.cpu(1)]
+    p.initialize(init=mx.init.Normal(1), ctx=[on(0), on(1), on(2)])
+    value = p.data(on(0)).asnumpy()
+    p.reset_ctx(on(1))
+    assert p.list_ctx() == [on(1)]
     np.testing.assert_array_equal(p.data().asnumpy(), value)
-    assert p.grad().context == mx.cpu(1)
+    assert p.grad().context == on(1)
     with pytest.raises(ValueError):
-        gluon.Parameter("other", shape=(1,)).reset_ctx(mx.cpu(0))
+        gluon.Parameter("other", shape=(1,)).reset_ctx(on(0))
 
 
 def test_cast():
@@ -133,8 +134,8 @@ def test_cast():
 
 def test_constant():
     c = gluon.Constant("const", [[1, 2], [3, 4]])
-    c.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
-    assert c.data(mx.cpu(1)).asnumpy().tolist() == [[1, 2], [3, 4]]
+    c.initialize(ctx=[on(0), on(1)])
+    assert c.data(on(1)).asnumpy().tolist() == [[1, 2], [3, 4]]
     assert c.grad_req == "null"
     with pytest.warns(UserWarning, match="const"):
         c.grad_req = "write"
@@ -173,8 +174,8 @@ def test_dict():
     shared = gluon.ParameterDict("other_", shared=params)
     assert list(shared) == []
     assert repr(params) == "net_ (\n  Parameter net_w (shape=(5, 7), dtype=<class 'numpy.float32'>)\n)"
-    params.initialize(ctx=mx.cpu(1))
-    assert params.list_ctx() == [mx.cpu(1)]
+    params.initialize(ctx=on(1))
+    assert params.list_ctx() == [on(1)]
     params.setattr("lr_mult", 0.5)
     assert w.lr_mult == 0.5
     with pytest.raises(AssertionError, match="same name"):

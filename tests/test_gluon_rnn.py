@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from places import on
 
 import mpgluon as mx
 from mpgluon import autograd, gluon
@@ -127,12 +128,12 @@ def test_wrong_states():
 def test_states_begin_where_the_parameters_live():
     layer, cell = rnn.LSTM(4, input_size=3), rnn.GRUCell(4)
     for block in (layer, cell):
-        block.initialize(ctx=mx.cpu(1))
-        assert {state.context for state in block.begin_state(batch_size=2)} == {mx.cpu(1)}
-        assert {state.context for state in block.begin_state(batch_size=2, ctx=mx.cpu(2))} == {mx.cpu(2)}
+        block.initialize(ctx=on(1))
+        assert {state.context for state in block.begin_state(batch_size=2)} == {on(1)}
+        assert {state.context for state in block.begin_state(batch_size=2, ctx=on(2))} == {on(2)}
     assert layer.begin_state(2, func=mx.nd.ones)[0].asnumpy().min() == 1
-    out, state = layer(inputs(5, 2, 3).as_in_context(mx.cpu(1)), layer.begin_state(2))
-    assert out.context == mx.cpu(1)
+    out, state = layer(inputs(5, 2, 3).as_in_context(on(1)), layer.begin_state(2))
+    assert out.context == on(1)
 
 
 def test_dropout_between_layers():
@@ -288,7 +289,7 @@ def test_cells_unroll_over_symbols():
     state = mx.nd.random.uniform(shape=(4, 3))
     outputs, _ = cell.unroll(5, mx.sym.var("data"), [mx.sym.var("state")], merge_outputs=True)
     arguments = {name: param.data() for name, param in cell.collect_params().items()}
-    (found,) = outputs.bind(mx.cpu(), {"data": data, "state": state, **arguments}).forward()
+    (found,) = outputs.bind(on(0), {"data": data, "state": state, **arguments}).forward()
     expected, _ = cell.unroll(5, data, [state], merge_outputs=True)
     assert found.shape == (4, 5, 3)
     np.testing.assert_array_equal(found.asnumpy(), expected.asnumpy())

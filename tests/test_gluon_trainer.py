@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from places import on
 
 import mpgluon as mx
 from mpgluon import autograd, gluon
@@ -22,7 +23,7 @@ class Split(gluon.HybridBlock):
         return self.second(self.first(x).as_in_context(self.second.weight.list_ctx()[0]))
 
 
-def make(first=mx.cpu(0), second=mx.cpu(1)):
+def make(first=on(0), second=on(1)):
     net = Split(prefix="net_")
     mx.random.seed(5)
     net.first.initialize(mx.init.Xavier(), ctx=first)
@@ -57,7 +58,7 @@ def same(a, b):
 @pytest.mark.parametrize("name, options", OPTIMIZERS)
 def test_placement_does_not_matter(name, options):
     results = []
-    for second in (mx.cpu(0), mx.cpu(1)):
+    for second in (on(0), on(1)):
         net = make(second=second)
         trainer = gluon.Trainer(net.collect_params(), name, dict(options))
         start = values(net)
@@ -78,7 +79,7 @@ def test_states_load_onto_another_placement(tmp_path, name, options):
     net.save_parameters(str(tmp_path / "net.params"))
     train(net, trainer, batches(3, seed=1))
 
-    other = make(second=mx.cpu(0))
+    other = make(second=on(0))
     other.load_parameters(str(tmp_path / "net.params"))
     second = gluon.Trainer(other.collect_params(), name, dict(options))
     second.load_states(path)
@@ -92,14 +93,14 @@ def test_moved_parameters_keep_their_state():
     trainers = [gluon.Trainer(each.collect_params(), "adam") for each in (net, moved)]
     for each, trainer in zip((net, moved), trainers):
         train(each, trainer, batches(2))
-    moved.reset_ctx(mx.cpu(2))
+    moved.reset_ctx(on(2))
     for each, trainer in zip((net, moved), trainers):
         train(each, trainer, batches(2, seed=1))
     same(values(net), values(moved))
 
 
 def test_replicas_stay_equal():
-    contexts = [mx.cpu(0), mx.cpu(1), mx.cpu(2)]
+    contexts = [on(0), on(1), on(2)]
     net = nn.Dense(3, in_units=4)
     net.initialize(mx.init.Xavier(), ctx=contexts)
     trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.1})
@@ -122,7 +123,7 @@ def test_replicas_stay_equal():
 
 
 def test_data_parallel_is_one_device_within_rounding():
-    contexts = [mx.cpu(0), mx.cpu(1)]
+    contexts = [on(0), on(1)]
     results = []
     for ctx in (contexts[:1], contexts):
         mx.random.seed(3)
@@ -253,12 +254,12 @@ def test_files_that_do_not_fit(tmp_path):
 
 
 def test_clipping_over_devices():
-    arrays = [mx.nd.ones((3, 3), ctx=mx.cpu(0)) * 2, mx.nd.ones((2,), ctx=mx.cpu(1)), mx.nd.ones((1, 1, 1), ctx=mx.cpu(2))]
+    arrays = [mx.nd.ones((3, 3), ctx=on(0)) * 2, mx.nd.ones((2,), ctx=on(1)), mx.nd.ones((1, 1, 1), ctx=on(2))]
     expected = np.sqrt(9 * 4 + 2 + 1)
     norm = gluon.utils.clip_global_norm(arrays, 1.0)
     assert isinstance(norm, float) and norm == pytest.approx(expected, rel=1e-6)
     assert np.sqrt(sum((array.asnumpy() ** 2).sum() for array in arrays)) == pytest.approx(1.0, rel=1e-5)
-    assert [array.context for array in arrays] == [mx.cpu(0), mx.cpu(1), mx.cpu(2)]
+    assert [array.context for array in arrays] == [on(0), on(1), on(2)]
     copies = [array.copy() for array in arrays]
     norm = gluon.utils.clip_global_norm(arrays, 100.0, check_isfinite=False)
     assert isinstance(norm, mx.nd.NDArray) and norm.shape == (1,)
@@ -280,8 +281,8 @@ def test_splitting():
     pieces = gluon.utils.split_data(mx.nd.arange(11), 4, even_split=False)
     assert [part.asnumpy().tolist() for part in pieces] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10]]
     assert [part.shape for part in gluon.utils.split_data(data, 2, batch_axis=1)] == [(5, 2), (5, 2)]
-    parts = gluon.utils.split_and_load(np.arange(8).reshape(4, 2), [mx.cpu(0), mx.cpu(1)])
-    assert [part.context for part in parts] == [mx.cpu(0), mx.cpu(1)]
+    parts = gluon.utils.split_and_load(np.arange(8).reshape(4, 2), [on(0), on(1)])
+    assert [part.context for part in parts] == [on(0), on(1)]
     assert parts[1].asnumpy().tolist() == [[4, 5], [6, 7]]
 
 

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+from places import on
 
 import mpgluon as mx
 
-GROUPS = {"one": mx.cpu(1), "two": mx.cpu(2)}
+GROUPS = {"one": on(1), "two": on(2)}
 
 
 def network():
@@ -22,7 +23,7 @@ def network():
 
 
 def bound(group2ctx, grad_req="write"):
-    executor = network().simple_bind(mx.cpu(0), group2ctx=group2ctx, grad_req=grad_req, data=(4, 10))
+    executor = network().simple_bind(on(0), group2ctx=group2ctx, grad_req=grad_req, data=(4, 10))
     rng = np.random.RandomState(0)
     for name, array in executor.arg_dict.items():
         array[:] = rng.uniform(0, 15, array.shape).astype(int) if name == "softmax_label" else rng.uniform(-1, 1, array.shape)
@@ -41,7 +42,7 @@ def test_arrays_are_on_their_groups_device():
 
 @pytest.mark.parametrize("grad_req", ["write", "add"])
 def test_same_bits_as_on_one_device(grad_req):
-    executors = [bound(None, grad_req), bound(GROUPS, grad_req), bound({"one": mx.cpu(0), "two": mx.cpu(0)}, grad_req)]
+    executors = [bound(None, grad_req), bound(GROUPS, grad_req), bound({"one": on(0), "two": on(0)}, grad_req)]
     for _ in range(3):
         for executor in executors:
             executor.forward(is_train=True)
@@ -61,9 +62,9 @@ def test_work_runs_where_it_belongs():
     executor.backward()
     (entry,) = [one for one in executor._call.compiled() if one["calls"]]
     ops = {name: [step["op"] for step in device["forward"] if step["kind"] == "run"] for name, device in entry["devices"].items()}
-    assert "BatchNorm" in ops["cpu(2)"] and "SoftmaxOutput" in ops["cpu(1)"] and not ops.get("cpu(0)")
+    assert "BatchNorm" in ops[str(on(2))] and "SoftmaxOutput" in ops[str(on(1))] and not ops.get(str(on(0)))
     forward = [copy for copy in entry["copies"] if copy["phase"] == "forward"]
-    assert {(copy["from"], copy["to"]) for copy in forward} == {("cpu(1)", "cpu(2)"), ("cpu(2)", "cpu(1)")} and len(forward) == 2
+    assert {(copy["from"], copy["to"]) for copy in forward} == {(str(on(1)), str(on(2))), (str(on(2)), str(on(1)))} and len(forward) == 2
 
 
 def test_bind_with_arrays_anywhere():
@@ -71,15 +72,15 @@ def test_bind_with_arrays_anywhere():
         net = mx.sym.var("a") + mx.sym.var("b")
     with mx.AttrScope(ctx_group="two"):
         net = net * mx.sym.var("c")
-    shapes = {"a": mx.cpu(1), "b": mx.cpu(0), "c": mx.cpu(2)}  # b lives elsewhere than its user
+    shapes = {"a": on(1), "b": on(0), "c": on(2)}  # b lives elsewhere than its user
     arrays = {name: mx.nd.ones(3, ctx=ctx) * 2 for name, ctx in shapes.items()}
     grads = {name: mx.nd.zeros(3, ctx=ctx) for name, ctx in shapes.items()}
-    executor = net.bind(mx.cpu(0), arrays, grads, group2ctx=GROUPS)
+    executor = net.bind(on(0), arrays, grads, group2ctx=GROUPS)
     (out,) = executor.forward(is_train=True)
-    assert out.context == mx.cpu(2) and out.asnumpy().tolist() == [8, 8, 8]
+    assert out.context == on(2) and out.asnumpy().tolist() == [8, 8, 8]
     executor.backward(mx.nd.ones(3))  # on another device than the output
     assert {name: (grad.context, grad.asnumpy().tolist()) for name, grad in grads.items()} == {
-        "a": (mx.cpu(1), [2, 2, 2]), "b": (mx.cpu(0), [2, 2, 2]), "c": (mx.cpu(2), [4, 4, 4]),
+        "a": (on(1), [2, 2, 2]), "b": (on(0), [2, 2, 2]), "c": (on(2), [4, 4, 4]),
     }  # fmt: skip
     assert "Copy" in executor.debug_str()
 
@@ -88,35 +89,35 @@ def test_nodes_without_a_group_follow_their_inputs():
     with mx.AttrScope(ctx_group="one"):
         net = mx.sym.relu(mx.sym.var("x"))
     net = mx.sym.FullyConnected(net + 1, num_hidden=2, name="fc") + mx.sym.ones((3, 2))
-    executor = net.simple_bind(mx.cpu(0), group2ctx=GROUPS, x=(3, 4))
-    assert executor.arg_dict["fc_weight"].context == mx.cpu(1)
-    assert executor.forward()[0].context == mx.cpu(1)
+    executor = net.simple_bind(on(0), group2ctx=GROUPS, x=(3, 4))
+    assert executor.arg_dict["fc_weight"].context == on(1)
+    assert executor.forward()[0].context == on(1)
 
 
 def test_groups_without_group2ctx_mean_nothing():
     executor = bound(None)
-    assert {array.context for array in executor.arg_arrays} == {mx.cpu(0)}
+    assert {array.context for array in executor.arg_arrays} == {on(0)}
 
 
 def test_wrong_groups():
     with pytest.raises(mx.MXNetError, match="'two' is not in group2ctx"):
-        bound({"one": mx.cpu(1)})
+        bound({"one": on(1)})
     with pytest.raises(TypeError):
-        bound({"one": "cpu(1)", "two": "cpu(2)"})
+        bound({"one": str(on(1)), "two": str(on(2))})
 
 
 def test_reshape_keeps_the_groups():
     executor = bound(GROUPS)
     smaller = executor.reshape(data=(2, 10), softmax_label=(2,))
-    assert smaller.forward()[0].shape == (2, 16) and smaller.outputs[0].context == mx.cpu(1)
+    assert smaller.forward()[0].shape == (2, 16) and smaller.outputs[0].context == on(1)
 
 
 def test_as_in_context_places_what_follows():
-    net = mx.sym.FullyConnected(mx.sym.var("x"), num_hidden=3, name="a").as_in_context(mx.cpu(3))
+    net = mx.sym.FullyConnected(mx.sym.var("x"), num_hidden=3, name="a").as_in_context(on(3))
     net = mx.sym.FullyConnected(net, num_hidden=2, name="b")
-    executor = net.simple_bind(mx.cpu(0), x=(4, 5))
+    executor = net.simple_bind(on(0), x=(4, 5))
     where = {name: array.context for name, array in executor.arg_dict.items()}
-    assert where == {"x": mx.cpu(0), "a_weight": mx.cpu(0), "a_bias": mx.cpu(0), "b_weight": mx.cpu(3), "b_bias": mx.cpu(3)}
+    assert where == {"x": on(0), "a_weight": on(0), "a_bias": on(0), "b_weight": on(3), "b_bias": on(3)}
     executor.forward(is_train=True)
-    executor.backward(mx.nd.ones((4, 2), ctx=mx.cpu(3)))
-    assert executor.grad_dict["a_weight"].context == mx.cpu(0)
+    executor.backward(mx.nd.ones((4, 2), ctx=on(3)))
+    assert executor.grad_dict["a_weight"].context == on(0)

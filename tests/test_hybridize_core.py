@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from places import on
 
 import mpgluon as mx
 from mpgluon import _core, autograd, nd
@@ -15,7 +16,7 @@ def engine(request):
 
 
 def array(shape, seed, ctx=None, scale=1.0):
-    return nd.array((np.random.RandomState(seed).randn(*shape) * scale).astype("float32"), ctx=ctx or mx.cpu())
+    return nd.array((np.random.RandomState(seed).randn(*shape) * scale).astype("float32"), ctx=ctx or on(0))
 
 
 def gradients(function, arrays):
@@ -59,20 +60,20 @@ ONE, TWO, BACK, THREE = [0] * 4, [0, 0, 1, 1], [0, 1, 0, 1], [0, 1, 2, 1]
 
 @pytest.mark.parametrize("placement", [ONE, TWO, BACK, THREE])
 def test_chains(engine, placement):
-    check(*chain([mx.cpu(i) for i in placement]))
+    check(*chain([on(i) for i in placement]))
 
 
 def test_placement_does_not_change_bits():
     results = []
     for placement in (ONE, TWO, BACK, THREE):
-        function, arrays = chain([mx.cpu(i) for i in placement])
+        function, arrays = chain([on(i) for i in placement])
         results.append(gradients(_core.CachedOp(function, {}), arrays))
     for other in results[1:]:
         assert all(np.array_equal(a, b) for a, b in zip(results[0], other))
 
 
 def test_branches_on_several_devices(engine):
-    d = [mx.cpu(i) for i in range(4)]
+    d = [on(i) for i in range(4)]
 
     def function(x, a, b, c):
         left = nd.relu(nd.dot(x.as_in_context(d[1]), a)).as_in_context(d[3])
@@ -82,11 +83,11 @@ def test_branches_on_several_devices(engine):
 
     op = check(function, [array((3, 4), 0), array((4, 4), 1, d[1]), array((4, 4), 2, d[2]), array((4, 2), 3, d[3])])
     [entry] = [e for e in op.compiled() if e["recording"]]
-    assert set(entry["devices"]) == {"cpu(0)", "cpu(1)", "cpu(2)", "cpu(3)"}
+    assert set(entry["devices"]) == {str(on(0)), str(on(1)), str(on(2)), str(on(3))}
 
 
 def test_shared_parameters(engine):
-    d = [mx.cpu(0), mx.cpu(1)]
+    d = [on(0), on(1)]
 
     def function(x, w):
         h = nd.dot(x, w)
@@ -100,7 +101,7 @@ def test_shared_parameters(engine):
 def test_outputs_of_all_kinds(engine):
     def function(x, y):
         z = x * y
-        return [z, x, z, z.reshape((-1,)), y.as_in_context(mx.cpu(1)), z + 1]
+        return [z, x, z, z.reshape((-1,)), y.as_in_context(on(1)), z + 1]
 
     x, y = array((2, 3), 0), array((2, 3), 1)
     op = check(function, [x, y])
@@ -150,7 +151,7 @@ def test_nested_functions_become_part_of_the_outer():
 
 
 def test_two_forwards_before_a_backward(engine):
-    function, arrays = chain([mx.cpu(0), mx.cpu(1), mx.cpu(1), mx.cpu(0)])
+    function, arrays = chain([on(0), on(1), on(1), on(0)])
     op = _core.CachedOp(function, {})
     x1, x2 = arrays[0], array((5, 6), 77)
     for a in arrays + [x2]:
@@ -175,7 +176,7 @@ def test_two_forwards_before_a_backward(engine):
 
 
 def test_retain_graph(engine):
-    function, arrays = chain([mx.cpu(0), mx.cpu(1)])
+    function, arrays = chain([on(0), on(1)])
     op = _core.CachedOp(function, {})
     for a in arrays:
         a.attach_grad()
@@ -242,7 +243,7 @@ def test_gradients_of_gradients():
 def test_dropout_draws_what_eager_draws(engine):
     def function(x):
         h = nd.Dropout(x, p=0.5)
-        return [nd.Dropout(h.as_in_context(mx.cpu(1)) + 1, p=0.3)]
+        return [nd.Dropout(h.as_in_context(on(1)) + 1, p=0.3)]
 
     x = array((20, 30), 0)
     op = _core.CachedOp(function, {})
@@ -258,10 +259,10 @@ def test_dropout_draws_what_eager_draws(engine):
 
 def test_moving_statistics_are_updated_in_place(engine):
     def function(x, gamma, beta, mean, var):
-        return [nd.BatchNorm(x.as_in_context(mx.cpu(1)), gamma, beta, mean, var, fix_gamma=False)]
+        return [nd.BatchNorm(x.as_in_context(on(1)), gamma, beta, mean, var, fix_gamma=False)]
 
     def fresh():
-        one = mx.cpu(1)
+        one = on(1)
         return [nd.ones((3,), ctx=one), nd.zeros((3,), ctx=one), nd.zeros((3,), ctx=one), nd.ones((3,), ctx=one)]
 
     x, results = array((8, 3, 2, 2), 0), []
@@ -283,7 +284,7 @@ def test_a_change_of_shape_or_device_compiles_anew():
     for _ in range(3):
         op(nd.ones((2,)))
         op(nd.ones((3,)))
-        op(nd.ones((2,), ctx=mx.cpu(1)))
+        op(nd.ones((2,), ctx=on(1)))
     assert sorted(e["calls"] for e in op.compiled()) == [3, 3, 3]
     for n in range(1, 101):
         op(nd.ones((n,)))
@@ -304,7 +305,7 @@ def test_the_trace_runs_once():
 
 
 def layers(split, count=10, width=32):
-    devices = [mx.cpu(1 if split and i >= count // 2 else 0) for i in range(count)]
+    devices = [on(1 if split and i >= count // 2 else 0) for i in range(count)]
 
     def function(x, *weights):
         h = x
@@ -323,7 +324,7 @@ def test_each_device_holds_only_its_own():
     one, two = layers(False), layers(True)
     planned = [d["planned"]["total"] for d in two["devices"].values()]
     crossing = sum(c["bytes"] for c in two["copies"])
-    whole = one["devices"]["cpu(0)"]["planned"]["total"]
+    whole = one["devices"][str(on(0))]["planned"]["total"]
     assert not one["copies"] and len(two["copies"]) == 2
     assert sum(planned) <= 1.05 * (whole + crossing)
     assert max(planned) <= 0.7 * whole
@@ -342,16 +343,16 @@ def test_the_plan_is_smaller_than_the_sum_of_its_arrays():
     op = _core.CachedOp(function, {})
     op(array((64, 64), 0, scale=0.1))
     [entry] = op.compiled()
-    assert entry["devices"]["cpu(0)"]["planned"]["total"] <= 3 * 64 * 64 * 4
+    assert entry["devices"][str(on(0))]["planned"]["total"] <= 3 * 64 * 64 * 4
 
 
 def test_memory_goes_back():
-    function, arrays = chain([mx.cpu(0), mx.cpu(1), mx.cpu(0), mx.cpu(1)])
+    function, arrays = chain([on(0), on(1), on(0), on(1)])
     op = _core.CachedOp(function, {})
 
     def in_use():
         nd.waitall()
-        return [_core.memory_stats(mx.cpu(i))["in_use"] for i in range(2)]
+        return [_core.memory_stats(on(i))["in_use"] for i in range(2)]
 
     gradients(op, arrays)
     before = in_use()
@@ -367,7 +368,7 @@ def test_a_failure_inside_a_program(mode):
     def function(x, index):
         first = x * 2
         h = nd.take(x, index, mode="raise")
-        return [(h.as_in_context(mx.cpu(1)) + 1).as_in_context(mx.cpu(0)) * 3, first]
+        return [(h.as_in_context(on(1)) + 1).as_in_context(on(0)) * 3, first]
 
     op = _core.CachedOp(function, {})
     x, good, bad = array((4, 3), 0), nd.array([0.0, 1.0]), nd.array([0.0, 9.0])
@@ -400,8 +401,8 @@ def test_mixed_devices_are_reported_at_the_trace():
     def function(x, w):
         return [nd.dot(x, w)]
 
-    with pytest.raises(mx.MXNetError, match=r"dot.*cpu\(0\).*cpu\(1\).*as_in_context"):
-        _core.CachedOp(function, {})(nd.ones((2, 2)), nd.ones((2, 2), ctx=mx.cpu(1)))
+    with pytest.raises(mx.MXNetError, match=r"dot.*[cg]pu\(0\).*[cg]pu\(1\).*as_in_context"):
+        _core.CachedOp(function, {})(nd.ones((2, 2)), nd.ones((2, 2), ctx=on(1)))
 
 
 def test_values_cannot_be_read_in_a_trace():
@@ -456,8 +457,8 @@ def test_a_thousand_layers(devices):
     def function(x):
         h = x
         for i in range(1000):
-            h = nd.tanh(h.as_in_context(mx.cpu(i % devices if i % 50 == 0 else (i // 50) % devices)))
-        return [h.as_in_context(mx.cpu(0))]
+            h = nd.tanh(h.as_in_context(on(i % devices if i % 50 == 0 else (i // 50) % devices)))
+        return [h.as_in_context(on(0))]
 
     check(function, [array((2, 3), 0)], times=1)
 
@@ -488,10 +489,10 @@ def sweep(run, expected):
 @pytest.mark.parametrize("kind", ["eager", "compiled", "second order"])
 def test_every_allocation_may_fail(kind):
     def function(x, w, u):
-        h = nd.tanh(nd.dot(x, w)).as_in_context(mx.cpu(1))
+        h = nd.tanh(nd.dot(x, w)).as_in_context(on(1))
         return [nd.dot(h, u), h]
 
-    arrays = [array((3, 4), 0), array((4, 4), 1), array((4, 2), 2, mx.cpu(1))]
+    arrays = [array((3, 4), 0), array((4, 4), 1), array((4, 2), 2, on(1))]
     for a in arrays:
         a.attach_grad()
 
@@ -506,40 +507,40 @@ def test_every_allocation_may_fail(kind):
 
     expected = run()
     nd.waitall()
-    before = [_core.memory_stats(mx.cpu(i))["in_use"] for i in range(2)]
+    before = [_core.memory_stats(on(i))["in_use"] for i in range(2)]
     count = sweep(run, expected)
     assert kind == "eager" or count > 50
     nd.waitall()
-    assert [_core.memory_stats(mx.cpu(i))["in_use"] for i in range(2)] == before
+    assert [_core.memory_stats(on(i))["in_use"] for i in range(2)] == before
 
 
 def test_a_device_that_is_full():
     """What does not fit is an exception that names the device; what fits still runs."""
-    function, arrays = chain([mx.cpu(0), mx.cpu(1)])
+    function, arrays = chain([on(0), on(1)])
     op = _core.CachedOp(function, {})
     expected = gradients(op, arrays)
     big = [array((4096, 6), 5)] + arrays[1:]
     nd.waitall()
-    mx.cpu(1).empty_cache()
-    held = _core.memory_stats(mx.cpu(1))["held"]
-    _core.set_memory_limit(mx.cpu(1), held + 50000)
+    on(1).empty_cache()
+    held = _core.memory_stats(on(1))["held"]
+    _core.set_memory_limit(on(1), held + 50000)
     try:
-        with pytest.raises(mx.MXNetError, match=r"cpu\(1\).*(limit|memory)"):
+        with pytest.raises(mx.MXNetError, match=r"[cg]pu\(1\).*(limit|memory)"):
             gradients(op, big)
         assert all(np.array_equal(a, b) for a, b in zip(expected, gradients(op, arrays)))
     finally:
-        _core.set_memory_limit(mx.cpu(1), 0)
+        _core.set_memory_limit(on(1), 0)
     gradients(op, big)
 
 
 @pytest.mark.parametrize("grad_req", ["write", "add"])
 def test_a_cell_called_step_by_step(engine, grad_req):
     """Contributions from several calls, and from outside, are added up in eager's order: the same bits."""
-    x, w, v = array((3, 5), 0), array((5, 5), 1, scale=0.5), array((5, 5), 2, mx.cpu(1), scale=0.5)
+    x, w, v = array((3, 5), 0), array((5, 5), 1, scale=0.5), array((5, 5), 2, on(1), scale=0.5)
 
     def cell(h, w, v):
-        a = nd.dot(nd.tanh(nd.dot(h, w)), w).as_in_context(mx.cpu(1))
-        return [nd.dot(nd.tanh(nd.dot(a, v)), v).as_in_context(mx.cpu(0)) + h]
+        a = nd.dot(nd.tanh(nd.dot(h, w)), w).as_in_context(on(1))
+        return [nd.dot(nd.tanh(nd.dot(a, v)), v).as_in_context(on(0)) + h]
 
     results = []
     for f in (cell, _core.CachedOp(cell, {})):
@@ -549,7 +550,7 @@ def test_a_cell_called_step_by_step(engine, grad_req):
             h = x
             for _ in range(6):
                 h = f(h, w, v)[0]
-            loss = (h * h).sum() + (w * w).sum() + (v * v).sum().as_in_context(mx.cpu(0))
+            loss = (h * h).sum() + (w * w).sum() + (v * v).sum().as_in_context(on(0))
         loss.backward()
         results.append([a.grad.asnumpy() for a in (x, w, v)])
     assert all(np.array_equal(a, b) for a, b in zip(*results))
@@ -579,7 +580,7 @@ def random_function(seed):
             elif kind % 9 == 3:
                 y = nd.dot(x, at(b).as_in_context(device)) * 0.1
             elif kind % 9 == 4:
-                y = x.as_in_context(mx.cpu(d % 3))
+                y = x.as_in_context(on(d % 3))
             elif kind % 9 == 5:
                 y = nd.reshape(x, shape=(-1,))
                 y = nd.reshape(y * 0.5, shape=(4, 4))
@@ -592,7 +593,7 @@ def random_function(seed):
             values.append(y)
         return [at(n) for n in range(0, 5 * num_outputs, 5)] + [values[-1]]
 
-    return function, [array((4, 4), seed + i, mx.cpu(i % 3)) for i in range(3)]
+    return function, [array((4, 4), seed + i, on(i % 3)) for i in range(3)]
 
 
 @pytest.mark.parametrize("mode", ["async", "shuffle"])
@@ -620,33 +621,33 @@ def test_random_graphs(seed, mode):
         mx.engine.set_mode("async")
 
 
-GOLDEN = """\
-%0 = input : float32 (2, 3) cpu(0)
-%1 = input : float32 (3, 4) cpu(1)
-%2 = _copyto(%0) {ctx=cpu(1)} : float32 (2, 3) cpu(1)
-%3 = dot(%2, %1) : float32 (2, 4) cpu(1)
-%4 = relu(%3) : float32 (2, 4) cpu(1)
+GOLDEN = f"""\
+%0 = input : float32 (2, 3) {on(0)}
+%1 = input : float32 (3, 4) {on(1)}
+%2 = _copyto(%0) {{ctx={on(1)}}} : float32 (2, 3) {on(1)}
+%3 = dot(%2, %1) : float32 (2, 4) {on(1)}
+%4 = relu(%3) : float32 (2, 4) {on(1)}
 return %4, %4
 """
 
 
 def test_dump():
     def function(x, w):
-        y = nd.relu(nd.dot(x.as_in_context(mx.cpu(1)), w))
+        y = nd.relu(nd.dot(x.as_in_context(on(1)), w))
         return [y, y]
 
     op = _core.CachedOp(function, {})
-    op(nd.ones((2, 3)), nd.ones((3, 4), ctx=mx.cpu(1)))
+    op(nd.ones((2, 3)), nd.ones((3, 4), ctx=on(1)))
     assert op.dump() == GOLDEN
 
 
 def test_programs():
-    function, arrays = chain([mx.cpu(0), mx.cpu(1)], residual=False)
+    function, arrays = chain([on(0), on(1)], residual=False)
     op = _core.CachedOp(function, {})
     op(*arrays)
     [entry] = op.compiled()
     kinds = {name: [i["kind"] for i in d["forward"]] for name, d in entry["devices"].items()}
-    assert kinds == {"cpu(0)": ["run", "run", "copy", "signal"], "cpu(1)": ["wait", "run", "run"]}
-    assert entry["copies"] == [{"from": "cpu(0)", "to": "cpu(1)", "bytes": 5 * 6 * 4, "phase": "forward", "scope": ""}]
-    assert entry["devices"]["cpu(1)"]["planned"]["lanes"] >= 5 * 6 * 4
-    assert entry["devices"]["cpu(0)"]["planned"]["lanes"] == 0
+    assert kinds == {str(on(0)): ["run", "run", "copy", "signal"], str(on(1)): ["wait", "run", "run"]}
+    assert entry["copies"] == [{"from": str(on(0)), "to": str(on(1)), "bytes": 5 * 6 * 4, "phase": "forward", "scope": ""}]
+    assert entry["devices"][str(on(1))]["planned"]["lanes"] >= 5 * 6 * 4
+    assert entry["devices"][str(on(0))]["planned"]["lanes"] == 0

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from places import on
 
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
@@ -186,11 +187,11 @@ class Cut(gluon.HybridBlock):
 def test_cut_anywhere(places):
     def train(count):
         mx.random.seed(4)
-        net = Cut([mx.cpu(90 + i) for i in range(count)], places)
+        net = Cut([on(90 + i) for i in range(count)], places)
         net.initialize_on()
         net.hybridize()
         trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9})
-        x = array((4, 3, 9, 7), 8, ctx=mx.cpu(90))
+        x = array((4, 3, 9, 7), 8, ctx=on(90))
         results = []
         for _ in range(2):
             with autograd.record():

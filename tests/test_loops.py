@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
+from places import on
 
 import mpgluon as mx
 from mpgluon import _core, autograd, gluon, nd
@@ -40,8 +41,8 @@ def swapped(F, x, s, w):
 
 def apart(F, x, s, w):
     def step(a, st):
-        there = (F.dot(st, w) + a).as_in_context(mx.cpu(1)) * 0.5
-        return there, F.tanh(there.as_in_context(mx.cpu(0)))
+        there = (F.dot(st, w) + a).as_in_context(on(1)) * 0.5
+        return there, F.tanh(there.as_in_context(on(0)))
 
     return F.contrib.foreach(step, x, s)
 
@@ -87,7 +88,7 @@ def results(function, hybrid, request="write"):
     for _ in range(2):
         with autograd.record():
             out = net(x, s)
-            loss = sum((array.as_in_context(mx.cpu(0)) * (k + 1)).sum() for k, array in enumerate(out))
+            loss = sum((array.as_in_context(on(0)) * (k + 1)).sum() for k, array in enumerate(out))
         loss.backward()
     return [*found, *[array.asnumpy() for array in out], *[array.asnumpy() for array in (net.w.grad(), x.grad, s.grad)]]
 
@@ -135,7 +136,7 @@ def test_loops_without_end_are_interrupted():
 
 
 def test_out_of_memory_names_the_step():
-    device = mx.cpu(60)
+    device = on(60)
     mx.random.seed(1)
     net = Loop(lambda F, x, s, w: F.contrib.foreach(lambda a, st: (F.dot(st, w) + a, F.concat(st[1:], st[:1], dim=0) * a), x, s))
     net.initialize(ctx=device)
@@ -143,7 +144,7 @@ def test_out_of_memory_names_the_step():
     x, s = nd.ones((STEPS, 1, 4), ctx=device), nd.ones((2048, 4), ctx=device)
     set_memory_limit(device, 8 << 20)
     try:
-        with pytest.raises(MemoryError, match=r"foreach, step \d+: .*cpu\(60\)"):
+        with pytest.raises(MemoryError, match=r"foreach, step \d+: .*[cg]pu\([60]+\)"):
             with autograd.record():
                 out = net(x, s)[0]
             out.wait_to_read()

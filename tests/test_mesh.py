@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
+from places import cpus_only, on
 
 import mpgluon as mx
 from mpgluon import MXNetError, _core, autograd, gluon, nd
 from mpgluon.gluon import nn
 from mpgluon.parallel import Mesh, Pipeline, TrainStep, clip_global_norm
 
-CPU = [mx.cpu(i) for i in range(8)]
+DEVICES = [on(i) for i in range(8)]
 LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
 SHAPES = [{"data": 2}, {"stage": 2}, {"data": 2, "stage": 2}, {"stage": 2, "data": 3}, {"data": 4, "stage": 1, "model": 1}]
 
@@ -294,6 +295,7 @@ def test_pipelined_ordinary_loop_over_data_and_stages():
     close(*results, 1e-5)
 
 
+@cpus_only
 def test_later_stages_are_reduced_while_earlier_ones_still_go_backward():
     """The last stage's gradients are summed as soon as they are there, with nobody waiting for the first stage."""
     net, mesh = build({"data": 2, "stage": 2}, make=lambda: mlp(700))
@@ -315,6 +317,7 @@ def test_later_stages_are_reduced_while_earlier_ones_still_go_backward():
     pytest.fail("sums of the last stage always began behind the backward pass of the first")
 
 
+@cpus_only
 @pytest.mark.parametrize("stages", [1, 2])
 def test_sums_do_not_wait_for_the_end_of_backward(stages):
     """A gradient is final at a tick inside the backward program, and its sum waits for that tick; what is final last is so at the end."""
@@ -346,13 +349,14 @@ def test_sums_do_not_wait_for_the_end_of_backward(stages):
     assert overlapped
 
 
+@cpus_only
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.parametrize("everywhere", [False, True])
 def test_sums_in_place(dtype, everywhere):
     rng = np.random.default_rng(4)
     values = [[rng.standard_normal(shape) for shape in ((3, 5), (70000,), (0, 2))] for _ in range(3)]
-    lists = [[nd.array(value, dtype=dtype, ctx=ctx) for value in own] for own, ctx in zip(values, CPU)]
-    expected = [nd.add_n(*[own[i].as_in_context(CPU[0]) for own in lists]).asnumpy() for i in range(3)]
+    lists = [[nd.array(value, dtype=dtype, ctx=ctx) for value in own] for own, ctx in zip(values, DEVICES)]
+    expected = [nd.add_n(*[own[i].as_in_context(DEVICES[0]) for own in lists]).asnumpy() for i in range(3)]
     before = [[array.asnumpy() for array in own] for own in lists]
     assert _core.sum_replicas(lists, 1, everywhere)
     for replica, own in enumerate(lists):
@@ -368,18 +372,19 @@ def test_sums_in_place(dtype, everywhere):
         _core.sum_replicas(lists, 3, True)
 
 
+@cpus_only
 def test_a_failed_gradient_fails_its_sum():
     """And nothing else; the next sums work."""
-    lists = [[nd.ones((3,), ctx=ctx), nd.ones((2,), ctx=ctx)] for ctx in CPU[:2]]
+    lists = [[nd.ones((3,), ctx=ctx), nd.ones((2,), ctx=ctx)] for ctx in DEVICES[:2]]
     nd.waitall()
-    _core._stall(1, 0.1)  # what comes is queued, and fails later
-    nd.broadcast_add(lists[1][0], nd.linalg.potrf(-nd.ones((1, 1), ctx=CPU[1])).reshape((1,)), out=lists[1][0])
+    _core._stall(on(1), 0.1)  # what comes is queued, and fails later
+    nd.broadcast_add(lists[1][0], nd.linalg.potrf(-nd.ones((1, 1), ctx=DEVICES[1])).reshape((1,)), out=lists[1][0])
     assert _core.sum_replicas(lists, 0, True)
     for own in lists:
         with pytest.raises(MXNetError):
             own[0].asnumpy()
     nd.waitall()  # it was reported
-    fresh = [[nd.ones((3,), ctx=ctx)] for ctx in CPU[:2]]
+    fresh = [[nd.ones((3,), ctx=ctx)] for ctx in DEVICES[:2]]
     assert _core.sum_replicas(fresh, 1, True)
     assert (fresh[0][0].asnumpy() == 2).all()
 
@@ -483,28 +488,28 @@ def test_stages_are_cut_by_bytes_or_as_told():
     net.place(mesh)
     net.initialize()
     assert [param.list_ctx()[0].device_id for param in net.collect_params().values()] == [0, 0, 1, 1, 1, 1, 1, 1]
-    assert net(nd.ones((2, 100))).context == mx.cpu(1)
+    assert net(nd.ones((2, 100))).context == on(1)
     net.place(mesh, stages={"0": 1, "1": 0, "2": 1})  # back and forth, and moved after initialization
     assert [param.list_ctx()[0].device_id for param in net.collect_params().values()] == [1, 1, 1, 1, 0, 0, 1, 1]
-    assert net(nd.ones((2, 100))).context == mx.cpu(1)
-    net.place(Mesh({"data": 2}, devices=CPU[4:6]), [[net]])
-    assert net(nd.ones((2, 100), ctx=CPU[5])).context == CPU[5]
+    assert net(nd.ones((2, 100))).context == on(1)
+    net.place(Mesh({"data": 2}, devices=DEVICES[4:6]), [[net]])
+    assert net(nd.ones((2, 100), ctx=DEVICES[5])).context == DEVICES[5]
 
 
 def test_places_and_lines():
-    mesh = Mesh({"data": 2, "stage": 3}, devices=CPU[1:7])
-    assert mesh.device(data=1, stage=2) == mx.cpu(6) and mesh.device(stage=-1) == mx.cpu(3) and mesh.size("model") == 1
-    assert mesh.line("data", stage=1) == [mx.cpu(2), mx.cpu(5)] and mesh.line("stage", data=1) == CPU[4:7]
-    assert [piece.context for piece in mesh.split_and_load(np.ones((4, 2)), stage=-1)] == [mx.cpu(3), mx.cpu(6)]
+    mesh = Mesh({"data": 2, "stage": 3}, devices=DEVICES[1:7])
+    assert mesh.device(data=1, stage=2) == on(6) and mesh.device(stage=-1) == on(3) and mesh.size("model") == 1
+    assert mesh.line("data", stage=1) == [on(2), on(5)] and mesh.line("stage", data=1) == DEVICES[4:7]
+    assert [piece.context for piece in mesh.split_and_load(np.ones((4, 2)), stage=-1)] == [on(3), on(6)]
     with pytest.raises(IndexError, match="axis 'stage' has 3 devices"):
         mesh.device(stage=3)
 
 
 def test_errors_say_what_is_wrong():
     with pytest.raises(MXNetError, match="data 2 x stage 2 needs 4 devices, but 3 were given"):
-        Mesh({"data": 2, "stage": 2}, devices=CPU[:3])
+        Mesh({"data": 2, "stage": 2}, devices=DEVICES[:3])
     with pytest.raises(ValueError, match="named twice"):
-        Mesh({"data": 2}, devices=[mx.cpu(0), mx.cpu(0)])
+        Mesh({"data": 2}, devices=[on(0), on(0)])
     with pytest.raises(ValueError, match="no axis 'pipe'"):
         Mesh({"pipe": 2})
     with pytest.raises(ValueError, match="positive whole number"):
@@ -532,9 +537,9 @@ def test_errors_say_what_is_wrong():
         grouped.place(Mesh({"data": 2}))
     net.place(Mesh({"data": 2}))
     with pytest.raises(ValueError, match="leave ctx out"):
-        net.initialize(ctx=mx.cpu(0))
+        net.initialize(ctx=on(0))
     net.initialize()
-    with pytest.raises(MXNetError, match=r"its input is on cpu\(7\)"):
-        net(nd.ones((2, 10), ctx=CPU[7]))
+    with pytest.raises(MXNetError, match=r"its input is on [cg]pu\(7\)"):
+        net(nd.ones((2, 10), ctx=DEVICES[7]))
     with pytest.raises(ValueError, match="cannot be split evenly"):
         gluon.utils.split_and_load(nd.ones((3, 2)), Mesh({"data": 2}))

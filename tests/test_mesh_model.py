@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
+from places import on
 
 import mpgluon as mx
 from mpgluon import MXNetError, autograd, gluon, nd
 from mpgluon import parallel as par
 from mpgluon.gluon import nn, rnn
 
-CPU = [mx.cpu(i) for i in range(8)]
+DEVICES = [on(i) for i in range(8)]
 LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
 SHAPES = [{"model": 2}, {"data": 2, "model": 2}, {"stage": 2, "model": 3}, {"data": 2, "stage": 2, "model": 2}, {"model": 2, "stage": 2, "data": 2}]
 
@@ -32,7 +33,7 @@ class Words(gluon.HybridBlock):
         super().__init__(prefix="words_")
         with self.name_scope():
             self.embed, self.lstm = nn.Embedding(13, 8), rnn.LSTM(6, layout="NTC", input_size=8)
-            self.attention = par.ParallelSelfAttention(6, 3, CPU[:3], causal=True)
+            self.attention = par.ParallelSelfAttention(6, 3, DEVICES[:3], causal=True)
             self.norm, self.out = nn.LayerNorm(in_channels=6), nn.Dense(5, in_units=30)
 
     def hybrid_forward(self, F, x):
@@ -49,7 +50,7 @@ def batches(shape, integers=0, count=3, size=8):
 def build(axes, make, when="before", hybrid=True, **options):
     """A network on a mesh that was placed before it was initialized, before its shapes were known, or after its first batch."""
     mx.random.seed(5)
-    net, mesh = make(), par.Mesh(axes, devices=CPU[: np.prod(list(axes.values()))])
+    net, mesh = make(), par.Mesh(axes, devices=DEVICES[: np.prod(list(axes.values()))])
     if when != "before":
         net.initialize(mx.init.Xavier())
     if when == "after":
@@ -150,10 +151,10 @@ def test_recurrence_and_attention(hybrid):
     net = Words()
     with pytest.raises(MXNetError, match="is split over 3 devices, but the mesh has 2 along 'model'"):
         net.place(par.Mesh({"stage": 2, "model": 2}), stages)
-    net.attention = par.ParallelSelfAttention(6, 3, CPU[:2], causal=True, prefix="words_parallelselfattention0_")
-    net.place(par.Mesh({"stage": 2, "model": 2}, devices=CPU[4:]), stages)
+    net.attention = par.ParallelSelfAttention(6, 3, DEVICES[:2], causal=True, prefix="words_parallelselfattention0_")
+    net.place(par.Mesh({"stage": 2, "model": 2}, devices=DEVICES[4:]), stages)
     net.initialize(mx.init.Xavier())
-    assert net.attention.ctx == CPU[6:] and net.lstm.ctx == CPU[4:6]
+    assert net.attention.ctx == DEVICES[6:] and net.lstm.ctx == DEVICES[4:6]
     mesh = net._group2ctx.mesh
     train(net, mesh, gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}), batches((5,), 13))
     close(results[0], values(net))
@@ -212,8 +213,8 @@ def test_what_is_split():
     kinds = [par.RowParallelDense, nn.LayerNorm, nn.Dense, nn.Dropout, par.RowParallelDense, par.ColumnParallelDense]
     assert [type(layer) for layer in net] == kinds
     net, mesh = build({"model": 8}, mlp)
-    assert type(net[5]) is nn.Dense and net[5].weight.list_ctx() == CPU[:1]  # 5 units are too few for 8 devices
-    assert net(batches((10,))[0][0]).shape == (8, 5) and net[0].ctx == CPU
+    assert type(net[5]) is nn.Dense and net[5].weight.list_ctx() == DEVICES[:1]  # 5 units are too few for 8 devices
+    assert net(batches((10,))[0][0]).shape == (8, 5) and net[0].ctx == DEVICES
     net, _ = build({"data": 2}, mlp, split={"0": "column"})
     assert type(net[0]) is nn.Dense
 
@@ -222,12 +223,12 @@ def test_placing_again_moves_everything():
     net, mesh = build({"stage": 2, "model": 2}, mlp, "after")
     x = batches((10,))[0][0]
     expected = net(mesh.split_and_load(x)[0]).asnumpy()
-    other = par.Mesh({"data": 2, "stage": 2, "model": 2}, devices=CPU[::-1])
+    other = par.Mesh({"data": 2, "stage": 2, "model": 2}, devices=DEVICES[::-1])
     net.place(other)
     net.hybridize()
     parts = other.split_and_load(x)
     np.testing.assert_array_equal(np.concatenate([net(part).asnumpy() for part in parts]), expected)
-    assert net[0].ctx == [CPU[7], CPU[6]] and net(parts[1]).context == other.device(data=1, stage=1)
+    assert net[0].ctx == [DEVICES[7], DEVICES[6]] and net(parts[1]).context == other.device(data=1, stage=1)
     with pytest.raises(MXNetError, match="belongs to a network that is placed on a mesh; call the network"):
         net[0](x)
 
@@ -242,4 +243,4 @@ def test_errors_leave_the_network_alone():
         net.place(par.Mesh({"model": 8}), split={"5": "column"})
     assert type(net[0]) is nn.Dense and net._group2ctx is None
     with pytest.raises(MXNetError, match="data 2 x stage 2 x model 2 needs 8 devices, but 7 were given"):
-        par.Mesh({"data": 2, "stage": 2, "model": 2}, devices=CPU[:7])
+        par.Mesh({"data": 2, "stage": 2, "model": 2}, devices=DEVICES[:7])

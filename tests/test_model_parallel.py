@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from places import on
 
 import mpgluon as mx
 from mpgluon import autograd, gluon
@@ -133,7 +134,7 @@ NETS = {net.__name__: net for net in (Chain, BackAndForth, Branches, Shared, Rec
 def place(kind, devices):
     """Children spread over so many devices in order; those without parameters need no place."""
     names = kind.names
-    return {**dict.fromkeys(["drop"], mx.cpu(0)), **{name: mx.cpu(i * devices // len(names)) for i, name in enumerate(names)}}
+    return {**dict.fromkeys(["drop"], on(0)), **{name: on(i * devices // len(names)) for i, name in enumerate(names)}}
 
 
 def train(kind, devices, optimizer, hybridize=None, steps=STEPS):
@@ -223,7 +224,7 @@ def language_model(ctx1, ctx2, hybridize):
 
 
 def test_language_model():
-    one, two = mx.cpu(0), mx.cpu(1)
+    one, two = on(0), on(1)
     _, eager = language_model(one, one, None)
     assert eager[0][-1] < eager[0][0]
     same(language_model(one, two, None)[1], eager)
@@ -231,7 +232,7 @@ def test_language_model():
     same(exact, eager)
     same(language_model(one, two, {})[1], language_model(one, one, {})[1])
     text = repr(net.compiled())
-    assert "ModelParallelLM" in text and "cpu(0)" in text and "cpu(1)" in text
+    assert "ModelParallelLM" in text and str(on(0)) in text and str(on(1)) in text
     assert set(net.collect_params().list_ctx()) == {one, two}
 
 
@@ -262,8 +263,8 @@ def test_outputs_on_several_devices():
             y, z, _ = net(x)
             losses = [(y * y).sum(), z.sum()]
         autograd.backward(losses)
-        assert y.context == mx.cpu(0) and z.context == mx.cpu(devices - 1)
-        assert net.b.weight.grad().context == mx.cpu(devices - 1)
+        assert y.context == on(0) and z.context == on(devices - 1)
+        assert net.b.weight.grad().context == on(devices - 1)
         values = {name: param.grad().asnumpy() for name, param in net.collect_params().items()}
         results.append(([y.asnumpy().tolist(), z.asnumpy().tolist()], values))
     same(results[1], results[0])
@@ -282,9 +283,9 @@ def test_forgotten_move(hybrid):
     net.hybridize(hybrid)
     with pytest.raises(mx.MXNetError) as caught:
         net(mx.nd.ones((2, 3)))
-    for part in ("Forgets.b", "net_dense1_", "cpu(0)", "cpu(1)", "as_in_context"):
+    for part in ("Forgets.b", "net_dense1_", str(on(0)), str(on(1)), "as_in_context"):
         assert part in str(caught.value)
-    net.places["a"] = mx.cpu(0)
+    net.places["a"] = on(0)
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
@@ -298,14 +299,14 @@ def test_own_parameters_on_several_devices(hybrid):
             self.second = self.params.get("second", shape=(4, 4))
 
         def hybrid_forward(self, F, x, first, second):
-            return F.dot(F.dot(x, first).as_in_context(mx.cpu(1)), second)
+            return F.dot(F.dot(x, first).as_in_context(on(1)), second)
 
     results = []
-    for second in (mx.cpu(0), mx.cpu(1)):
+    for second in (on(0), on(1)):
         mx.random.seed(4)
         net = Own()
-        net.first.initialize(ctx=mx.cpu(0))
-        net.second.initialize(ctx=mx.cpu(1))
+        net.first.initialize(ctx=on(0))
+        net.second.initialize(ctx=on(1))
         net.hybridize(hybrid)
         with autograd.record():
             y = net(mx.nd.ones((2, 4)))
@@ -328,18 +329,18 @@ def test_replicas_of_a_split_network(hybrid):
         def hybrid_forward(self, F, x):
             # cpu(0) -> cpu(1), cpu(2) -> cpu(3)
             y = self.a(x)
-            return self.b(y.as_in_context(mx.cpu(y.context.device_id + 1)))
+            return self.b(y.as_in_context(on(y.context.device_id + 1)))
 
     net = Pair()
-    net.a.initialize(ctx=[mx.cpu(0), mx.cpu(2)])
-    net.b.initialize(ctx=[mx.cpu(1), mx.cpu(3)])
+    net.a.initialize(ctx=[on(0), on(2)])
+    net.b.initialize(ctx=[on(1), on(3)])
     net.hybridize(hybrid)
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
     for _ in range(2):
         with autograd.record():
-            losses = [net(part).sum() for part in gluon.utils.split_and_load(np.ones((4, 3)), [mx.cpu(0), mx.cpu(2)])]
+            losses = [net(part).sum() for part in gluon.utils.split_and_load(np.ones((4, 3)), [on(0), on(2)])]
         autograd.backward(losses)
-        assert [loss.context for loss in losses] == [mx.cpu(1), mx.cpu(3)]
+        assert [loss.context for loss in losses] == [on(1), on(3)]
         trainer.step(4)
     for param in net.collect_params().values():
         one, two = param.list_data()
@@ -354,12 +355,12 @@ def test_save_on_two_devices_and_load_on_one(tmp_path):
     y = net(x).asnumpy()
     net.save_parameters(path)
     other = Chain(place(Chain, 1))
-    other.load_parameters(path, ctx=mx.cpu(0))
+    other.load_parameters(path, ctx=on(0))
     np.testing.assert_array_equal(other(x).asnumpy(), y)
     third = Chain(place(Chain, 3))
     third.start()
     third.load_parameters(path)
-    assert third.c.weight.list_ctx() == [mx.cpu(2)]
+    assert third.c.weight.list_ctx() == [on(2)]
     np.testing.assert_array_equal(third(x).asnumpy(), y)
 
 
@@ -373,20 +374,20 @@ def test_a_device_sends_what_another_waits_for_before_it_does_the_rest():
                 self.third = nn.Dense(40, in_units=40)
 
         def hybrid_forward(self, F, x, large):
-            y = self.third(self.second(self.first(x).as_in_context(mx.cpu(1))))
+            y = self.third(self.second(self.first(x).as_in_context(on(1))))
             return F.broadcast_add(y, F.mean(F.tanh(large)).reshape((1, 1)))  # what lives longer is little beside this
 
     net = Split()
-    net.first.initialize(ctx=mx.cpu(0))
-    net.second.initialize(ctx=mx.cpu(1))
-    net.third.initialize(ctx=mx.cpu(1))
+    net.first.initialize(ctx=on(0))
+    net.second.initialize(ctx=on(1))
+    net.third.initialize(ctx=on(1))
     net.hybridize()
-    large = mx.nd.ones((1000, 1000), ctx=mx.cpu(1))
+    large = mx.nd.ones((1000, 1000), ctx=on(1))
     large.attach_grad()
     with autograd.record():
         out = net(mx.nd.ones((40, 40)), large)
     out.backward()
-    steps = net.compiled()[0]["devices"]["cpu(1)"]["backward"]
+    steps = net.compiled()[0]["devices"][str(on(1))]["backward"]
     kinds = [step["op"] if step["kind"] == "run" else step["kind"] for step in steps if step["kind"] in ("run", "copy")]
     before, after = kinds[: kinds.index("copy")], kinds[kinds.index("copy") + 1 :]
     assert before.count("dot") < 4 and "dot" in after  # gradients of weights come after those of the layers' inputs

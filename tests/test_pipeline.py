@@ -3,13 +3,14 @@
 import gc
 import numpy as np
 import pytest
+from places import on
 
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn, rnn
 from mpgluon.parallel import Pipeline, ScheduleError, TrainStep, schedules, stages
 
-CPU = [mx.cpu(i) for i in range(4)]
+DEVICES = [on(i) for i in range(4)]
 PLACEMENTS = {"2": [0, 1], "3": [0, 1, 2], "4": [0, 1, 2, 3], "back and forth": [0, 1, 0, 1]}
 
 
@@ -18,7 +19,7 @@ class Chain(gluon.HybridBlock):
 
     def __init__(self, devices, make):
         super().__init__()
-        self.devices, self.parts = [CPU[d] for d in devices], []
+        self.devices, self.parts = [DEVICES[d] for d in devices], []
         with self.name_scope():
             for i, ctx in enumerate(self.devices):
                 part = make(i)
@@ -54,7 +55,7 @@ class Branches(gluon.HybridBlock):
 
     def __init__(self, devices):
         super().__init__()
-        self.devices = [CPU[d] for d in devices]
+        self.devices = [DEVICES[d] for d in devices]
         with self.name_scope():
             self.a = nn.Dense(16, in_units=16, activation="relu")
             self.b = nn.Dense(16, in_units=16, activation="tanh")
@@ -215,7 +216,7 @@ def test_trainer_and_batch_norm():
 class Recurrent(gluon.HybridBlock):
     def __init__(self, devices, dropout):
         super().__init__()
-        self.devices = [CPU[d] for d in devices]
+        self.devices = [DEVICES[d] for d in devices]
         with self.name_scope():
             self.embed = nn.Embedding(20, 8)
             self.layers = []
@@ -438,7 +439,7 @@ def peaks_of(schedule, pieces=8):
         train(x, [])
     nd.waitall()
     before = {}
-    for ctx in CPU[:3]:
+    for ctx in DEVICES[:3]:
         mx.context.reset_peak_memory(ctx)
         before[ctx] = mx.context.memory_stats(ctx)["in_use"]
     loss = train(x, [])
@@ -457,8 +458,8 @@ def test_the_planned_peak_is_the_measured_one(schedule):
 
 def test_1f1b_takes_less_memory_than_gpipe():
     few, all_of_them = peaks_of("1f1b")[1], peaks_of("gpipe")[1]
-    assert few[CPU[2]] < 0.5 * all_of_them[CPU[2]]
-    assert few[CPU[0]] < 0.8 * all_of_them[CPU[0]]
+    assert few[DEVICES[2]] < 0.5 * all_of_them[DEVICES[2]]
+    assert few[DEVICES[0]] < 0.8 * all_of_them[DEVICES[0]]
 
 
 def test_gradients_are_summed_one_by_one():
@@ -466,7 +467,7 @@ def test_gradients_are_summed_one_by_one():
     train = TrainStep(net, loss_of, None, Pipeline(4))
     train(data((4, 256)), [])
     weights = sum(p.data().size * 4 for p in net.parts[0].collect_params().values())
-    assert train.pipeline.report().planned_bytes[CPU[0]] < 0.6 * weights  # room for one of three
+    assert train.pipeline.report().planned_bytes[DEVICES[0]] < 0.6 * weights  # room for one of three
 
 
 def test_a_schedule_that_does_not_fit_is_refused():
@@ -474,13 +475,13 @@ def test_a_schedule_that_does_not_fit_is_refused():
     train = TrainStep(net, loss_of, None, Pipeline(4, "gpipe"))
     gc.collect()  # what earlier tests left would be freed later, and make room
     mx.nd.waitall()
-    limit = mx.context.memory_stats(CPU[1])["in_use"] + 200_000
-    mx.context.set_memory_limit(CPU[1], limit)
+    limit = mx.context.memory_stats(DEVICES[1])["in_use"] + 200_000
+    mx.context.set_memory_limit(DEVICES[1], limit)
     try:
-        with pytest.raises(ScheduleError, match=r"bytes on cpu\(1\).*more than its limit"):
+        with pytest.raises(ScheduleError, match=r"bytes on [cg]pu\(1\).*more than its limit"):
             train(data((512, 256)), [])
     finally:
-        mx.context.set_memory_limit(CPU[1], None)
+        mx.context.set_memory_limit(DEVICES[1], None)
     assert not any(param.data()._fresh_grad for param in net.collect_params().values())  # the trainer must not take old gradients
     train(data((512, 256)), [])
 
@@ -534,9 +535,9 @@ def test_report_and_plot(tmp_path):
     for _ in range(2):
         train(data((10, 16)), [])
     report = pipeline.report()
-    assert set(report.busy) == {CPU[0], CPU[1]} and 0 <= report.bubble < 1
+    assert set(report.busy) == {DEVICES[0], DEVICES[1]} and 0 <= report.bubble < 1
     assert len(report.spans) == 2 * 2 * 4
-    assert report.bytes_copied[CPU[0]] == 10 * 16 * 4 and report.bytes_copied[CPU[1]] == 10 * 16 * 4
+    assert report.bytes_copied[DEVICES[0]] == 10 * 16 * 4 and report.bytes_copied[DEVICES[1]] == 10 * 16 * 4
     assert "stage" in repr(report)
     pytest.importorskip("matplotlib")
     pipeline.plot(tmp_path / "timeline.png")
@@ -552,15 +553,15 @@ def test_what_is_compiled_can_be_looked_at():
     (entry,) = train.compiled()
     report = train.pipeline.report()
     assert entry["rows"] == [4, 3, 3] and entry["calls"] == 2 and entry["train"] and "zero_bubble" in entry["pipeline"]
-    assert [(stage["device"], stage["blocks"]) for stage in entry["stages"]] == [("cpu(0)", "Chain.0"), ("cpu(1)", "Chain.1"), ("cpu(0)", "Chain.2")]
+    assert [(stage["device"], stage["blocks"]) for stage in entry["stages"]] == [(str(on(0)), "Chain.0"), (str(on(1)), "Chain.1"), (str(on(0)), "Chain.2")]
     assert all(stage["forward"] and stage["backward"] + stage["deferred"] and stage["copies"] for stage in entry["stages"][:2])
-    sent = {ctx: sum(s["bytes_sent"] for s in entry["stages"] if s["device"] == ctx) for ctx in ("cpu(0)", "cpu(1)")}
-    assert sent == {"cpu(0)": 2 * 4 * 16 * 4, "cpu(1)": 2 * 4 * 16 * 4}  # of four rows, each way
+    sent = {ctx: sum(s["bytes_sent"] for s in entry["stages"] if s["device"] == ctx) for ctx in (str(on(0)), str(on(1)))}
+    assert sent == {str(on(0)): 2 * 4 * 16 * 4, str(on(1)): 2 * 4 * 16 * 4}  # of four rows, each way
     for ctx, device in entry["devices"].items():
         forward, both, arriving = device["planned"][4]
         assert 0 < forward <= both <= device["peak"] and 0 < arriving <= both
-        assert device["peak"] == report.planned_bytes[mx.cpu(int(ctx[4]))]
-        assert device["segments"] == sum(s["device"] == mx.cpu(int(ctx[4])) for d in (report.stages.forward, report.stages.backward) for s in d[0]["segments"])
+        assert device["peak"] == report.planned_bytes[on(int(ctx[4]))]
+        assert device["segments"] == sum(s["device"] == on(int(ctx[4])) for d in (report.stages.forward, report.stages.backward) for s in d[0]["segments"])
     text = repr(train.compiled())
     for part in ("Chain for training", "operators for each micro-batch, called 2 times", "rows: 1 of 4, 2 of 3", "planned for 4 rows: both passes", "Chain.2"):
         assert part in text, part

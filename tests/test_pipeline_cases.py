@@ -7,7 +7,7 @@ import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn
 from mpgluon.parallel import Pipeline, ScheduleError, TrainStep, schedules
-from test_pipeline import CPU, NETS, TARGETS, TOKENS, Chain, Recurrent, big, data, dense, gradients, loss_of, same, token_loss
+from test_pipeline import DEVICES, NETS, TARGETS, TOKENS, Chain, Recurrent, big, data, dense, gradients, loss_of, same, token_loss
 
 
 class Parts(gluon.HybridBlock):
@@ -15,7 +15,7 @@ class Parts(gluon.HybridBlock):
 
     def __init__(self, devices, body, in_units=6):
         super().__init__()
-        self.body, self.one, self.two = body, CPU[devices[0]], CPU[devices[1]]
+        self.body, self.one, self.two = body, DEVICES[devices[0]], DEVICES[devices[1]]
         with self.name_scope():
             self.a, self.b = nn.Dense(6, in_units=in_units, flatten=False), nn.Dense(6, in_units=6, flatten=False)
         mx.random.seed(3)
@@ -119,7 +119,7 @@ def test_auxiliary_losses_and_labels_anywhere():
         return [((out - y) ** 2).mean(axis=1), 0.3 * (hidden**2).mean(axis=1)]
 
     results = []
-    for devices, label in (((0, 0), Y), ((0, 1), Y), ((0, 1), Y.as_in_context(CPU[1])), ((0, 1), Y.as_in_context(CPU[2]))):
+    for devices, label in (((0, 0), Y), ((0, 1), Y), ((0, 1), Y.as_in_context(DEVICES[1])), ((0, 1), Y.as_in_context(DEVICES[2]))):
         net = Parts(devices, body)
         got = TrainStep(net, losses, None, Pipeline(3), exact=True)(X, label)
         results.append(([loss.asnumpy() for loss in got], gradients(net)))
@@ -148,7 +148,7 @@ def test_a_parameter_of_two_stages(schedule):
             loss = TrainStep(net, loss_of, None, Pipeline(4, schedule), exact=True)(data((10, 16)), [])
         return loss.asnumpy(), gradients(net)
 
-    expected, got = run([CPU[0]], None), run([CPU[0], CPU[1]], schedule)
+    expected, got = run([DEVICES[0]], None), run([DEVICES[0], DEVICES[1]], schedule)
     assert np.array_equal(expected[0], got[0]) and same(expected[1], got[1])
 
 
@@ -236,7 +236,7 @@ def test_recomputing_inside_a_pipeline(schedule):
     again, grads_again, planned_again = run(True)
     assert np.array_equal(loss, again) and same(grads, grads_again)
     # The second device goes backward at once: there is nothing to be saved there.
-    assert planned_again[CPU[0]] < 0.9 * planned[CPU[0]] and planned_again[CPU[1]] <= planned[CPU[1]]
+    assert planned_again[DEVICES[0]] < 0.9 * planned[DEVICES[0]] and planned_again[DEVICES[1]] <= planned[DEVICES[1]]
 
 
 def test_batch_norm_has_the_statistics_of_micro_batches():
@@ -261,7 +261,7 @@ class Normalised(gluon.HybridBlock):
 
     def __init__(self, devices, recompute=False):
         super().__init__()
-        self.devices = [CPU[d] for d in devices]
+        self.devices = [DEVICES[d] for d in devices]
         mx.random.seed(3)
         with self.name_scope():
             self.dense, self.norm = nn.Dense(6, in_units=6, flatten=False), nn.BatchNorm(in_channels=6, momentum=0.8, axis=-1)
@@ -329,7 +329,7 @@ def test_running_averages_of_the_whole_batch(shape, axis, recompute):
                 np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
             results.append((loss.asnumpy(), gradients(net), averages(net)))
     plain = Normalised([0])
-    TrainStep(plain, lambda out: out.mean(axis=-1), None, Pipeline(3, axis=axis), exact=True)(x.as_in_context(CPU[0]), [])
+    TrainStep(plain, lambda out: out.mean(axis=-1), None, Pipeline(3, axis=axis), exact=True)(x.as_in_context(DEVICES[0]), [])
     assert not np.allclose(plain.last.running_var.data().asnumpy(), results[0][2][3], rtol=1e-3)  # updated three times
     for got in results:
         assert np.array_equal(got[0], results[0][0]) and same(got[1], gradients(plain))
@@ -392,7 +392,7 @@ def test_statistics_of_replicas():
     """Each replica has those of its part of the batch."""
     net = nn.HybridSequential()
     net.add(nn.Dense(6, in_units=6), nn.BatchNorm(in_channels=6, momentum=0.5))
-    mesh = mx.parallel.Mesh({"data": 2}, devices=[CPU[0], CPU[1]])
+    mesh = mx.parallel.Mesh({"data": 2}, devices=[DEVICES[0], DEVICES[1]])
     net.place(mesh)
     net.initialize(mx.init.Xavier())
     x = data((12, 6))
@@ -422,7 +422,7 @@ class Causal(gluon.HybridBlock):
 
     def __init__(self, devices):
         super().__init__()
-        self.devices = [CPU[d] for d in devices]
+        self.devices = [DEVICES[d] for d in devices]
         self.layers = []
         mx.random.seed(3)
         with self.name_scope():

@@ -12,6 +12,7 @@ import time
 
 import numpy as np
 import pytest
+from places import cpus_only, on
 
 import mpgluon as mx
 from mpgluon import _core, _watchdog, autograd, gluon, nd
@@ -20,13 +21,13 @@ from mpgluon.gluon import nn
 from mpgluon.parallel import Pipeline, TrainStep
 from mpgluon.parallel import pipeline as pipeline_module
 from test_failures import sweep
-from test_pipeline import CPU, NETS, Chain, data, gradients, loss_of, same
+from test_pipeline import DEVICES, NETS, Chain, data, gradients, loss_of, same
 
 
 def in_use(devices=(0, 1)):
     nd.waitall()
     gc.collect()
-    return [memory_stats(mx.cpu(i))["in_use"] for i in devices]
+    return [memory_stats(on(i))["in_use"] for i in devices]
 
 
 def assert_no_more_in_use(before, slack=4096):
@@ -40,7 +41,7 @@ class Picky(gluon.HybridBlock):
 
     def __init__(self, devices=(0, 1)):
         super().__init__()
-        self.devices = [CPU[d] for d in devices]
+        self.devices = [DEVICES[d] for d in devices]
         with self.name_scope():
             self.first = nn.Dense(4, in_units=4, flatten=False)
             self.table = self.params.get("table", shape=(8, 4))
@@ -81,7 +82,7 @@ def test_a_failing_kernel_is_named(way):
             run(BAD)
             nd.waitall()
         text, caught = str(caught.value), None
-        for part in ("900", "on cpu(1)", "stage 1, micro-batch 2", "test_pipeline_failures.py:", "Picky" if way == "loop" else "picky"):
+        for part in ("900", f"on {on(1)}", "stage 1, micro-batch 2", "test_pipeline_failures.py:", "Picky" if way == "loop" else "picky"):
             assert part.lower() in text.lower(), (part, text)
         try:
             nd.waitall()
@@ -107,16 +108,16 @@ def test_out_of_memory_in_the_middle(schedule, monkeypatch):
 
     expected = run()
     used = in_use()
-    CPU[1].empty_cache()
-    set_memory_limit(CPU[1], memory_stats(CPU[1])["in_use"] + 5_500_000)
+    DEVICES[1].empty_cache()
+    set_memory_limit(DEVICES[1], memory_stats(DEVICES[1])["in_use"] + 5_500_000)
     try:
         with pytest.raises(MemoryError) as caught:
             run()
         text = str(caught.value)
-        assert "cpu(1) is out of memory" in text
-        assert re.search(r"forward of stage [01] on cpu\([01]\), micro-batch \d, in Chain", text), text
+        assert f"{on(1)} is out of memory" in text
+        assert re.search(r"forward of stage [01] on [cg]pu\([01]\), micro-batch \d, in Chain", text), text
     finally:
-        set_memory_limit(CPU[1], None)
+        set_memory_limit(DEVICES[1], None)
     caught = None
     assert np.array_equal(run(), expected)
     assert_no_more_in_use(used)
@@ -162,7 +163,7 @@ def test_interrupted_while_waiting_for_a_stalled_device():
     mx.random.seed(5)
     expected = train(data((10, 16)), []).asnumpy()
     nd.waitall()
-    _core._stall(1, 0.6)
+    _core._stall(on(1), 0.6)
     mx.random.seed(5)
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
@@ -275,30 +276,31 @@ def test_the_watchdog_names_who_waits_for_whom(watchdog, capfd):
     net(data((10, 16)))
     nd.waitall()
     assert watchdog(0.1) is None
-    _core._stall(0, 0.8)
+    _core._stall(on(0), 0.8)
     out = net(data((10, 16)))
     out.wait_to_read()
     nd.waitall()
     assert watchdog(None) == 0.1
     text = capfd.readouterr().err
     assert text.count("mpgluon watchdog: no device has finished anything") == 1, text
-    assert "cpu(0) is running stall" in text
-    assert "cpu(1) waits for cpu(0), tick" in text
+    assert f"{on(0)} is running stall" in text
+    assert f"{on(1)} waits for {on(0)}, tick" in text
     for part in ("stage 0, micro-batch 0", "stage 1, micro-batch 0", "test_pipeline_failures.py:", "hain"):
         assert part in text, (part, text)
 
 
+@cpus_only  # a GPU's queue tells how far it is when it has been emptied, or after some works
 def test_the_watchdog_is_silent_while_things_move(watchdog, capfd):
     watchdog(0.15)
     for _ in range(8):
-        _core._stall(0, 0.05)
+        _core._stall(on(0), 0.05)
     nd.waitall()
     time.sleep(0.3)  # nothing is queued
     assert capfd.readouterr().err == ""
 
 
 def test_the_watchdog_of_the_environment():
-    code = "import mpgluon as mx; from mpgluon import _core; _core._stall(0, 0.6); mx.nd.waitall()"
+    code = "import mpgluon as mx; from mpgluon import _core; _core._stall(mx.cpu(0), 0.6); mx.nd.waitall()"
     root = os.path.dirname(os.path.dirname(mx.__file__))
     env = {**os.environ, "PYTHONPATH": root + os.pathsep + os.environ.get("PYTHONPATH", "")}
     done = subprocess.run([sys.executable, "-c", code], env={**env, "MPGLUON_WATCHDOG": "0.1"}, capture_output=True, text=True, timeout=60)
@@ -311,9 +313,9 @@ def test_the_watchdog_of_the_environment():
 
 def test_texts_of_the_watchdog():
     work = ("forward", "train.py:3", "net", 1, 2)
-    text = _watchdog.describe([("cpu(0)", 3, 9, None, None, "", None, 0, None), ("cpu(1)", 3, 9, work, "dot", "net/dense0", "cpu(0)", 4, None)], 2.0)
-    assert "cpu(0) is running work that was queued long ago; 6 ticks are left" in text
-    assert "cpu(1) waits for cpu(0), tick 4: work that was queued long ago" in text
+    text = _watchdog.describe([(str(on(0)), 3, 9, None, None, "", None, 0, None), (str(on(1)), 3, 9, work, "dot", "net/dense0", str(on(0)), 4, None)], 2.0)
+    assert f"{on(0)} is running work that was queued long ago; 6 ticks are left" in text
+    assert f"{on(1)} waits for {on(0)}, tick 4: work that was queued long ago" in text
     assert "forward, stage 1, micro-batch 2, block net, queued at train.py:3 (at dot of net/dense0)" in text
 
 
@@ -331,7 +333,7 @@ def test_stages_and_micro_batches_in_the_trace(tmp_path):
     mx.profiler.set_state("stop")
     events = [e for e in mx.profiler.events() if e["stage"] is not None]
     assert {(e["stage"], e["micro_batch"]) for e in events} == {(s, m) for s in range(2) for m in range(3)}
-    assert all(e["device"] == f"cpu({e['stage']})" for e in events)
+    assert all(e["device"] == str(on(e["stage"])) for e in events)
     mx.profiler.dump()
     rows = json.load(open(tmp_path / "trace.json"))["traceEvents"]
     assert any(row.get("args", {}).get("micro_batch") == 2 for row in rows)

@@ -10,7 +10,7 @@ import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn, rnn
 from mpgluon.parallel import Pipeline, TrainStep, schedules
-from test_pipeline import CPU, NETS, data, gradients, loss_of, same
+from test_pipeline import DEVICES as PLACES, NETS, data, gradients, loss_of, same
 
 VOCABULARY, WIDTH = 13, 8
 DEVICES = {"2": [0, 0, 1, 1], "3": [0, 1, 2, 2], "4": [0, 1, 2, 3], "back and forth": [0, 1, 0, 1]}
@@ -21,7 +21,7 @@ class Model(gluon.HybridBlock):
 
     def __init__(self, devices, make, dropout=0.2):
         super().__init__()
-        self.devices, self.layers = [CPU[d] for d in devices], []
+        self.devices, self.layers = [PLACES[d] for d in devices], []
         mx.random.seed(11)
         with self.name_scope():
             self.weight = self.params.get("weight", shape=(VOCABULARY, WIDTH))
@@ -110,7 +110,7 @@ class Joined(gluon.HybridBlock):
 
     def __init__(self, devices, dropout=0.2):
         super().__init__()
-        self.devices = [CPU[d] for d in devices]
+        self.devices = [PLACES[d] for d in devices]
         mx.random.seed(11)
         with self.name_scope():
             self.first, self.left, self.right, self.last = self.layers = [rnn.GRU(WIDTH, input_size=WIDTH) for _ in range(4)]
@@ -236,7 +236,7 @@ def plain(kind):
     def made(devices, dropout=None):
         net = make(devices)
         if not hasattr(net, "devices"):
-            net.devices = [CPU[d] for d in devices]
+            net.devices = [PLACES[d] for d in devices]
         return net
 
     x = data(shape)

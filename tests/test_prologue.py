@@ -4,6 +4,7 @@ import gc
 
 import numpy as np
 import pytest
+from places import on
 
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
@@ -22,8 +23,8 @@ class Scaled(gluon.HybridBlock):
     def hybrid_forward(self, F, x, w, b):
         scale = F.exp(w)
         if self._devices > 1:
-            scale = scale.as_in_context(mx.cpu(1))
-            b = b.as_in_context(mx.cpu(1))
+            scale = scale.as_in_context(on(1))
+            b = b.as_in_context(on(1))
         return F.broadcast_add(x * scale, F.reshape(b * 2, shape=(1, 3)) + F.sum(scale))
 
 
@@ -34,10 +35,10 @@ def expected(net, x):
 
 def make(devices=1, **flags):
     net = Scaled(devices)
-    net.initialize(mx.init.Uniform(1), ctx=mx.cpu(0))
+    net.initialize(mx.init.Uniform(1), ctx=on(0))
     net.b.set_data(nd.array([1, 2, 3]))
     net.hybridize(**flags)
-    return net, nd.random.uniform(shape=(4, 3), ctx=mx.cpu(devices - 1))
+    return net, nd.random.uniform(shape=(4, 3), ctx=on(devices - 1))
 
 
 def program(net, phase):
@@ -87,16 +88,16 @@ def writes(tmp_path):
         nd.full((4, 3), 0.9).copyto(net.w.data())
 
     def from_device(net):
-        nd.full((4, 3), 0.8, ctx=mx.cpu(2)).copyto(net.w.data())
+        nd.full((4, 3), 0.8, ctx=on(2)).copyto(net.w.data())
 
     def loaded(net):
         other, _ = make()
         other.save_parameters(str(tmp_path / "w"))
-        net.load_parameters(str(tmp_path / "w"), ctx=mx.cpu(0))
+        net.load_parameters(str(tmp_path / "w"), ctx=on(0))
 
     def optimizer(net):
         trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
-        x = nd.ones((4, 3), ctx=mx.cpu(net._devices - 1))
+        x = nd.ones((4, 3), ctx=on(net._devices - 1))
         with autograd.record():
             y = net(x).sum()
         y.backward()
@@ -106,7 +107,7 @@ def writes(tmp_path):
         nd.sgd_update(net.w.data(), nd.ones((4, 3)), lr=0.1, out=net.w.data())
 
     def reinitialized(net):
-        net.w.initialize(mx.init.Uniform(1), force_reinit=True, ctx=mx.cpu(0))
+        net.w.initialize(mx.init.Uniform(1), force_reinit=True, ctx=on(0))
 
     def dlpack(net):
         pytest.importorskip("torch").from_dlpack(net.b.data())[:] = 5
@@ -211,19 +212,19 @@ def test_large_values_are_made_anew():
     net.hybridize()
     assert (net(nd.ones((20000, 16))).asnumpy() == 2).all()
     (entry,) = net.compiled()
-    assert entry["devices"]["cpu(0)"]["planned"]["kept"] < 1 << 17
+    assert entry["devices"][str(on(0))]["planned"]["kept"] < 1 << 17
 
 
 def test_kept_memory_is_freed():
     gc.collect()
     nd.waitall()
-    before = mx.context.memory_stats(mx.cpu(0))["in_use"]
+    before = mx.context.memory_stats(on(0))["in_use"]
     net, x = make()
     net(x).wait_to_read()
     del net, x
     gc.collect()
     nd.waitall()
-    assert mx.context.memory_stats(mx.cpu(0))["in_use"] <= before
+    assert mx.context.memory_stats(on(0))["in_use"] <= before
 
 
 def test_changed_threads_make_it_anew():

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from places import on
 
 import mpgluon as mx
 from mpgluon import _core, autograd, nd
@@ -214,7 +215,7 @@ graphs = st.fixed_dictionaries({
 
 def run(graph, num_devices, flags=None, dtype="float32", rounds=2, again=False):
     """What two rounds of training, and a prediction after them, give. flags: None runs eagerly. again: backward recomputes."""
-    devices = [mx.cpu(70 + i % num_devices) for i in range(4)]
+    devices = [on(70 + i % num_devices) for i in range(4)]
     mx.random.seed(7)
     draw = np.random.RandomState(3)
     values = {"x": draw.uniform(-1, 1, (ROWS, WIDTH))}

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from places import on
 
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
@@ -39,7 +40,7 @@ class Net(gluon.HybridBlock):
 
 
 def make(num_devices=1):
-    devices = [mx.cpu(80 + i) for i in range(num_devices)]
+    devices = [on(80 + i) for i in range(num_devices)]
     mx.random.seed(2)
     net = Net(devices)
     for layer in net.layers:
@@ -125,10 +126,10 @@ def test_only_inputs_are_kept():
     net, x = make()
     net.hybridize()
     train(net, x, 1)
-    everything = planned(net)["cpu(80)"]
+    everything = planned(net)[str(on(80))]
     each_layer(net)
     train(net, x, 1)
-    layers = planned(net)["cpu(80)"]
+    layers = planned(net)[str(on(80))]
     kept = 16 * WIDTH * 4 * (LAYERS - 1)  # what comes into each layer but the first
     assert kept <= layers["saved"] <= kept + LAYERS * 1024  # and what backward of a layer reads of the next
     assert layers["total"] < 0.55 * everything["total"]
@@ -227,12 +228,12 @@ def test_a_budget_is_kept_and_no_more_is_computed_than_needed():
     net, x = make()
     net.hybridize()
     train(net, x, 1)
-    total = planned(net)["cpu(80)"]["total"]
+    total = planned(net)[str(on(80))]["total"]
     counts = []
     for share in (1.0, 0.9, 0.6, 0.45):
         net.hybridize(recompute=int(total * share))
         train(net, x, 1)
-        assert planned(net)["cpu(80)"]["total"] <= total * share
+        assert planned(net)[str(on(80))]["total"] <= total * share
         products = sum(op == "FullyConnected" for op, _ in again(net))
         counts.append((len(again(net)), products))
     assert counts[0] == (0, 0)  # it fits
@@ -264,21 +265,21 @@ def test_a_budget_per_device():
     net.hybridize()
     train(net, x, 1)
     before = planned(net)
-    limit = before["cpu(81)"]["total"] * 2 // 3
-    net.hybridize(recompute={mx.cpu(81): limit})
+    limit = before[str(on(81))]["total"] * 2 // 3
+    net.hybridize(recompute={on(81): limit})
     train(net, x, 1)
-    assert planned(net)["cpu(81)"]["total"] <= limit
+    assert planned(net)[str(on(81))]["total"] <= limit
     expected = train(*make())
     net, x = make(2)
-    net.hybridize(recompute={mx.cpu(80): "128 KiB", mx.cpu(81): limit})
+    net.hybridize(recompute={on(80): "128 KiB", on(81): limit})
     same(train(net, x), expected)
 
 
 def test_a_budget_that_cannot_be_kept():
     net, x = make(2)
-    net.hybridize(recompute={mx.cpu(80): 1000, mx.cpu(81): "1MB"})
+    net.hybridize(recompute={on(80): 1000, on(81): "1MB"})
     x.attach_grad()
-    with autograd.record(), pytest.raises(mx.MXNetError, match=r"needs \d+ bytes on cpu\(80\), where 1000 are allowed"):
+    with autograd.record(), pytest.raises(mx.MXNetError, match=r"needs \d+ bytes on [cg]pu\([80]+\), where 1000 are allowed"):
         net(x)
     net(x)  # prediction keeps nothing anyway
     net.hybridize(recompute="1MB")
@@ -299,7 +300,7 @@ def test_a_child_is_marked_when_its_parent_is_compiled_already():
     assert len(expected) > 2
 
 
-@pytest.mark.parametrize("value", ["lots", "12 parsecs", -1, 1.5, [1], {"cpu(0)": 1}, {mx.cpu(0): "x"}])
+@pytest.mark.parametrize("value", ["lots", "12 parsecs", -1, 1.5, [1], {str(on(0)): 1}, {on(0): "x"}])
 def test_what_is_no_budget(value):
     net, _ = make()
     with pytest.raises(mx.MXNetError, match="recompute"):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from places import on
 
 import mpgluon as mx
 from mpgluon import _core, autograd, nd
@@ -10,7 +11,7 @@ F32 = np.float32
 
 
 def array(shape, seed, ctx=None, scale=1.0):
-    return nd.array(np.random.RandomState(seed).randn(*shape).astype(F32) * F32(scale), ctx=ctx or mx.cpu(0))
+    return nd.array(np.random.RandomState(seed).randn(*shape).astype(F32) * F32(scale), ctx=ctx or on(0))
 
 
 def dump(function, *arrays, train=False, **flags):
@@ -148,7 +149,7 @@ def test_patterns_look_through_copies():
         return f
 
     arrays = [array((4, 4), 1), array((4, 4), 2)]
-    one, many = ([mx.cpu(0)] * 3, [mx.cpu(i) for i in range(3)])
+    one, many = ([on(0)] * 3, [on(i) for i in range(3)])
     for devices in (one, many):
         assert "transpose" not in ops(function(devices), *arrays)
     for a, b in zip(run(function(one), arrays), run(function(many), arrays)):

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from places import on
 
 import mpgluon as mx
 from mpgluon import _core, autograd, nd
@@ -148,7 +149,7 @@ def test_the_matrix_of_scores_is_never_kept():
         y = op(x)[0]
     y.backward()
     [entry] = op.compiled()
-    assert entry["devices"]["cpu(0)"]["planned"]["total"] < 512 * 512 * 4
+    assert entry["devices"][str(on(0))]["planned"]["total"] < 512 * 512 * 4
 
 
 def packed_heads(x):
@@ -271,8 +272,8 @@ def spread(devices):
 @pytest.mark.parametrize("mode", ["async", "shuffle"])
 def test_the_same_bits_on_several_devices(mode):
     arrays = [array((B, T, H * D), 1), array((3 * H * D, H * D), 2, scale=0.3)]
-    one = run(spread([mx.cpu(0)] * 3), arrays)
-    many = spread([mx.cpu(0), mx.cpu(1), mx.cpu(2)])
+    one = run(spread([on(0)] * 3), arrays)
+    many = spread([on(0), on(1), on(2)])
     assert fused(many, *arrays) == ["_dropout_attention"]
     mx.engine.set_mode(mode, 5)
     try:

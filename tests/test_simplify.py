@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from places import on
 
 import mpgluon as mx
 from mpgluon import _core, autograd, nd
@@ -236,8 +237,8 @@ def test_results_are_arrays_of_their_own():
 
 def test_one_copy_to_each_device(dumped):
     def function(x):
-        a, b = x.as_in_context(mx.cpu(1)), x.as_in_context(mx.cpu(1))
-        return [nd.exp(a) + nd.sin(b), nd.tanh(x.as_in_context(mx.cpu(2)))]
+        a, b = x.as_in_context(on(1)), x.as_in_context(on(1))
+        return [nd.exp(a) + nd.sin(b), nd.tanh(x.as_in_context(on(2)))]
 
     assert ops(dumped(function, nd.array(SPECIAL))["forward plan"]).count("_copyto") == 2
 
@@ -267,7 +268,7 @@ def test_gradients():
     results, op = train(function, arrays, True, exact=True)
     for a, b in zip(results, expected):
         np.testing.assert_array_equal(a, b)
-    entry = op.compiled()[0]["devices"]["cpu(0)"]
+    entry = op.compiled()[0]["devices"][str(on(0))]
     assert sum("dot" in step.get("op", "") for step in entry["forward"]) == 1
 
 
@@ -318,8 +319,8 @@ def test_budgets(limit):
 
     arrays = [rng.standard_normal(shape).astype("float32") / 6 for shape in ((64, 32), (32, 32))]
     expected, _ = train(function, arrays, False)
-    results, op = train(function, arrays, True, exact=True, **({"budget": [("cpu(0)", limit)]} if limit else {}))
+    results, op = train(function, arrays, True, exact=True, **({"budget": [(str(on(0)), limit)]} if limit else {}))
     for a, b in zip(results, expected):
         np.testing.assert_array_equal(a, b)
-    entry = op.compiled()[0]["devices"]["cpu(0)"]
+    entry = op.compiled()[0]["devices"][str(on(0))]
     assert sum("dot" in step.get("op", "") for step in entry["forward"]) == 6

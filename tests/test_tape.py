@@ -4,13 +4,14 @@ import gc
 
 import numpy as np
 import pytest
+from places import on
 
 import mpgluon as mx
 from mpgluon import _core, autograd, nd
 
 
 def variable(values, ctx=None, grad_req="write"):
-    array = nd.array(np.asarray(values, dtype="float32"), ctx=ctx or mx.cpu())
+    array = nd.array(np.asarray(values, dtype="float32"), ctx=ctx or on(0))
     array.attach_grad(grad_req)
     return array
 
@@ -42,20 +43,20 @@ def test_a_value_used_several_times(engine):
 
 
 def test_gradients_live_with_their_arrays(engine):
-    x, w = variable(np.ones((2, 3))), variable(np.full((2, 3), 2.0), ctx=mx.cpu(1))
+    x, w = variable(np.ones((2, 3))), variable(np.full((2, 3), 2.0), ctx=on(1))
     with autograd.record():
-        h = (x * 3).as_in_context(mx.cpu(1))
-        h = (h * w).as_in_context(mx.cpu(2))
-        y = (h * h).as_in_context(mx.cpu(0)).sum()
+        h = (x * 3).as_in_context(on(1))
+        h = (h * w).as_in_context(on(2))
+        y = (h * h).as_in_context(on(0)).sum()
     y.backward()
-    assert x.grad.context == mx.cpu(0) and w.grad.context == mx.cpu(1)
+    assert x.grad.context == on(0) and w.grad.context == on(1)
     assert np.array_equal(x.grad.asnumpy(), np.full((2, 3), 72.0))
     assert np.array_equal(w.grad.asnumpy(), np.full((2, 3), 36.0))
 
 
 def test_inputs_on_different_devices_are_an_error():
-    a, b = nd.ones((2,)), nd.ones((2,), ctx=mx.cpu(1))
-    with pytest.raises(mx.MXNetError, match=r"cpu\(0\).*cpu\(1\).*as_in_context"):
+    a, b = nd.ones((2,)), nd.ones((2,), ctx=on(1))
+    with pytest.raises(mx.MXNetError, match=r"[cg]pu\(0\).*[cg]pu\(1\).*as_in_context"):
         a + b
 
 
@@ -221,7 +222,7 @@ def test_gradients_of_gradients(engine):
 def test_gradients_of_gradients_across_devices():
     x = variable([1.0, 2.0])
     with autograd.record():
-        y = ((x * x).as_in_context(mx.cpu(1)) * 2).as_in_context(mx.cpu(0)) * x
+        y = ((x * x).as_in_context(on(1)) * 2).as_in_context(on(0)) * x
         g = autograd.grad(y, [x], create_graph=True)[0]
         s = (g * g).sum()
     s.backward()
@@ -326,12 +327,12 @@ def test_memory_goes_back_as_backward_proceeds():
 
     run()
     nd.waitall()
-    before = _core.memory_stats(mx.cpu(0))["in_use"]
-    _core.reset_peak_memory(mx.cpu(0))
+    before = _core.memory_stats(on(0))["in_use"]
+    _core.reset_peak_memory(on(0))
     run()
     nd.waitall()
     gc.collect()
-    stats = _core.memory_stats(mx.cpu(0))
+    stats = _core.memory_stats(on(0))
     assert stats["in_use"] <= before
     assert stats["peak_in_use"] - before <= 24 * 256 * 1024  # what was saved is freed while the gradient moves up
 
@@ -352,6 +353,6 @@ def test_bits_do_not_depend_on_devices():
         loss.backward()
         return [loss.asnumpy(), x.grad.asnumpy()] + [w.grad.asnumpy() for w in ws]
 
-    one = run([mx.cpu(0)] * 4)
-    for devices in ([mx.cpu(0), mx.cpu(1), mx.cpu(0), mx.cpu(1)], [mx.cpu(3), mx.cpu(2), mx.cpu(1), mx.cpu(0)]):
+    one = run([on(0)] * 4)
+    for devices in ([on(0), on(1), on(0), on(1)], [on(3), on(2), on(1), on(0)]):
         assert all(np.array_equal(a, b) for a, b in zip(one, run(devices)))

@@ -6,13 +6,14 @@ import sys
 
 import numpy as np
 import pytest
+from places import on
 
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon import parallel as par
 from mpgluon.gluon import nn, rnn
 
-DEVICES = [mx.cpu(i) for i in range(4)]
+DEVICES = [on(i) for i in range(4)]
 COUNTS = pytest.mark.parametrize("count", [2, 3, 4])
 MODES = pytest.mark.parametrize("hybridize", [False, True], ids=["eager", "hybrid"])
 
@@ -383,11 +384,11 @@ def test_split_layers_in_a_pipeline(count):
 
 def test_parameters_say_which_part_they_are():
     net = par.ColumnParallelDense(12, DEVICES[:2], blocks=3, unit=2, gather_output=False, in_units=5, prefix="qkv_")
-    net.initialize(ctx=mx.cpu(3))  # they stay on the layer's devices
+    net.initialize(ctx=on(3))  # they stay on the layer's devices
     first, second = net.shard0_weight, net.shard1_weight
     assert (first.name, first.global_name, first.global_shape, first.shape) == ("qkv_shard0_weight", "qkv_weight", (12, 5), (6, 5))
     assert (second.axis, second.index, second.count) == (0, 1, 2) and second.ranges == [(2, 4), (6, 8), (10, 12)]
-    assert first.list_ctx() == [mx.cpu(0)] and second.list_ctx() == [mx.cpu(1)]
+    assert first.list_ctx() == [on(0)] and second.list_ctx() == [on(1)]
     second.set_data(nd.arange(60).reshape((12, 5)))
     assert second.data()[:, 0].asnumpy().tolist() == [10, 15, 30, 35, 50, 55]
 
@@ -402,7 +403,7 @@ def test_saved_and_loaded(tmp_path):
     nets[1].load_parameters(path)
     assert np.array_equal(nets[0](x).asnumpy(), nets[1](x).asnumpy())
     fresh = par.ColumnParallelDense(7, DEVICES[:3], in_units=5)
-    fresh.load_parameters(path, ctx=mx.cpu(0))
+    fresh.load_parameters(path, ctx=on(0))
     assert np.array_equal(nets[0](x).asnumpy(), fresh(x).asnumpy())
 
 
@@ -413,9 +414,9 @@ def test_lists_in_lists_out():
     x = nd.array(inputs_of((2, 4)))
     outs = layer(par.broadcast(x, ctx))
     assert [out.context for out in outs] == ctx and all(np.array_equal(out.asnumpy(), layer(x).asnumpy()) for out in outs)
-    row = par.RowParallelDense(4, ctx, in_units=4, output_ctx=mx.cpu(3))
+    row = par.RowParallelDense(4, ctx, in_units=4, output_ctx=on(3))
     row.initialize()
-    assert row(x).context == mx.cpu(3) == row(par.broadcast(x, ctx)).context
+    assert row(x).context == on(3) == row(par.broadcast(x, ctx)).context
 
 
 def states_of(layer, x):
@@ -434,7 +435,7 @@ def test_lstm_states(count, options):
     many = states_of(par.ParallelLSTM(6, DEVICES[:count], num_layers=2, prefix="l_", **options), x)
     for a, b in zip(many, states_of(rnn.LSTM(6, num_layers=2, prefix="l_", **options), x)):
         close(a, b)
-        assert a.context == mx.cpu(0)
+        assert a.context == on(0)
 
 
 CTX = DEVICES[:2]
@@ -464,7 +465,7 @@ def shared():
         (lambda: par.ParallelSelfAttention(8, 3, CTX), ValueError, "8 units can't be divided into 3 heads"),
         (lambda: par.ColumnParallelDense(3, []), ValueError, "list of Contexts"),
         (lambda: ready(par.RowParallelDense(3, CTX, in_units=4, input_is_parallel=True))(nd.ones((2, 4))), mx.MXNetError, "not one array"),
-        (lambda: ready(par.ColumnParallelDense(3, CTX, in_units=4))([nd.ones((2, 4))] * 2), mx.MXNetError, r"one array on each of \[cpu\(0\), cpu\(1\)\]"),
+        (lambda: ready(par.ColumnParallelDense(3, CTX, in_units=4))([nd.ones((2, 4))] * 2), mx.MXNetError, r"one array on each of \[[cg]pu\(0\), [cg]pu\(1\)\]"),
         (lambda: par.ColumnParallelDense(3, CTX)(mx.sym.var("x")), mx.MXNetError, "no symbol"),
         (lambda: par.VocabParallelSoftmaxCELoss()(nd.ones((2, 3)), nd.ones((2,))), mx.MXNetError, "list of arrays"),
         (lambda: par.SequenceParallelLayerNorm(CTX, axis=2)(nd.ones((2, 3, 4))), mx.MXNetError, "can't be the last one"),
@@ -478,7 +479,7 @@ def shared():
         (lambda: par.shard(chain(rnn.LSTM(4, state_clip_max=1.0)), {"0": "gates"}, CTX), NotImplementedError, "clipped states"),
         (lambda: par.shard(chain(rnn.LSTM(4, projection_size=2)), {"0": "gates"}, CTX), NotImplementedError, r"shard: '0' \(LSTM\): LSTMs with a projection"),
         (lambda: par.shard(shared(), {"0": "row"}, CTX), mx.MXNetError, "shares parameter"),
-        (lambda: ready(par.ColumnParallelDense(4, CTX, in_units=4)).reset_ctx(mx.cpu(0)), mx.MXNetError, r"stays on cpu\(1\)"),
+        (lambda: ready(par.ColumnParallelDense(4, CTX, in_units=4)).reset_ctx(on(0)), mx.MXNetError, r"stays on [cg]pu\(1\)"),
     ],
 )
 def test_errors(call, error, text):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from places import on
 
 import mpgluon as mx
 from mpgluon import _core, autograd, gluon, nd
@@ -133,14 +134,14 @@ class Net(gluon.HybridBlock):
             self.last.add(nn.Conv2D(32, 3, 1, 0, use_bias=bias), nn.Activation("relu"), nn.Conv2D(32, 3, 2, 1, use_bias=bias), nn.GlobalAvgPool2D(), nn.Dense(5))
 
     def hybrid_forward(self, F, x):
-        return self.last(self.first(x).as_in_context(mx.cpu(self._device)))
+        return self.last(self.first(x).as_in_context(on(self._device)))
 
 
 def make(device=0, bias=False, batch=2):
     mx.random.seed(3)
     net = Net(device, bias)
-    net.first.initialize(mx.init.Xavier(), ctx=mx.cpu(0))
-    net.last.initialize(mx.init.Xavier(), ctx=mx.cpu(device))
+    net.first.initialize(mx.init.Xavier(), ctx=on(0))
+    net.last.initialize(mx.init.Xavier(), ctx=on(device))
     x = random((batch, 16, 20, 18), 5)
     net(x)
     return net, x

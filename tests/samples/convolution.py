@@ -232,11 +232,11 @@ def packed(data, weight, name, no_bias=False, channels_last=False, add=False, re
 
 def winograd(data, filters, name, pad=(), no_bias=False, trains=False, add=False, relu=False):
     """A sample of _winograd_convolution, whose weight the backend packs in an order of its own. Data with the channels last."""
-    from mpgluon import _core, nd
+    from mpgluon import _core, cpu, nd
 
     values = np.random.RandomState(1).uniform(-1, 1, (filters, data[3], 3, 3)).astype(np.float32)
     values[-1, -1, -1, -1] = 3
-    packed_values = _core.get_op("_pack_winograd")(nd.array(values)).asnumpy()
+    packed_values = _core.get_op("_pack_winograd")(nd.array(values, ctx=cpu())).asnumpy()
 
     def reference(x, _, *rest, **params):
         rest = list(rest)
