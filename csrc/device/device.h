@@ -117,6 +117,8 @@ typedef struct mpg_backend {
   mpg_status (*capture_end)(mpg_device *device, bool keep, void **capture);
   mpg_status (*capture_run)(mpg_device *device, void *capture);
   void (*capture_free)(mpg_device *device, void *capture);
+  /* Optional: records the failures that the device itself has reported (mpg_device.raised). Any thread. */
+  void (*collect)(mpg_device *device);
   bool host_accessible; /* its memory can be read and written by the host directly */
   bool runs_inline;     /* small work may run in the submitting thread on an idle device */
 } mpg_backend;
@@ -150,6 +152,7 @@ struct mpg_device {
   void *kernel_cache;                      /* the kernels' own prepared primitives for this device */
   void (*kernel_cache_free)(void *cache);  /* called when the device is closed */
   struct mpg_failures *failures;           /* see mpg_device_fail */
+  _Atomic(uint32_t) *raised; /* the device sets it before `completed`, when it has failures to report; NULL: it does not */
   struct mpg_event_buffer *events;         /* the profiler's */
   mpg_submitted *recent;                   /* the latest submissions, a ring; host lock */
   uint64_t submissions;

@@ -21,7 +21,7 @@ typedef struct failed_range {
   const mpg_cause *cause;
 } failed_range;
 
-/* Sorted by tick: work of a device ends in the order of its ticks. */
+/* Sorted by tick. Work of a device mostly fails in this order; what a GPU reports of earlier work goes in between. */
 struct mpg_failures {
   pthread_mutex_t lock;
   failed_range *ranges;
@@ -61,13 +61,9 @@ void mpg_failures_close(mpg_device *device) {
   device->failures = NULL;
 }
 
-const mpg_cause *mpg_failures_find(mpg_device *device, mpg_tick tick) {
-  if (!atomic_load_explicit(&device->failed, memory_order_acquire)) return NULL;
-  struct mpg_failures *failures = device->failures;
-  if (tick == 0 || tick > atomic_load_explicit(&failures->last_failed, memory_order_acquire)) return NULL;
-  const mpg_cause *cause = NULL;
-  pthread_mutex_lock(&failures->lock);
-  size_t low = 0, high = failures->count; /* the first range whose last tick is not before `tick` */
+/* The first range whose last tick is not before `tick`. The lock is held. */
+static size_t range_at(const struct mpg_failures *failures, mpg_tick tick) {
+  size_t low = 0, high = failures->count;
   while (low < high) {
     size_t middle = low + (high - low) / 2;
     if (failures->ranges[middle].last < tick)
@@ -75,55 +71,92 @@ const mpg_cause *mpg_failures_find(mpg_device *device, mpg_tick tick) {
     else
       high = middle;
   }
-  if (low < failures->count && failures->ranges[low].first <= tick) cause = failures->ranges[low].cause;
+  return low;
+}
+
+/* What the device itself has found wrong since. */
+static void hear_reports(mpg_device *device) {
+  if (device->raised && atomic_load_explicit(device->raised, memory_order_acquire)) device->backend->collect(device);
+}
+
+const mpg_cause *mpg_failures_find(mpg_device *device, mpg_tick tick) {
+  hear_reports(device);
+  if (!atomic_load_explicit(&device->failed, memory_order_acquire)) return NULL;
+  struct mpg_failures *failures = device->failures;
+  if (tick == 0 || tick > atomic_load_explicit(&failures->last_failed, memory_order_acquire)) return NULL;
+  const mpg_cause *cause = NULL;
+  pthread_mutex_lock(&failures->lock);
+  size_t at = range_at(failures, tick);
+  if (at < failures->count && failures->ranges[at].first <= tick) cause = failures->ranges[at].cause;
   pthread_mutex_unlock(&failures->lock);
   return cause;
+}
+
+/* first..last fall in no range. The lock is held. */
+static void add_range(struct mpg_failures *failures, mpg_tick first, mpg_tick last, const mpg_cause *cause) {
+  size_t at = range_at(failures, first), news = at;
+  failed_range *previous = at > 0 ? &failures->ranges[at - 1] : NULL;
+  if (previous && previous->cause == cause && previous->last + 1 == first) {
+    previous->last = last;
+    news = at - 1; /* a cause that came back is news again */
+  } else if (mpg_grow((void **)&failures->ranges, &failures->capacity, failures->count + 1, sizeof *failures->ranges) == MPG_OK) {
+    memmove(failures->ranges + at + 1, failures->ranges + at, (failures->count - at) * sizeof *failures->ranges);
+    failures->ranges[at] = (failed_range){first, last, cause};
+    failures->count++;
+  } else { /* No memory: a failure must not get lost, so a neighbour is widened over what lies between. */
+    news = at > 0 ? at - 1 : 0;
+    failed_range *widened = &failures->ranges[news];
+    if (widened->last < last) widened->last = last;
+    if (widened->first > first) widened->first = first;
+    widened->cause = &no_memory_cause;
+  }
+  if (failures->looked_at > news) failures->looked_at = news;
 }
 
 void mpg_failures_add(mpg_device *device, mpg_tick first, mpg_tick last, const mpg_cause *cause) {
   struct mpg_failures *failures = device->failures;
   pthread_mutex_lock(&failures->lock);
-  failed_range *previous = failures->count ? &failures->ranges[failures->count - 1] : NULL;
-  if (previous && previous->cause == cause && previous->last + 1 == first) {
-    previous->last = last;
-    if (failures->looked_at == failures->count) failures->looked_at--; /* a cause that came back is news again */
-  } else if (mpg_grow((void **)&failures->ranges, &failures->capacity, failures->count + 1, sizeof *failures->ranges) == MPG_OK) {
-    failures->ranges[failures->count++] = (failed_range){first, last, cause};
-  } else {
-    /* No memory: a failure must not get lost, so the latest range is widened over what lies between. */
-    previous->last = last;
-    previous->cause = &no_memory_cause;
-    if (failures->looked_at == failures->count) failures->looked_at--;
+  for (mpg_tick tick = first; tick <= last;) { /* what has failed already has its cause */
+    size_t at = range_at(failures, tick);
+    const failed_range *next = at < failures->count ? &failures->ranges[at] : NULL;
+    mpg_tick end = last;
+    if (next && next->first <= tick) {
+      end = next->last;
+    } else {
+      if (next && next->first <= last) end = next->first - 1;
+      add_range(failures, tick, end, cause);
+    }
+    tick = end + 1;
   }
-  atomic_store_explicit(&failures->last_failed, last, memory_order_release);
+  if (last > atomic_load_explicit(&failures->last_failed, memory_order_relaxed)) atomic_store_explicit(&failures->last_failed, last, memory_order_release);
   atomic_store_explicit(&device->failed, true, memory_order_release);
   pthread_mutex_unlock(&failures->lock);
+}
+
+const mpg_cause *mpg_cause_new(mpg_device *device, mpg_status status, const char *text, const mpg_submission *submission) {
+  size_t size = strlen(text) + 1;
+  mpg_cause *cause = mpg_malloc(sizeof *cause + size);
+  if (!cause) {
+    atomic_store(&no_memory_cause.reported, false);
+    return &no_memory_cause;
+  }
+  *cause = (mpg_cause){.status = status,
+                       .origin = submission ? submission->origin : 0,
+                       .scope = submission ? submission->scope : 0,
+                       .stage = submission ? submission->stage : 0,
+                       .micro_batch = submission ? submission->micro_batch : 0,
+                       .steps = submission ? submission->steps : 0,
+                       .name = submission ? submission->name : NULL,
+                       .device = device};
+  memcpy(cause->text, text, size);
+  return cause;
 }
 
 void mpg_device_fail(mpg_device *device, mpg_tick first, mpg_tick last, mpg_status status, const mpg_submission *submission) {
   const char *text = mpg_error_text();
   const mpg_cause *known = passed_on;
-  if (known && known->status == status && strcmp(known->text, text) == 0) {
-    mpg_failures_add(device, first, last, known);
-    return;
-  }
-  size_t size = strlen(text) + 1;
-  mpg_cause *cause = mpg_malloc(sizeof *cause + size);
-  if (cause) {
-    *cause = (mpg_cause){.status = status,
-                         .origin = submission ? submission->origin : 0,
-                         .scope = submission ? submission->scope : 0,
-                         .stage = submission ? submission->stage : 0,
-                         .micro_batch = submission ? submission->micro_batch : 0,
-                         .steps = submission ? submission->steps : 0,
-                         .name = submission ? submission->name : NULL,
-                         .device = device};
-    memcpy(cause->text, text, size);
-  } else {
-    cause = &no_memory_cause;
-    atomic_store(&cause->reported, false);
-  }
-  mpg_failures_add(device, first, last, cause);
+  bool same = known && known->status == status && strcmp(known->text, text) == 0;
+  mpg_failures_add(device, first, last, same ? known : mpg_cause_new(device, status, text, submission));
 }
 
 mpg_status mpg_failures_report(const mpg_cause *cause) {
@@ -154,6 +187,7 @@ mpg_status mpg_device_failure(mpg_device *device, mpg_tick tick) {
 }
 
 const mpg_cause *mpg_failures_unreported(mpg_device *device) {
+  hear_reports(device);
   if (!atomic_load_explicit(&device->failed, memory_order_acquire)) return NULL;
   struct mpg_failures *failures = device->failures;
   const mpg_cause *first = NULL;

@@ -14,19 +14,14 @@
 
 #include "base/clock.h"
 #include "base/memory.h"
+#include "device/issued.h"
 #include "device/queue.h"
 
-enum { PUBLISH_EVERY = 16, KEPT = 1024 };
+enum { PUBLISH_EVERY = 16 };
 static const int64_t LINGER_NS = 3000, POLL_FIRST_NS = 5000, POLL_LAST_NS = 100000, WAIT_SLICE_NS = 20000000, CHECK_EVERY_NS = 5000000;
 
-typedef struct kept_submission { /* to say what was running when the device was lost */
-  mpg_tick last;
-  const char *name;
-  uint32_t origin, scope, stage, micro_batch;
-} kept_submission;
-
 typedef struct gpu_state {
-  mpg_queue queue; /* its mutex also guards the events and the loss */
+  mpg_queue queue; /* its mutex also guards the events, the loss and the checks */
   mpg_gpu *gpu;
   const mpg_gpu_driver *driver;
   mpg_sleepers sleepers; /* until work is issued */
@@ -34,14 +29,14 @@ typedef struct gpu_state {
   bool forked; /* host lock: this is a child process, where the driver cannot be used */
   mpg_tick event_ticks[MPG_GPU_EVENTS]; /* everything up to there is before event i; 0: not recorded */
   uint32_t next_event;
+  mpg_issued history;
   /* The worker's. */
   mpg_tick published;
   int unpublished; /* tasks issued since */
-  kept_submission *kept; /* a ring of the latest tasks; also read by who finds the device lost */
-  uint64_t num_kept;
   _Alignas(64) _Atomic(mpg_tick) issued;
 } gpu_state;
 
+static bool gpu_wait(mpg_device *device, mpg_tick tick, int64_t timeout_ns);
 static gpu_state *state_of(const mpg_device *device) { return device->backend_state; }
 static bool is_gpu(const mpg_device *device) { return device->backend == &mpg_gpu_backend; }
 
@@ -55,14 +50,18 @@ static mpg_status gpu_open(mpg_device *device) {
   mpg_sleepers_init(&state->sleepers);
   state->driver = library->driver;
   device->backend_state = state;
-  state->kept = mpg_calloc(KEPT, sizeof *state->kept);
-  mpg_status status = state->kept ? MPG_OK : mpg_out_of_host_memory(KEPT * sizeof *state->kept);
+  mpg_status status = mpg_issued_init(&state->history);
   if (status == MPG_OK) status = state->driver->open(device->id.index, &device->completed, &state->gpu);
-  if (status != MPG_OK) mpg_free(state->kept);
-  else device->stream = state->driver->stream(state->gpu);
+  if (status != MPG_OK) {
+    mpg_issued_close(&state->history);
+    return status;
+  }
+  device->stream = state->driver->stream(state->gpu);
+  state->history.reports = state->driver->reports(state->gpu);
+  device->raised = &state->history.reports->raised;
   const char *graphs = getenv("MPGLUON_CUDA_GRAPHS");
   device->captures = !graphs || strcmp(graphs, "0") != 0;
-  return status;
+  return MPG_OK;
 }
 
 /* --- Loss ------------------------------------------------------------------------------------------------------------ */
@@ -71,9 +70,7 @@ static mpg_status gpu_open(mpg_device *device) {
 static void fail_issued(mpg_device *device, gpu_state *state) {
   mpg_tick done = atomic_load(&device->completed), issued = atomic_load(&state->issued);
   if (issued <= done) return;
-  const kept_submission *first = NULL;
-  for (uint64_t i = state->num_kept < KEPT ? 0 : state->num_kept - KEPT + 1; i < state->num_kept && !first; i++)
-    if (state->kept[i % KEPT].last > done) first = &state->kept[i % KEPT];
+  const mpg_issued_work *first = mpg_issued_after(&state->history, done);
   mpg_submission work = {0};
   if (first)
     work = (mpg_submission){.name = first->name, .origin = first->origin, .scope = first->scope, .stage = first->stage, .micro_batch = first->micro_batch};
@@ -151,13 +148,32 @@ static void wait_on_stream(mpg_device *device, mpg_device *peer, mpg_tick tick) 
   if (status != MPG_OK) lose(recorded ? device : peer);
 }
 
+/* A peer has issued up to the point; whether that is good may depend on checks that it makes when it runs. False: asked to stop. */
+static bool wait_for_checks(mpg_device *device, mpg_point point) {
+  gpu_state *state = state_of(device), *other = state_of(point.device);
+  if (!atomic_load_explicit(&other->history.open, memory_order_relaxed)) return true;
+  bool published = false;
+  for (;;) {
+    pthread_mutex_lock(&other->queue.mutex);
+    bool open = mpg_issued_open_before(&other->history, point.device, point.tick);
+    pthread_mutex_unlock(&other->queue.mutex);
+    if (!open) return true;
+    if (mpg_queue_stopping(&state->queue)) return false;
+    if (!published) publish_issued(device, state);
+    published = true;
+    gpu_wait(point.device, point.tick, WAIT_SLICE_NS);
+  }
+}
+
 /* Before work on `device` touches what another device has done up to the point. False: asked to stop. */
 static bool wait_for(mpg_device *device, mpg_point point) {
   gpu_state *state = state_of(device);
   if (point.device == device || mpg_tick_reached(point.device, point.tick)) return true;
   if (!is_gpu(point.device)) {
     publish_issued(device, state);
-    return mpg_queue_wait(&state->queue, device, point);
+    bool reached = mpg_queue_wait(&state->queue, device, point);
+    state->driver->attach(state->gpu); /* in shuffled order this thread has run that device's work */
+    return reached;
   }
   if (atomic_load(&state_of(point.device)->issued) < point.tick) {
     publish_issued(device, state);
@@ -168,6 +184,7 @@ static bool wait_for(mpg_device *device, mpg_point point) {
     atomic_store_explicit(&device->at.peer, 0, memory_order_relaxed);
     if (!reached) return false;
   }
+  if (point.data && !wait_for_checks(device, point)) return false;
   if (!mpg_tick_reached(point.device, point.tick)) wait_on_stream(device, point.device, point.tick);
   return true;
 }
@@ -189,6 +206,35 @@ static void gpu_run_signal(mpg_run *run, mpg_tick tick) {
   if (status != MPG_OK) lose(device);
   issue(device, state, tick);
   publish_issued(device, state); /* a CPU device may wait for it */
+}
+
+/* The worker waits until its own stream has passed `tick`, which has been issued. 0: not at all. */
+static void settle(mpg_device *device, gpu_state *state, mpg_tick tick) {
+  if (!tick) return;
+  publish_issued(device, state);
+  while (!gpu_wait(device, tick, WAIT_SLICE_NS) && !mpg_queue_stopping(&state->queue)) continue;
+  pthread_mutex_lock(&state->queue.mutex);
+  mpg_issued_collect(&state->history, device);
+  pthread_mutex_unlock(&state->queue.mutex);
+}
+
+mpg_status mpg_gpu_check(mpg_device *device, mpg_gpu_report **report, _Atomic(uint32_t) **raised) {
+  gpu_state *state = state_of(device);
+  mpg_tick tick;
+  if (device->scratch_stays) return mpg_fail(MPG_NOT_IMPLEMENTED, "a kernel with a check is not captured: where it reports is for one call");
+  *raised = device->raised;
+  while (!(*report = mpg_issued_check(&state->history, device, &state->queue.mutex, atomic_load(&state->issued) + 1, &tick))) {
+    if (mpg_queue_stopping(&state->queue)) return mpg_fail(MPG_ERROR, "mpgluon has been shut down");
+    settle(device, state, tick);
+  }
+  return MPG_OK;
+}
+
+static void gpu_collect(mpg_device *device) {
+  gpu_state *state = state_of(device);
+  pthread_mutex_lock(&state->queue.mutex);
+  mpg_issued_collect(&state->history, device);
+  pthread_mutex_unlock(&state->queue.mutex);
 }
 
 /* --- Worker ------------------------------------------------------------------------------------------------------------ */
@@ -214,9 +260,8 @@ static void *worker_main(void *argument) {
     bool going = true;
     for (int i = 0; i < work->num_points && going; i++) going = wait_for(device, work->points[i]);
     if (!going) break;
-    state->kept[state->num_kept % KEPT] =
-        (kept_submission){mpg_task_last_tick(task), work->name, work->origin, work->scope, work->stage, work->micro_batch};
-    state->num_kept++;
+    settle(device, state, mpg_issued_crowded(&state->history));
+    mpg_issued_begin(&state->history, device, &state->queue.mutex, task);
     mpg_point blocked_on = {0};
     bool done = true;
     if (atomic_load(&state->lost)) {
@@ -380,6 +425,7 @@ const mpg_backend mpg_gpu_backend = {
     .capture_run = gpu_capture_run,
     .capture_free = gpu_capture_free,
     .issued = gpu_issued,
+    .collect = gpu_collect,
     .host_accessible = false,
     .runs_inline = false,
 };

@@ -20,12 +20,29 @@
 
 typedef struct mpg_gpu mpg_gpu; /* the driver's state of one (logical) device */
 
+/* What kernels find wrong with their inputs when they run. Host memory, which the card writes in the order of the work: the report first, `raised` then, and
+ * `completed` behind the work. Pointers are the host's. */
+enum { MPG_GPU_REPORTS = 64 };
+typedef struct mpg_gpu_report {
+  const char *format; /* for mpg_fail: of the op's name (%s) and four int64_t (%lld); as long-lived as the library. NULL: nothing was wrong */
+  const char *name;
+  int64_t values[4];
+  uint32_t scope; /* of the instruction; 0: none */
+  int32_t status;
+} mpg_gpu_report;
+typedef struct mpg_gpu_reports {
+  _Atomic(uint32_t) raised;
+  mpg_gpu_report list[MPG_GPU_REPORTS];
+} mpg_gpu_reports;
+
 /* What the library may ask of the core. */
 typedef struct mpg_gpu_services {
   mpg_status (*fail)(mpg_status code, const char *format, va_list arguments);
   const char *(*error_text)(void);
   void *(*scratch)(mpg_device *device, mpg_scratch_slot slot, size_t size); /* running work */
   int (*folders)(const char *const **folders); /* where the host keeps libraries; borrowed */
+  /* Running work: what it issues next may write *report, if that says nothing yet, and set *raised then. Waits while very many works have such checks under way. */
+  mpg_status (*check)(mpg_device *device, mpg_gpu_report **report, _Atomic(uint32_t) **raised);
 } mpg_gpu_services;
 
 enum { MPG_GPU_EVENTS = 64 };
@@ -35,6 +52,7 @@ typedef struct mpg_gpu_driver {
   int (*count)(const char **reason);
   /* Opens one. The stream writes ticks to `completed`, which lies in a page that only this device uses. */
   mpg_status (*open)(int index, _Atomic(mpg_tick) *completed, mpg_gpu **gpu);
+  mpg_gpu_reports *(*reports)(mpg_gpu *gpu); /* zeroed; lives as long as the process */
   void (*close)(mpg_gpu *gpu); /* after its work, which it waits for; what kernels keep is freed by this thread afterwards */
   void (*attach)(mpg_gpu *gpu); /* this thread will issue its work */
   void *(*stream)(mpg_gpu *gpu); /* the compute stream */
@@ -75,6 +93,9 @@ typedef struct mpg_gpu_library {
 } mpg_gpu_library;
 typedef const mpg_gpu_library *(*mpg_gpu_library_open_fn)(const mpg_gpu_services *services);
 #define MPG_GPU_LIBRARY_OPEN "mpg_gpu_library_open"
+
+/* gpu.c: the service `check`. */
+mpg_status mpg_gpu_check(mpg_device *device, mpg_gpu_report **report, _Atomic(uint32_t) **raised);
 
 /* gpu_library.c. Host lock. The library, opened on the first call; NULL: *reason (static) says why there is none. */
 const mpg_gpu_library *mpg_gpu_library_get(const char **reason);

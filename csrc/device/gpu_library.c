@@ -55,7 +55,8 @@ static bool library_path(char *path, size_t size) {
 
 const mpg_gpu_library *mpg_gpu_library_get(const char **reason) {
   static const mpg_gpu_services services = {
-      .fail = service_fail, .error_text = mpg_error_text, .scratch = mpg_device_scratch_slot, .folders = mpg_library_folders};
+      .fail = service_fail, .error_text = mpg_error_text, .scratch = mpg_device_scratch_slot, .folders = mpg_library_folders,
+      .check = mpg_gpu_check};
   *reason = gpu_library.reason;
   if (gpu_library.library || gpu_library.reason[0]) return gpu_library.library;
   char path[480];

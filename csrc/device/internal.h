@@ -15,6 +15,7 @@ typedef struct mpg_cause mpg_cause; /* lives as long as the process */
 
 mpg_status mpg_failures_open(mpg_device *device);
 void mpg_failures_close(mpg_device *device); /* of a device that could not be opened */
+const mpg_cause *mpg_cause_new(mpg_device *device, mpg_status status, const char *text, const mpg_submission *submission); /* never NULL */
 const mpg_cause *mpg_failures_find(mpg_device *device, mpg_tick tick); /* NULL: that tick did not fail */
 void mpg_failures_add(mpg_device *device, mpg_tick first, mpg_tick last, const mpg_cause *cause);
 mpg_status mpg_failures_report(const mpg_cause *cause);                /* sets the error text; marks as reported */

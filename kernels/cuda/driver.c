@@ -23,6 +23,7 @@ struct mpg_gpu {
   cudaEvent_t events[MPG_GPU_EVENTS];
   cudaEvent_t issued; /* scratch for ordering frees; by whoever issues */
   unsigned long long completed; /* where the card sees `completed` */
+  mpg_gpu_reports *reports;
   char description[320];
 };
 
@@ -121,6 +122,8 @@ static mpg_status driver_open(int index, _Atomic(mpg_tick) *completed, mpg_gpu *
   registered = true;
   MPG_GOTO(mpg_cuda_check(cudaHostGetDevicePointer(&mapped, page, 0), "cudaHostGetDevicePointer"));
   gpu->completed = (unsigned long long)(uintptr_t)mapped + ((uintptr_t)completed & 4095);
+  MPG_GOTO(mpg_cuda_check(cudaHostAlloc((void **)&gpu->reports, sizeof *gpu->reports, cudaHostAllocMapped | cudaHostAllocPortable), "cudaHostAlloc"));
+  memset(gpu->reports, 0, sizeof *gpu->reports);
   MPG_GOTO(make_streams(gpu));
   MPG_GOTO(make_pool(gpu));
   if (index < 64) atomic_store(&cuda_state.opened[index], gpu);
@@ -139,6 +142,7 @@ static void driver_close(mpg_gpu *gpu) {
 }
 
 static void driver_attach(mpg_gpu *gpu) { cudaSetDevice(gpu->card); }
+static mpg_gpu_reports *driver_reports(mpg_gpu *gpu) { return gpu->reports; }
 static void *driver_stream(mpg_gpu *gpu) { return gpu->compute; }
 
 /* Gives back what the pools of the card keep in other sizes, and what is being freed. */
@@ -270,6 +274,7 @@ static const char *driver_describe(mpg_gpu *gpu) { return gpu->description; }
 const mpg_gpu_driver mpg_cuda_driver = {
     .count = driver_count,
     .open = driver_open,
+    .reports = driver_reports,
     .close = driver_close,
     .attach = driver_attach,
     .stream = driver_stream,

@@ -1,26 +1,26 @@
 /* Gathering and scattering. Indices are first made safe positions (in scratch memory); then items are moved, as wide as alignment allows.
  *
  * Sums are taken in the order of the indices: positions are sorted (stably), and a thread adds up the rows of one position. Of equal
- * positions that are written, the last one counts. Ops that refuse an index out of range wait for the check.
+ * positions that are written, the last one counts. An index that is refused raises an alarm, and counts as one at the end of its dimension.
  */
 #include <string.h>
 
 #include "kernels/cuda/access.h"
+#include "kernels/cuda/alarm.h"
 #include "kernels/cuda/move.h"
 #include "kernels/cuda/sort.h"
 
 namespace {
 
 enum { MODE_CLIP, MODE_RAISE, MODE_WRAP }; /* take's words; pick has clip and wrap */
-#define NONE INT64_MAX
 
 /* --- Safe positions ------------------------------------------------------------------------------------------------------------ */
 
-__global__ void positions_kernel(mpg_untyped indices, int64_t count, int64_t size, int mode, int64_t *positions, long long *bad) {
+__global__ void positions_kernel(mpg_untyped indices, int64_t count, int64_t size, int mode, int64_t *positions, unsigned long long *bad) {
   int64_t i = MPG_CUDA_INDEX;
   if (i >= count) return;
   int64_t index = mpg_cuda_index_at(indices, i);
-  if (mode == MODE_RAISE && (index < 0 || index >= size)) atomicMin(bad, (long long)i);
+  if (mode == MODE_RAISE && (index < 0 || index >= size)) atomicMin(bad, (unsigned long long)i);
   positions[i] = mode == MODE_WRAP ? mpg_index_wrap(index, size) : mpg_index_clip(index, size);
 }
 
@@ -29,34 +29,34 @@ struct dims {
   int count;
 };
 
-__global__ void positions_nd_kernel(mpg_untyped indices, int64_t count, dims shape, int64_t *positions, long long *bad) {
+__global__ void positions_nd_kernel(mpg_untyped indices, int64_t count, dims shape, int64_t *positions, unsigned long long *bad) {
   int64_t i = MPG_CUDA_INDEX, position = 0;
   if (i >= count) return;
   for (int d = 0; d < shape.count; d++) {
     int64_t size = shape.values[d], index = mpg_cuda_index_at(indices, d * count + i);
-    if (index < -size || index >= size) atomicMin(bad, (long long)(d * count + i));
+    if (index < -size || index >= size) atomicMin(bad, (unsigned long long)(d * count + i));
     index = index < 0 ? index + size : index;
     position = position * size + mpg_index_clip(index, size);
   }
   positions[i] = position;
 }
 
-__global__ void set_bad_kernel(long long *bad) { *bad = NONE; }
+/* `sizes`: of the dimension that each `per` indices are for. */
+__global__ void refuse_kernel(mpg_cuda_alarm alarm, const unsigned long long *bad, mpg_untyped indices, dims sizes, int64_t per, bool negative) {
+  if (*bad == MPG_CUDA_NONE) return;
+  int64_t size = sizes.values[(int64_t)*bad / per];
+  alarm.raise(mpg_cuda_index_at(indices, (int64_t)*bad), size, negative ? -size : 0, size - 1);
+}
 
-/* Waits; fails when an index was out of range. `sizes`: of the dimension that each `per` indices are for. */
-mpg_status check_indices(const mpg_kernel_call *call, const mpg_view *indices, const long long *bad, const int64_t *sizes, int64_t per, bool negative) {
-  long long at;
-  uint64_t element = 0;
-  cudaStream_t stream = (cudaStream_t)call->stream;
-  MPG_CUDA_TRY(cudaMemcpyAsync(&at, bad, sizeof at, cudaMemcpyDeviceToHost, stream));
-  MPG_CUDA_TRY(cudaStreamSynchronize(stream));
-  if (at == NONE) return MPG_OK;
-  MPG_CUDA_TRY(cudaMemcpyAsync(&element, (const char *)indices->data + (size_t)at * item_of(indices), item_of(indices), cudaMemcpyDeviceToHost, stream));
-  MPG_CUDA_TRY(cudaStreamSynchronize(stream));
-  mpg_untyped one = {&element, indices->desc.dtype};
-  int64_t size = sizes[at / per];
-  return mpg_fail(MPG_INDEX_ERROR, "%s: index %lld is out of range for a dimension of size %lld (%lld to %lld are valid)", call->op->name,
-                  (long long)mpg_cuda_index_at(one, 0), (long long)size, (long long)(negative ? -size : 0), (long long)size - 1);
+/* A dimension of no elements: there is nothing that could be read instead, so it is refused at once. */
+mpg_status refuse_empty(const mpg_kernel_call *call) {
+  return mpg_fail(MPG_INDEX_ERROR, "%s: every index is out of range for a dimension of size 0", call->op->name);
+}
+
+mpg_status refuse(const mpg_kernel_call *call, const unsigned long long *bad, const mpg_view *indices, const dims &sizes, int64_t per, bool negative) {
+  mpg_cuda_alarm alarm;
+  MPG_TRY(mpg_cuda_alarm_make(call, MPG_INDEX_ERROR, "%s: index %lld is out of range for a dimension of size %lld (%lld to %lld are valid)", &alarm));
+  return mpg_cuda_launch(call, refuse_kernel, 1, 1, 0, alarm, bad, mpg_untyped_view(indices), sizes, per, negative);
 }
 
 /* All indices as positions in [0, size), in scratch memory (`extra` more bytes follow, at *more, 64-byte aligned). */
@@ -65,13 +65,15 @@ mpg_status resolve(const mpg_kernel_call *call, const mpg_view *indices, int64_t
   size_t bytes = mpg_align_up((size_t)count * sizeof(int64_t), 64);
   char *scratch = (char *)mpg_device_scratch(call->device, 64 + bytes + extra);
   if (!scratch) return MPG_DEVICE_OUT_OF_MEMORY;
-  long long *bad = (long long *)scratch;
+  unsigned long long *bad = (unsigned long long *)scratch;
   *positions = (int64_t *)(scratch + 64);
   if (more) *more = scratch + 64 + bytes;
   if (!count) return MPG_OK;
-  if (mode == MODE_RAISE) MPG_TRY(mpg_cuda_launch(call, set_bad_kernel, 1, 1, 0, bad));
+  if (mode == MODE_RAISE && size == 0) return refuse_empty(call);
+  if (mode == MODE_RAISE) MPG_TRY(mpg_cuda_nothing_wrong(call, bad));
   MPG_TRY(mpg_cuda_launch(call, positions_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, mpg_untyped_view(indices), count, size, mode, *positions, bad));
-  return mode == MODE_RAISE ? check_indices(call, indices, bad, &size, count, false) : MPG_OK;
+  dims sizes = {{size}, 1};
+  return mode == MODE_RAISE ? refuse(call, bad, indices, sizes, count, false) : MPG_OK;
 }
 
 /* Columns of indices into an array of `shape` as row numbers; *inner: elements a row. */
@@ -85,13 +87,15 @@ mpg_status resolve_nd(const mpg_kernel_call *call, const mpg_view *indices, cons
   size_t bytes = mpg_align_up((size_t)*count * sizeof(int64_t), 64);
   char *scratch = (char *)mpg_device_scratch(call->device, 64 + bytes + extra);
   if (!scratch) return MPG_DEVICE_OUT_OF_MEMORY;
-  long long *bad = (long long *)scratch;
+  unsigned long long *bad = (unsigned long long *)scratch;
   *positions = (int64_t *)(scratch + 64);
   if (more) *more = scratch + 64 + bytes;
   if (!*count) return MPG_OK;
-  MPG_TRY(mpg_cuda_launch(call, set_bad_kernel, 1, 1, 0, bad));
+  for (int d = 0; d < sizes.count; d++)
+    if (sizes.values[d] == 0) return refuse_empty(call);
+  MPG_TRY(mpg_cuda_nothing_wrong(call, bad));
   MPG_TRY(mpg_cuda_launch(call, positions_nd_kernel, mpg_cuda_blocks(*count), MPG_CUDA_THREADS, 0, mpg_untyped_view(indices), *count, sizes, *positions, bad));
-  return check_indices(call, indices, bad, sizes.values, *count, true);
+  return refuse(call, bad, indices, sizes, *count, true);
 }
 
 /* --- Rows at positions ------------------------------------------------------------------------------------------------------- */

@@ -359,6 +359,7 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
 
 cudaError_t cudaMalloc(void **memory, size_t size) { return note(take(memory, size, current_card)); }
 cudaError_t cudaFree(void *memory) { return note(give(memory)); }
+cudaError_t cudaHostAlloc(void **memory, size_t size, unsigned) { return cudaMallocHost(memory, size); }
 cudaError_t cudaMallocHost(void **memory, size_t size) { return posix_memalign(memory, 4096, size) ? note(cudaErrorMemoryAllocation) : cudaSuccess; }
 cudaError_t cudaFreeHost(void *memory) {
   free(memory);
