@@ -406,6 +406,7 @@ class Inception(gluon.HybridBlock):
         return self.out(F.concat(*[branch(x) for branch in self.branches], dim=1))
 
 
+@cpus_only  # by when their works ran, which is not seen of GPUs
 @pytest.mark.parametrize("hybrid", [False, True], ids=["eager", "hybridized"])
 def test_branches_on_several_devices_run_at_the_same_time(hybrid):
     x, results = nd.random.normal(shape=(8, 3, 16, 16)), []
