@@ -495,14 +495,14 @@ def test_the_ordinary_loop_plans_what_is_held_between_the_passes():
         with autograd.record():
             out = net(x)
         if limited:
-            mx.context.set_memory_limit(CPU[1], mx.context.memory_stats(CPU[1])["in_use"] + 10_000)
+            mx.context.set_memory_limit(DEVICES[1], mx.context.memory_stats(DEVICES[1])["in_use"] + 10_000)
         out.backward()
 
     limited = False
     for _ in range(2):
         loop()
     nd.waitall()
-    for ctx in CPU[:2]:  # the third has results and their gradients, too
+    for ctx in DEVICES[:2]:  # the third has results and their gradients, too
         mx.context.reset_peak_memory(ctx)
         before = mx.context.memory_stats(ctx)["in_use"]
         loop()
@@ -510,16 +510,16 @@ def test_the_ordinary_loop_plans_what_is_held_between_the_passes():
         planned, measured = pipeline.report().planned_bytes[ctx], mx.context.memory_stats(ctx)["peak_in_use"] - before
         assert abs(measured - planned) <= 0.05 * planned, (ctx, planned, measured)
     try:
-        mx.context.set_memory_limit(CPU[1], mx.context.memory_stats(CPU[1])["in_use"] + 200_000)
-        with autograd.record(), pytest.raises(ScheduleError, match=r"bytes on cpu\(1\).*ordinary loop all micro-batches are under way at once"):
+        mx.context.set_memory_limit(DEVICES[1], mx.context.memory_stats(DEVICES[1])["in_use"] + 200_000)
+        with autograd.record(), pytest.raises(ScheduleError, match=r"bytes on [cg]pu\(1\).*ordinary loop all micro-batches are under way at once"):
             net(x)
-        mx.context.set_memory_limit(CPU[1], None)
+        mx.context.set_memory_limit(DEVICES[1], None)
         limited = True
-        with pytest.raises(ScheduleError, match=r"bytes on cpu\(1\).*ordinary loop"):
+        with pytest.raises(ScheduleError, match=r"bytes on [cg]pu\(1\).*ordinary loop"):
             loop()
     finally:
         limited = False
-        mx.context.set_memory_limit(CPU[1], None)
+        mx.context.set_memory_limit(DEVICES[1], None)
     loop()
 
 

@@ -7,7 +7,7 @@ import mpgluon as mx
 from mpgluon import autograd, gluon
 from mpgluon.gluon import nn, rnn
 from mpgluon.parallel import Pipeline
-from test_pipeline import CPU, data, gradients
+from test_pipeline import DEVICES, data, gradients
 
 
 class Parts(gluon.HybridBlock):
@@ -15,15 +15,15 @@ class Parts(gluon.HybridBlock):
 
     def __init__(self, body, layer=None, width=6):
         super().__init__(prefix="net_")
-        self.body, self.two = body, CPU[1]
+        self.body, self.two = body, DEVICES[1]
         with self.name_scope():
             self.a, self.b = nn.Dense(6, in_units=6, flatten=False), nn.Dense(6, in_units=width, flatten=False)
         self.layer = layer
         mx.random.seed(3)
-        self.a.initialize(mx.init.Xavier(), ctx=CPU[0])
+        self.a.initialize(mx.init.Xavier(), ctx=DEVICES[0])
         self.b.initialize(mx.init.Xavier(), ctx=self.two)
         if layer is not None:
-            layer.initialize(mx.init.Uniform(0.5), ctx=CPU[0])
+            layer.initialize(mx.init.Uniform(0.5), ctx=DEVICES[0])
 
     def hybrid_forward(self, F, x, *more):
         return self.body(self, F, x, *more)
@@ -99,5 +99,5 @@ def test_dropout_between_recurrent_layers(kind, along, layout, bidirectional):
         layer = getattr(rnn, kind)(4, num_layers=3, input_size=6, dropout=0.4, layout=layout, bidirectional=bidirectional, prefix="layer_")
         return Parts(recurrent, layer, 4 * (1 + bidirectional))
 
-    states = [rnn.LSTM(4, num_layers=3).begin_state(6, ctx=CPU[0])[: 2 if kind == "LSTM" else 1]] if along == "time" else []
+    states = [rnn.LSTM(4, num_layers=3).begin_state(6, ctx=DEVICES[0])[: 2 if kind == "LSTM" else 1]] if along == "time" else []
     check(make, True, layout.index("N" if along == "batch" else "T"), along, data((6, 6, 6), 4), *states)

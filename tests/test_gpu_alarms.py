@@ -54,7 +54,7 @@ def test_a_bad_index_is_told_where_the_result_is_waited_for(name, how):
     before = table + 1
     wrong = function(table, bad)  # this line is named
     after, right = table * 2, function(table, good)
-    with pytest.raises(mx.base.MXNetError, match=text + r".*\[\S+ on gpu\(0\), queued at .*test_gpu_checks.py:\d+") as caught:
+    with pytest.raises(mx.base.MXNetError, match=text + r".*\[\S+ on gpu\(0\), queued at .*test_gpu_alarms.py:\d+") as caught:
         wrong.wait_to_read()
     assert isinstance(caught.value, IndexError)
     with pytest.raises(IndexError, match=text):  # as often as it is asked for
