@@ -158,6 +158,6 @@ def test_an_illegal_access_loses_the_device_and_names_the_line():
 
 @needs_stand_in
 def test_all_logical_devices_of_a_lost_card_are_lost():
-    lines = run(LOST, MPGLUON_GPU_LOGICAL="4").splitlines()
+    lines = run(LOST, MPGLUON_GPU_LOGICAL="4", HOSTCUDA_DEVICES="2").splitlines()
     assert [line.startswith("error:") for line in lines] == [True, True, False, True, False], lines
     assert "gpu(2) is lost" in lines[3]

@@ -353,12 +353,12 @@ def test_both_timelines_in_a_trace(tmp_path):
         with open(tmp_path / "both.json") as f:
             rows = json.load(f)["traceEvents"]
         threads = {row["args"]["name"]: row["tid"] for row in rows if row["name"] == "thread_name"}
-        assert {f"cpu({i}) {title}" for i in range(2) for title in ("planned", "measured")} <= set(threads)
-        assert ("cpu(0)" in threads) == recording
+        assert {f"{on(i)} {title}" for i in range(2) for title in ("planned", "measured")} <= set(threads)
+        assert (str(on(0)) in threads) == recording
         for title in ("planned", "measured"):
             actions = [row for row in rows if row.get("cat") == title]
             assert len(actions) == 2 * 2 * 3 and {row["name"] for row in actions} >= {"forward of stage 1, micro-batch 2", "backward of stage 0, micro-batch 0"}
-            assert all(row["tid"] == threads[f"cpu({row['args']['stage']}) {title}"] for row in actions)
+            assert all(row["tid"] == threads[f"{on(row['args']['stage'])} {title}"] for row in actions)
         measured = [row for row in rows if row.get("cat") == "measured"]
         ops = [row for row in rows if row.get("cat") == "op" and row["args"].get("stage") == 1]
         assert not recording or all(any(m["ts"] - 50 <= row["ts"] <= m["ts"] + m["dur"] + 50 for m in measured) for row in ops)

@@ -219,7 +219,7 @@ __global__ void drop_kernel(const T *from, T *to, mpg_random_key key, float keep
   typedef mpg_compute_t<T> C;
   int64_t i = MPG_CUDA_INDEX;
   if (i >= count) return;
-  uint64_t position = key.position + (uint64_t)i;
+  uint64_t position = mpg_random_position(&key, (uint64_t)i);
   bool kept = mpg_philox_uniform(mpg_philox(key.seed, key.call, position >> 2).value[position & 3]) < keep;
   T value = mpg_to<T>(kept ? mpg_to<C>(from[i]) * scale : -(C)0);
   to[i] = kept && mpg_to<C>(value) == 0 ? mpg_to<T>((C)0) : value;
