@@ -207,7 +207,7 @@ def test_failed_kernels_name_the_step(kind, where):
     rows, less = nd.zeros((STEPS, 2, 2)), nd.array([[0.3, 0], [0, 0]])
 
     def call(first):
-        _core._stall(0, 0.2)  # what follows is queued, and fails later; where a condition is read, or the device has become idle, it fails at once
+        _core._stall(mx.cpu(0), 0.2)  # what follows is queued, and fails later; where a condition is read, or the device has become idle, it fails at once
         out = net(rows, nd.array([[first, 0], [0, 1]]), less)
         return (out[0] if isinstance(out, (list, tuple)) else out).asnumpy()
 

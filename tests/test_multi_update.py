@@ -347,7 +347,7 @@ def test_memory_goes_back_while_work_is_queued():
     before = mx.context.memory_stats(mx.cpu(0))["in_use"]
     w, g = (nd.ones((500, 500)) for _ in range(2))
     update = MultiUpdate("multi_sgd_update", [w, g], 2, [1, 1])
-    _core._stall(0, 0.02)
+    _core._stall(mx.cpu(0), 0.02)
     update(1.0, 1.0, 0.0)
     total = w.sum()
     del update, w, g
@@ -360,7 +360,7 @@ def test_each_allocation_may_fail():
 
     def work():
         update = MultiUpdate("multi_sgd_mom_update", arrays, 3, [1.0] * 4)
-        _core._stall(0, 0.0)
+        _core._stall(mx.cpu(0), 0.0)
         update(0.1, 1.0, 0.0)
         nd.waitall()
 

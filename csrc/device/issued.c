@@ -11,6 +11,8 @@ mpg_status mpg_issued_init(mpg_issued *issued) {
 
 void mpg_issued_close(mpg_issued *issued) { mpg_free(issued->works); }
 
+enum { BEING_READ = 2 }; /* of `raised`: not 0, so that whoever looks meanwhile waits for the mutex, and so for what is being recorded */
+
 static mpg_issued_work *work_at(const mpg_issued *issued, uint64_t number) { return &issued->works[number % MPG_ISSUED_KEPT]; }
 static uint64_t oldest(const mpg_issued *issued) { return issued->count < MPG_ISSUED_KEPT ? 0 : issued->count - MPG_ISSUED_KEPT; }
 static uint64_t open_checks(mpg_issued *issued) { return atomic_load_explicit(&issued->open, memory_order_relaxed); }
@@ -104,7 +106,7 @@ static void fail(mpg_issued *issued, mpg_device *device, int check) {
 void mpg_issued_collect(mpg_issued *issued, mpg_device *device) {
   mpg_tick done = atomic_load_explicit(&device->completed, memory_order_acquire);
   if (!issued->reports) return;
-  atomic_store(&issued->reports->raised, 0); /* what is raised from here on is found next time, if not now */
+  atomic_store(&issued->reports->raised, BEING_READ);
   for (uint64_t left = open_checks(issued); left; left &= left - 1) {
     int i = __builtin_ctzll(left);
     uint64_t bit = (uint64_t)1 << i;
@@ -119,6 +121,8 @@ void mpg_issued_collect(mpg_issued *issued, mpg_device *device) {
     issued->failed &= ~bit;
     atomic_fetch_and_explicit(&issued->open, ~bit, memory_order_relaxed);
   }
+  uint32_t as_left = BEING_READ; /* what has been raised meanwhile is found next time, if it was not now */
+  atomic_compare_exchange_strong(&issued->reports->raised, &as_left, 0);
 }
 
 bool mpg_issued_open_before(mpg_issued *issued, mpg_device *device, mpg_tick tick) {

@@ -170,6 +170,21 @@ __global__ void add_runs_kernel(const T *in, T *out, const uint64_t *keys, const
   }
 }
 
+/* Rows by their random keys (kernels/cpu/random.c). */
+__global__ void shuffle_keys_kernel(mpg_random_key key, int64_t count, uint64_t *keys, int32_t *order) {
+  int64_t i = MPG_CUDA_INDEX;
+  if (i >= count) return;
+  uint64_t position = (uint64_t)i + key.position;
+  mpg_philox_block block = mpg_philox(key.seed, key.call, position >> 1);
+  keys[i] = (uint64_t)block.value[2 * (position & 1)] << 32 | block.value[2 * (position & 1) + 1];
+  order[i] = (int32_t)i;
+}
+
+__global__ void order_kernel(const int32_t *order, int64_t count, int64_t *positions) {
+  int64_t i = MPG_CUDA_INDEX;
+  if (i < count) positions[i] = order[i];
+}
+
 size_t add_bytes(int64_t count) { return mpg_align_up((size_t)count * sizeof(uint64_t), 64) * 2 + mpg_align_up((size_t)count * sizeof(int32_t), 64) * 2 + mpg_cuda_sort_bytes(count); }
 
 /* out (before, length, after) = sum of the rows of in (before, count, after) at their positions. memory: add_bytes(count). */
@@ -485,3 +500,21 @@ MPG_CUDA_KERNEL(index_array) {
 
 MPG_CUDA_KERNEL(boolean_mask) { return masked(call, false); }
 MPG_CUDA_KERNEL(boolean_mask_back) { return masked(call, true); }
+
+MPG_CUDA_KERNEL(shuffle) {
+  const mpg_view *in = &call->inputs[0], *out = &call->outputs[0];
+  int64_t rows = in->desc.shape.ndim ? in->desc.shape.dims[0] : 1;
+  if (count_of(in) == 0) return MPG_OK;
+  if (rows > INT32_MAX) return mpg_fail(MPG_NOT_IMPLEMENTED, "%s: more than 2^31 rows on a GPU", call->op->name);
+  size_t key_bytes = mpg_align_up((size_t)rows * sizeof(uint64_t), 64), order_bytes = mpg_align_up((size_t)rows * sizeof(int32_t), 64);
+  char *memory = (char *)mpg_device_scratch(call->device, add_bytes(rows) + key_bytes);
+  if (!memory) return MPG_DEVICE_OUT_OF_MEMORY;
+  uint64_t *keys[2] = {(uint64_t *)memory, (uint64_t *)(memory + key_bytes)};
+  int32_t *order[2] = {(int32_t *)(memory + 2 * key_bytes), (int32_t *)(memory + 2 * key_bytes + order_bytes)};
+  int64_t *positions = (int64_t *)(memory + add_bytes(rows));
+  int side;
+  MPG_TRY(mpg_cuda_launch(call, shuffle_keys_kernel, mpg_cuda_blocks(rows), MPG_CUDA_THREADS, 0, call->random, rows, keys[0], order[0]));
+  MPG_TRY(mpg_cuda_sort(call, keys, order, rows, 64, memory + 2 * key_bytes + 2 * order_bytes, &side));
+  MPG_TRY(mpg_cuda_launch(call, order_kernel, mpg_cuda_blocks(rows), MPG_CUDA_THREADS, 0, (const int32_t *)order[side], rows, positions));
+  return gather_rows(call, in->data, out->data, positions, 1, rows, rows, (size_t)(count_of(in) / rows) * item_of(in));
+}
