@@ -103,6 +103,18 @@ def test_queued_work_is_waited_for(tmp_path):
     np.testing.assert_array_equal(mx.nd.load(tmp_path / "a")[0].asnumpy(), array.asnumpy())
 
 
+def test_memory_of_failed_work_holds_what_is_read_into_it(tmp_path):
+    path = str(tmp_path / "one")
+    values = np.arange(9, dtype="float32").reshape(3, 3)
+    mx.nd.save(path, mx.nd.array(values))
+    failed = mx.nd.linalg.potrf(-mx.nd.ones((3, 3)))
+    with pytest.raises(mx.MXNetError, match="positive definite"):
+        failed.wait_to_read()
+    del failed
+    for _ in range(3):
+        assert np.array_equal(mx.nd.load(path)[0].asnumpy(), values)
+
+
 def test_bools_are_made_zero_or_one():
     (loaded,) = mx.nd.load_frombuffer(file_bytes([array_bytes((3,), 7, b"\x00\x01\xff")]))
     assert loaded.asnumpy().view("uint8").tolist() == [0, 1, 1]

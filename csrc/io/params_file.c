@@ -180,7 +180,7 @@ static mpg_status load_elements(reader *r, const found_array *found, mpg_tensor 
     MPG_TRY(mpg_tensor_wait_write(tensor));
     MPG_TRY(mpg_source_read(r->source, found->data, mpg_tensor_data(tensor), bytes, "an array"));
     normalize_bools(&found->desc, mpg_tensor_data(tensor), bytes);
-    storage->version++;
+    mpg_storage_add_write(storage, 0);
     return MPG_OK;
   }
   void *staging = mpg_malloc(bytes);
