@@ -406,9 +406,17 @@ class Inception(gluon.HybridBlock):
         return self.out(F.concat(*[branch(x) for branch in self.branches], dim=1))
 
 
+@pytest.fixture
+def one_thread():
+    """Each device has one, however many are open."""
+    mx.context.set_threads(1)
+    yield
+    mx.context.set_threads(0)
+
+
 @cpus_only  # by when their works ran, which is not seen of GPUs
 @pytest.mark.parametrize("hybrid", [False, True], ids=["eager", "hybridized"])
-def test_branches_on_several_devices_run_at_the_same_time(hybrid):
+def test_branches_on_several_devices_run_at_the_same_time(hybrid, one_thread):
     x, results = nd.random.normal(shape=(8, 3, 16, 16)), []
     for axes, stages in (({"stage": 1}, [[]]), ({"stage": 2}, [["branch0", "out"], ["branch1"]])):
         mx.random.seed(5)
@@ -419,7 +427,9 @@ def test_branches_on_several_devices_run_at_the_same_time(hybrid):
             net.hybridize()
         trainer = gluon.Trainer(net.collect_params(), "sgd")
         overlap = False
-        for attempt in range(10):
+        for attempt in range(10 if axes["stage"] == 1 else 100):  # a loaded machine may keep the devices from it for long
+            if attempt >= 10 and overlap:
+                break
             mx.profiler.start()
             with autograd.record():
                 loss = LOSS(net(x), nd.zeros(8))
@@ -427,6 +437,8 @@ def test_branches_on_several_devices_run_at_the_same_time(hybrid):
             trainer.step(8)
             nd.waitall()
             mx.profiler.stop()
+            if attempt == 9:
+                results.append(values(net))
             spans = {str(ctx): [] for ctx in mesh.devices}
             for event in mx.profiler.events():
                 if "onvolution" in event["name"]:
@@ -435,7 +447,6 @@ def test_branches_on_several_devices_run_at_the_same_time(hybrid):
             assert one and all(two)
             overlap = overlap or any(a < d and c < b for a, b in one for other in two for c, d in other)
         assert overlap == (axes["stage"] == 2)
-        results.append(values(net))
     same(*results)
 
 
