@@ -1,5 +1,6 @@
 import os
 import re
+import signal
 
 import pytest
 from places import test_devices
@@ -8,7 +9,10 @@ import mpgluon as mx
 
 
 def pytest_configure():
-    """What test modules make when they are imported lies on the first of the test devices, too."""
+    """What test modules make when they are imported lies on the first of the test devices, too. Jobs in the background are started
+    with interrupts ignored, which tests send to themselves."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     test_devices()[0].__enter__()
 
 
