@@ -529,7 +529,7 @@ def test_labels_of_another_length_are_a_mistake():
     net = Parts((0, 1), forward)
     loss = lambda out, label, weight: (out - label) ** 2 * weight
     x, label, weight = data((9, 6)), data((9, 6), 1), nd.array([2.0])
-    assert TrainStep(net, loss, None, Pipeline(3))(x, [label, weight.as_in_context(CPU[1])]).shape == (9, 6)
+    assert TrainStep(net, loss, None, Pipeline(3))(x, [label, weight.as_in_context(DEVICES[1])]).shape == (9, 6)
     with pytest.raises(ValueError, match="label 0 has 3 rows along axis 0, the data 9"):  # as long as a micro-batch: each would meet it
         TrainStep(net, loss, None, Pipeline(3))(x, [label[:3], weight])
     assert TrainStep(net, loss, None, Pipeline(3, split=[0], check=False))(x, [label[:3], weight]).shape == (9, 6)
