@@ -37,6 +37,12 @@ LONG = ("test_ops.py", "test_gpu.py")
 SANITIZED = "test_gpu.py -k test_values_are_those_of_the_cpu"
 
 
+def own_package():
+    """Where this interpreter finds mpgluon: in its environment, or built beside its sources."""
+    found = importlib.util.find_spec("mpgluon")
+    return os.path.dirname(os.path.dirname(found.origin)) if found else ROOT
+
+
 def python_with(*folders):
     return os.pathsep.join([*folders, *filter(None, [os.environ.get("PYTHONPATH")])])
 
@@ -52,7 +58,7 @@ class Check:
         self.lock = threading.Lock()
         self.results = {"date": datetime.date.today().isoformat(), "tiny": self.tiny, "machine": {}, "parts": {}, "cases": {}, "suites": {}}
         os.makedirs(self.folder, exist_ok=True)
-        self.environment = dict(os.environ, PYTHONUNBUFFERED="1", PYTHONPATH=python_with(*([ROOT] if self.tiny else [self.site])))
+        self.environment = dict(os.environ, PYTHONUNBUFFERED="1", PYTHONPATH=python_with(own_package() if self.tiny else self.site))
         if self.tiny:
             self.environment["GPU_CHECK_TINY"] = "1"
 

@@ -123,14 +123,14 @@ template <class T, class C>
 __device__ __forceinline__ uint32_t kept_of(const mpg_attention<T> &p, const unit<C> &u, int64_t row, int64_t key) {
   typedef tiling<C> t;
   uint32_t kept = 0;
-  uint64_t seed = p.drawn ? p.drawn[0] : p.draw.seed, number = p.drawn ? p.drawn[1] : p.draw.call, offset = p.drawn ? p.drawn[2] : p.draw.position;
+  mpg_random_key drawn = mpg_key_of(p);
   for (int r = 0; r < t::EACH; r++) {
-    uint64_t first = offset + (uint64_t)((u.index * p.rows + row + r) * p.keys + key), block = ~(uint64_t)0;
+    uint64_t first = mpg_random_position(&drawn, (uint64_t)((u.index * p.rows + row + r) * p.keys + key)), block = ~(uint64_t)0;
     mpg_philox_block words = {{0, 0, 0, 0}};
     for (int k = 0; k < t::EACH; k++) {
       if ((first + (uint64_t)k) >> 2 != block) {
         block = (first + (uint64_t)k) >> 2;
-        words = mpg_philox(seed, number, block);
+        words = mpg_philox(drawn.seed, drawn.call, block);
       }
       if ((words.value[(first + (uint64_t)k) & 3] >> 8) < p.threshold) kept |= 1u << (r * t::EACH + k);
     }
@@ -303,13 +303,6 @@ __global__ void __launch_bounds__(THREADS) rows_kernel(mpg_attention<T> p) {
     }
 }
 
-struct words {
-  uint64_t values[3];
-};
-__global__ void write_draw_kernel(words key, uint64_t *out) {
-  if (threadIdx.x < 3) out[threadIdx.x] = key.values[threadIdx.x];
-}
-
 /* --- Arguments -------------------------------------------------------------------------------------------------------------------------- */
 template <class T>
 mpg_place<T> place_of(const mpg_view *view, const mpg_tuple *where) {
@@ -371,10 +364,7 @@ mpg_status forward(const mpg_kernel_call *call) {
   p.result = place_of<T>(&call->outputs[0], &((const mpg_attention_params *)call->params)->result_at);
   p.sums = (C *)call->outputs[1].data;
   p.draw = call->random;
-  if (call->num_outputs > 2) {
-    words key = {{p.draw.seed, p.draw.call, p.draw.position}};
-    MPG_TRY(mpg_cuda_launch(call, write_draw_kernel, 1, 32, 0, key, (uint64_t *)call->outputs[2].data));
-  }
+  if (call->num_outputs > 2) MPG_TRY(mpg_cuda_write_key(call, (uint64_t *)call->outputs[2].data));
   bool done;
   MPG_TRY(forward_by_tensor(call, p, &done));
   if (done) return MPG_OK;

@@ -31,6 +31,10 @@ __device__ __forceinline__ T *mpg_at(const mpg_place<T> &p, int64_t batch, int64
 template <class T>
 __device__ __forceinline__ bool mpg_sees(const mpg_attention<T> &p, int64_t row, int64_t key) { return row < p.rows && key < p.keys && (!p.causal || key <= row); }
 
+/* What the weights' words are drawn with. A row of weights is in one run of the whole. */
+template <class T>
+__device__ __forceinline__ mpg_random_key mpg_key_of(const mpg_attention<T> &p) { return p.drawn ? mpg_cuda_read_key(p.drawn) : p.draw; }
+
 /* Whether attention_tensor.cu has the sizes of a call. Depends on sizes alone. */
 static inline bool mpg_attention_has_tensor(int64_t width, int64_t value_width) { return width <= 128 && value_width <= 128; }
 /* backward: p.inner is filled. */

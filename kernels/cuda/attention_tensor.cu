@@ -90,22 +90,23 @@ __device__ __forceinline__ unit unit_of(const mpg_attention<T> &p, int64_t exten
 
 /* One of the weights' words (kept where it is below the threshold), with the last block of four at hand. */
 struct drawing {
-  uint64_t seed, call, offset, block;
+  mpg_random_key key;
+  uint64_t block;
   mpg_philox_block words;
 };
 template <class T>
 __device__ __forceinline__ drawing drawing_of(const mpg_attention<T> &p) {
   drawing d;
-  d.seed = p.drawn ? p.drawn[0] : p.draw.seed, d.call = p.drawn ? p.drawn[1] : p.draw.call, d.offset = p.drawn ? p.drawn[2] : p.draw.position;
+  d.key = mpg_key_of(p);
   d.block = ~(uint64_t)0;
   return d;
 }
 template <class T>
 __device__ __forceinline__ bool stays(const mpg_attention<T> &p, const unit &u, drawing &d, int64_t row, int64_t key) {
-  uint64_t position = d.offset + (uint64_t)((u.index * p.rows + row) * p.keys + key);
+  uint64_t position = mpg_random_position(&d.key, (uint64_t)((u.index * p.rows + row) * p.keys + key));
   if (position >> 2 != d.block) {
     d.block = position >> 2;
-    d.words = mpg_philox(d.seed, d.call, d.block);
+    d.words = mpg_philox(d.key.seed, d.key.call, d.block);
   }
   return (d.words.value[position & 3] >> 8) < p.threshold;
 }

@@ -64,6 +64,14 @@ static inline mpg_status mpg_cuda_copy(const mpg_kernel_call *call, const mpg_vi
   return mpg_cuda_copy(call, from->data, to->data, bytes_of(from));
 }
 
+/* The call's random key, kept on the card for what draws the same again: seed, call, position, run, stride. In dropout.cu. */
+mpg_status mpg_cuda_write_key(const mpg_kernel_call *call, uint64_t *out);
+__device__ __forceinline__ mpg_random_key mpg_cuda_read_key(const uint64_t *words) {
+  mpg_random_key key = {};
+  key.seed = words[0], key.call = words[1], key.position = words[2], key.run = words[3], key.stride = words[4];
+  return key;
+}
+
 /* A block's dynamic shared memory. */
 template <class T>
 __device__ __forceinline__ T *mpg_cuda_shared() {

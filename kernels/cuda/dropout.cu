@@ -142,6 +142,12 @@ __global__ void write_key_kernel(words key, uint64_t *out) {
 
 } // namespace
 
+mpg_status mpg_cuda_write_key(const mpg_kernel_call *call, uint64_t *out) {
+  const mpg_random_key *key = &call->random;
+  words all = {{key->seed, key->call, key->position, key->run, key->stride}};
+  return mpg_cuda_launch(call, write_key_kernel, 1, 32, 0, all, out);
+}
+
 MPG_CUDA_KERNEL(dropout) {
   enum { TRAINING, ALWAYS };
   const mpg_dropout_params *params = (const mpg_dropout_params *)call->params;
@@ -156,11 +162,7 @@ MPG_CUDA_KERNEL(dropout) {
   return apply(call, p, data, (const uint8_t *)mask->data);
 }
 
-MPG_CUDA_KERNEL(dropout_draw) {
-  const mpg_random_key *key = &call->random;
-  words all = {{key->seed, key->call, key->position, key->run, key->stride}};
-  return mpg_cuda_launch(call, write_key_kernel, 1, 32, 0, all, (uint64_t *)call->outputs[0].data);
-}
+MPG_CUDA_KERNEL(dropout_draw) { return mpg_cuda_write_key(call, (uint64_t *)call->outputs[0].data); }
 
 MPG_CUDA_KERNEL(dropout_part) {
   const mpg_dropout_part_params *params = (const mpg_dropout_part_params *)call->params;
