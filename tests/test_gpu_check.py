@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+pytest.importorskip("torch", reason="what is checked is held against PyTorch")
 STAND_IN = os.environ.get("MPGLUON_CUDA_LIBRARY", "")
 pytestmark = pytest.mark.skipif("hostcuda" not in STAND_IN, reason="needs the stand-in (docs/cuda.md)")
 HERE = os.path.dirname(os.path.abspath(__file__))

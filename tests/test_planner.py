@@ -154,7 +154,7 @@ def test_a_small_network(tmp_path):
     made.save(tmp_path / "plan.json")
     assert repr(Plan.load(tmp_path / "plan.json")) == repr(made)
     made.profile.save(tmp_path / "profile.json")
-    assert small_plan(net, profile=Profile.load(tmp_path / "profile.json")).seconds == made.seconds
+    assert repr(small_plan(net, profile=Profile.load(tmp_path / "profile.json"))) == repr(small_plan(net, profile=made.profile))
 
     for path in made.placement:
         made.move(path, CPU[0])
