@@ -6,6 +6,7 @@
 
 #include "base/philox.h"
 #include "kernels/cpu/vector_math.h"
+#include "op/kernel.h"
 
 /* (0, 1): never 0, and 1 only where a word rounds up to 2^32. */
 MPG_ANYWHERE float mpg_open_uniform(uint32_t word) { return (float)word * 0x1p-32f + 0x1p-33f; }
@@ -18,6 +19,60 @@ MPG_ANYWHERE float mpg_sine_of_turns(uint32_t word, uint32_t quarters) { /* sin(
 typedef enum mpg_distribution {
   MPG_DRAW_UNIFORM, MPG_DRAW_NORMAL, MPG_DRAW_GAMMA, MPG_DRAW_EXPONENTIAL, MPG_DRAW_POISSON, MPG_DRAW_NEGATIVE_BINOMIAL, MPG_DRAW_GENERALIZED, MPG_DRAW_INTEGERS
 } mpg_distribution;
+
+/* What is drawn from: a and b as mpg_draw takes them; integers of [low, low + span). */
+typedef struct mpg_law {
+  mpg_distribution kind;
+  double a, b;
+  int64_t low;
+  uint64_t span;
+} mpg_law;
+
+/* Of an op random_*, from its parameters. */
+static inline mpg_law mpg_law_of(mpg_op_id id, const void *op_params) {
+  mpg_law law = {MPG_DRAW_INTEGERS, 0, 0, 0, 0};
+  switch (id) {
+#define LAW(name, kind_, first, second)                                                                  \
+  case MPG_OP__random_##name: {                                                                          \
+    const mpg_random_##name##_params *params = (const mpg_random_##name##_params *)op_params;            \
+    law.kind = kind_, law.a = (double)params->first, law.b = (double)params->second;                     \
+    break;                                                                                               \
+  }                                                                                                      \
+  case MPG_OP__random_##name##_like: {                                                                   \
+    const mpg_##name##_like_params *params = (const mpg_##name##_like_params *)op_params;                \
+    law.kind = kind_, law.a = (double)params->first, law.b = (double)params->second;                     \
+    break;                                                                                               \
+  }
+    LAW(uniform, MPG_DRAW_UNIFORM, low, high)
+    LAW(normal, MPG_DRAW_NORMAL, loc, scale)
+    LAW(gamma, MPG_DRAW_GAMMA, alpha, beta)
+    LAW(exponential, MPG_DRAW_EXPONENTIAL, lam, lam)
+    LAW(poisson, MPG_DRAW_POISSON, lam, lam)
+    LAW(negative_binomial, MPG_DRAW_NEGATIVE_BINOMIAL, k, p)
+    LAW(generalized_negative_binomial, MPG_DRAW_GENERALIZED, mu, alpha)
+#undef LAW
+    default: { /* randint */
+      const mpg_randint_params *params = (const mpg_randint_params *)op_params;
+      law.low = params->low, law.span = (uint64_t)params->high - (uint64_t)params->low;
+    }
+  }
+  return law;
+}
+
+/* Of an op sample_*, whose inputs hold a and b. */
+static inline mpg_law mpg_law_of_sample(mpg_op_id id) {
+  mpg_law law = {MPG_DRAW_GENERALIZED, 0, 0, 0, 0};
+  switch (id) {
+    case MPG_OP__sample_uniform: law.kind = MPG_DRAW_UNIFORM; break;
+    case MPG_OP__sample_normal: law.kind = MPG_DRAW_NORMAL; break;
+    case MPG_OP__sample_gamma: law.kind = MPG_DRAW_GAMMA; break;
+    case MPG_OP__sample_exponential: law.kind = MPG_DRAW_EXPONENTIAL; break;
+    case MPG_OP__sample_poisson: law.kind = MPG_DRAW_POISSON; break;
+    case MPG_OP__sample_negative_binomial: law.kind = MPG_DRAW_NEGATIVE_BINOMIAL; break;
+    default: break;
+  }
+  return law;
+}
 
 /* One element's own tries. */
 typedef struct mpg_tries {

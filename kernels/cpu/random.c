@@ -98,13 +98,10 @@ static void exponential_run(mpg_random_key key, uint64_t position, int64_t n, bo
 }
 
 typedef struct draw_plan {
-  mpg_distribution kind;
+  mpg_law law;
   mpg_random_key key;
   mpg_dtype dtype;
   void *out;
-  double a, b;
-  int64_t low;
-  uint64_t span;
   /* sample_*: parameters by element, each for `each` results. */
   const void *as, *bs;
   mpg_dtype param_dtype;
@@ -117,7 +114,7 @@ static void draw_run(const draw_plan *p, int64_t begin, int64_t n, double a, dou
   bool wide = compute == MPG_COMPUTE_F64;
   uint64_t position = (uint64_t)begin + p->key.position;
   void *place = &result;
-  switch (p->kind) {
+  switch (p->law.kind) {
     case MPG_DRAW_UNIFORM: uniform_run(p->key, position, n, wide, a, b, place); break;
     case MPG_DRAW_NORMAL: normal_run(p->key, position, n, wide, a, b, place); break;
     case MPG_DRAW_EXPONENTIAL: exponential_run(p->key, position, n, wide, a, place); break;
@@ -126,7 +123,7 @@ static void draw_run(const draw_plan *p, int64_t begin, int64_t n, double a, dou
       const uint32_t *w = mpg_philox_words(p->key, 2 * position, 2 * n, buffer);
       for (int64_t i = 0; i < n; i++) {
         uint64_t word = (uint64_t)w[2 * i] << 32 | w[2 * i + 1];
-        result.i64[i] = (int64_t)((uint64_t)p->low + (uint64_t)((unsigned __int128)word * p->span >> 64));
+        result.i64[i] = (int64_t)((uint64_t)p->law.low + (uint64_t)((unsigned __int128)word * p->law.span >> 64));
       }
       compute = MPG_COMPUTE_I64;
       break;
@@ -135,7 +132,7 @@ static void draw_run(const draw_plan *p, int64_t begin, int64_t n, double a, dou
       compute = MPG_COMPUTE_F64;
       for (int64_t i = 0; i < n; i++) {
         mpg_tries s = {p->key, position + (uint64_t)i, 0};
-        result.f64[i] = mpg_draw(p->kind, &s, a, b);
+        result.f64[i] = mpg_draw(p->law.kind, &s, a, b);
       }
   }
   mpg_cpu_store(compute, p->dtype, p->out, begin, n, place);
@@ -145,7 +142,7 @@ static void run_draw(void *context, int64_t begin, int64_t end) {
   const draw_plan *p = context;
   while (begin < end) {
     int64_t n = end - begin < MPG_CPU_BLOCK ? end - begin : MPG_CPU_BLOCK;
-    double a = p->a, b = p->b;
+    double a = p->law.a, b = p->law.b;
     if (p->as) {
       int64_t k = begin / p->each, left = (k + 1) * p->each - begin;
       mpg_block_buffer buffer;
@@ -162,50 +159,17 @@ static int64_t grain_of(mpg_distribution kind) { return kind == MPG_DRAW_UNIFORM
 
 MPG_CPU_KERNEL(random) {
   const mpg_view *out = &call->outputs[0];
-  draw_plan p = {.key = call->random, .dtype = out->desc.dtype, .out = out->data};
-  switch (call->op->id) {
-#define CASE(name, kind_, first, second)                                    \
-  case MPG_OP__random_##name: {                                             \
-    const mpg_random_##name##_params *params = call->params;                \
-    p.kind = kind_, p.a = (double)params->first, p.b = (double)params->second; \
-    break;                                                                  \
-  }                                                                         \
-  case MPG_OP__random_##name##_like: {                                      \
-    const mpg_##name##_like_params *params = call->params;                  \
-    p.kind = kind_, p.a = (double)params->first, p.b = (double)params->second; \
-    break;                                                                  \
-  }
-    CASE(uniform, MPG_DRAW_UNIFORM, low, high)
-    CASE(normal, MPG_DRAW_NORMAL, loc, scale)
-    CASE(gamma, MPG_DRAW_GAMMA, alpha, beta)
-    CASE(exponential, MPG_DRAW_EXPONENTIAL, lam, lam)
-    CASE(poisson, MPG_DRAW_POISSON, lam, lam)
-    CASE(negative_binomial, MPG_DRAW_NEGATIVE_BINOMIAL, k, p)
-    CASE(generalized_negative_binomial, MPG_DRAW_GENERALIZED, mu, alpha)
-    default: {
-      const mpg_randint_params *params = call->params;
-      p.kind = MPG_DRAW_INTEGERS, p.low = params->low, p.span = (uint64_t)params->high - (uint64_t)params->low;
-    }
-  }
-  mpg_cpu_parallel_for(call, mpg_shape_size(&out->desc.shape), grain_of(p.kind), run_draw, &p);
+  draw_plan p = {.law = mpg_law_of(call->op->id, call->params), .key = call->random, .dtype = out->desc.dtype, .out = out->data};
+  mpg_cpu_parallel_for(call, mpg_shape_size(&out->desc.shape), grain_of(p.law.kind), run_draw, &p);
   return MPG_OK;
 }
 
 MPG_CPU_KERNEL(sample) {
   const mpg_view *out = &call->outputs[0], *first = &call->inputs[0];
   int64_t count = mpg_shape_size(&out->desc.shape), params = mpg_shape_size(&first->desc.shape);
-  draw_plan p = {.key = call->random, .dtype = out->desc.dtype, .out = out->data, .as = first->data, .param_dtype = first->desc.dtype,
-                 .bs = call->num_inputs > 1 ? call->inputs[1].data : NULL, .each = params ? count / params : 1};
-  switch (call->op->id) {
-    case MPG_OP__sample_uniform: p.kind = MPG_DRAW_UNIFORM; break;
-    case MPG_OP__sample_normal: p.kind = MPG_DRAW_NORMAL; break;
-    case MPG_OP__sample_gamma: p.kind = MPG_DRAW_GAMMA; break;
-    case MPG_OP__sample_exponential: p.kind = MPG_DRAW_EXPONENTIAL; break;
-    case MPG_OP__sample_poisson: p.kind = MPG_DRAW_POISSON; break;
-    case MPG_OP__sample_negative_binomial: p.kind = MPG_DRAW_NEGATIVE_BINOMIAL; break;
-    default: p.kind = MPG_DRAW_GENERALIZED; break;
-  }
-  mpg_cpu_parallel_for(call, count, grain_of(p.kind), run_draw, &p);
+  draw_plan p = {.law = mpg_law_of_sample(call->op->id), .key = call->random, .dtype = out->desc.dtype, .out = out->data,
+                 .as = first->data, .param_dtype = first->desc.dtype, .bs = call->num_inputs > 1 ? call->inputs[1].data : NULL, .each = params ? count / params : 1};
+  mpg_cpu_parallel_for(call, count, grain_of(p.law.kind), run_draw, &p);
   return MPG_OK;
 }
 

@@ -1,18 +1,15 @@
 /* Random numbers, by the scheme at the head of kernels/cpu/random.c: a thread an element. Multinomial draws sum up a row's probabilities first. */
+#include "kernels/cuda/access.h"
 #define MPG_MATH_WITHOUT_FMA
 #include "kernels/common/draw.h"
-#include "kernels/cuda/access.h"
 
 namespace {
 
 struct plan {
-  mpg_distribution kind;
+  mpg_law law;
   mpg_random_key key;
   mpg_untyped out;
-  double a, b;
-  int64_t low;
-  uint64_t span;
-  mpg_untyped as, bs; /* parameters by element, each for `each` results; as.data NULL: a and b */
+  mpg_untyped as, bs; /* parameters by element, each for `each` results; as.data NULL: the law's */
   int64_t each;
 };
 
@@ -22,7 +19,7 @@ __device__ __forceinline__ double unit53(const mpg_random_key &key, uint64_t w) 
 }
 
 __device__ float draw_float(const plan &p, uint64_t position, float a, float b) {
-  switch (p.kind) {
+  switch (p.law.kind) {
     case MPG_DRAW_UNIFORM: {
       float value = a + (b - a) * mpg_philox_uniform(word(p.key, position));
       return value < b ? value : a;
@@ -40,7 +37,7 @@ __device__ float draw_float(const plan &p, uint64_t position, float a, float b) 
 }
 
 __device__ double draw_double(const plan &p, uint64_t position, double a, double b) {
-  switch (p.kind) {
+  switch (p.law.kind) {
     case MPG_DRAW_UNIFORM: {
       double value = a + (b - a) * unit53(p.key, 2 * position);
       return value < b ? value : a;
@@ -66,17 +63,17 @@ __device__ __forceinline__ uint64_t upper(uint64_t x, uint64_t y) {
 __global__ void draw_kernel(plan p, int64_t count) {
   for (int64_t i = MPG_CUDA_INDEX; i < count; i += MPG_CUDA_STRIDE) {
     uint64_t position = (uint64_t)i + p.key.position;
-    double a = p.a, b = p.b;
+    double a = p.law.a, b = p.law.b;
     if (p.as.data) {
       a = p.as.load<double>(i / p.each);
       if (p.bs.data) b = p.bs.load<double>(i / p.each);
     }
-    if (p.kind == MPG_DRAW_INTEGERS) {
+    if (p.law.kind == MPG_DRAW_INTEGERS) {
       uint64_t bits = (uint64_t)word(p.key, 2 * position) << 32 | word(p.key, 2 * position + 1);
-      p.out.store(i, (int64_t)((uint64_t)p.low + upper(bits, p.span)));
-    } else if (p.kind != MPG_DRAW_UNIFORM && p.kind != MPG_DRAW_NORMAL && p.kind != MPG_DRAW_EXPONENTIAL) {
+      p.out.store(i, (int64_t)((uint64_t)p.law.low + upper(bits, p.law.span)));
+    } else if (p.law.kind != MPG_DRAW_UNIFORM && p.law.kind != MPG_DRAW_NORMAL && p.law.kind != MPG_DRAW_EXPONENTIAL) {
       mpg_tries tries = {p.key, position, 0};
-      p.out.store(i, mpg_draw(p.kind, &tries, a, b));
+      p.out.store(i, mpg_draw(p.law.kind, &tries, a, b));
     } else if (p.out.dtype == MPG_FLOAT64) {
       p.out.store(i, draw_double(p, position, a, b));
     } else {
@@ -90,8 +87,9 @@ mpg_status launch(const mpg_kernel_call *call, const plan &p) {
   return mpg_cuda_launch(call, draw_kernel, mpg_cuda_blocks(count, 4 * MPG_CUDA_THREADS), MPG_CUDA_THREADS, 0, p, count);
 }
 
-plan plan_of(const mpg_kernel_call *call) {
+plan plan_of(const mpg_kernel_call *call, const mpg_law &law) {
   plan p = {};
+  p.law = law;
   p.key = call->random;
   p.out = mpg_untyped_view(&call->outputs[0]);
   p.each = 1;
@@ -101,49 +99,15 @@ plan plan_of(const mpg_kernel_call *call) {
 } // namespace
 
 MPG_CUDA_KERNEL(random) {
-  plan p = plan_of(call);
-  switch (call->op->id) {
-#define CASE(name, kind_, first, second)                                                             \
-  case MPG_OP__random_##name: {                                                                      \
-    const mpg_random_##name##_params *params = (const mpg_random_##name##_params *)call->params;     \
-    p.kind = kind_, p.a = (double)params->first, p.b = (double)params->second;                       \
-    break;                                                                                           \
-  }                                                                                                  \
-  case MPG_OP__random_##name##_like: {                                                               \
-    const mpg_##name##_like_params *params = (const mpg_##name##_like_params *)call->params;         \
-    p.kind = kind_, p.a = (double)params->first, p.b = (double)params->second;                       \
-    break;                                                                                           \
-  }
-    CASE(uniform, MPG_DRAW_UNIFORM, low, high)
-    CASE(normal, MPG_DRAW_NORMAL, loc, scale)
-    CASE(gamma, MPG_DRAW_GAMMA, alpha, beta)
-    CASE(exponential, MPG_DRAW_EXPONENTIAL, lam, lam)
-    CASE(poisson, MPG_DRAW_POISSON, lam, lam)
-    CASE(negative_binomial, MPG_DRAW_NEGATIVE_BINOMIAL, k, p)
-    CASE(generalized_negative_binomial, MPG_DRAW_GENERALIZED, mu, alpha)
-    default: {
-      const mpg_randint_params *params = (const mpg_randint_params *)call->params;
-      p.kind = MPG_DRAW_INTEGERS, p.low = params->low, p.span = (uint64_t)params->high - (uint64_t)params->low;
-    }
-  }
-  return launch(call, p);
+  return launch(call, plan_of(call, mpg_law_of(call->op->id, call->params)));
 }
 
 MPG_CUDA_KERNEL(sample) {
-  plan p = plan_of(call);
+  plan p = plan_of(call, mpg_law_of_sample(call->op->id));
   int64_t count = count_of(&call->outputs[0]), params = count_of(&call->inputs[0]);
   p.as = mpg_untyped_view(&call->inputs[0]);
   if (call->num_inputs > 1) p.bs = mpg_untyped_view(&call->inputs[1]);
   p.each = params ? count / params : 1;
-  switch (call->op->id) {
-    case MPG_OP__sample_uniform: p.kind = MPG_DRAW_UNIFORM; break;
-    case MPG_OP__sample_normal: p.kind = MPG_DRAW_NORMAL; break;
-    case MPG_OP__sample_gamma: p.kind = MPG_DRAW_GAMMA; break;
-    case MPG_OP__sample_exponential: p.kind = MPG_DRAW_EXPONENTIAL; break;
-    case MPG_OP__sample_poisson: p.kind = MPG_DRAW_POISSON; break;
-    case MPG_OP__sample_negative_binomial: p.kind = MPG_DRAW_NEGATIVE_BINOMIAL; break;
-    default: p.kind = MPG_DRAW_GENERALIZED; break;
-  }
   return launch(call, p);
 }
 
