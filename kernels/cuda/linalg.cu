@@ -461,27 +461,20 @@ mpg_status parts(const mpg_kernel_call *call, bool extract, bool triangle, int64
 #define IN(i) ((const T *)call->inputs[i].data)
 #define OUT(i) ((T *)call->outputs[i].data)
 
-MPG_CUDA_KERNEL(linalg_potrf) {
+template <class T>
+static mpg_status cholesky(const mpg_kernel_call *call, void (*kernel)(const T *, T *, matrices, bool, double *, unsigned long long *), const char *refusal) {
   matrices t = matrices_of(&call->inputs[0]);
   bool lower = ((const mpg_linalg_cholesky_params *)call->params)->lower;
   if (count_of(&call->inputs[0]) == 0) return MPG_OK;
   unsigned long long *bad = NULL;
   double *work = NULL;
   MPG_TRY(work_space(call, t.count, t.n * t.n, &bad, &work));
-  BY_DTYPE(MPG_TRY(mpg_cuda_launch(call, potrf_kernel<T>, blocks_of(t.count), threads_of(t.n), 0, IN(0), OUT(0), t, lower, work, bad)));
-  return refuse(call, bad, "%s: matrix %lld is not positive definite");
+  MPG_TRY(mpg_cuda_launch(call, kernel, blocks_of(t.count), threads_of(t.n), 0, IN(0), OUT(0), t, lower, work, bad));
+  return refuse(call, bad, refusal);
 }
 
-MPG_CUDA_KERNEL(linalg_potri) {
-  matrices t = matrices_of(&call->inputs[0]);
-  bool lower = ((const mpg_linalg_cholesky_params *)call->params)->lower;
-  if (count_of(&call->inputs[0]) == 0) return MPG_OK;
-  unsigned long long *bad = NULL;
-  double *work = NULL;
-  MPG_TRY(work_space(call, t.count, t.n * t.n, &bad, &work));
-  BY_DTYPE(MPG_TRY(mpg_cuda_launch(call, potri_kernel<T>, blocks_of(t.count), threads_of(t.n), 0, IN(0), OUT(0), t, lower, work, bad)));
-  return refuse(call, bad, "%s: matrix %lld has a zero on its diagonal");
-}
+MPG_CUDA_KERNEL(linalg_potrf) { BY_DTYPE(return cholesky<T>(call, potrf_kernel<T>, "%s: matrix %lld is not positive definite")) }
+MPG_CUDA_KERNEL(linalg_potri) { BY_DTYPE(return cholesky<T>(call, potri_kernel<T>, "%s: matrix %lld has a zero on its diagonal")) }
 
 MPG_CUDA_KERNEL(linalg_triangular) {
   const mpg_linalg_triangular_params *params = (const mpg_linalg_triangular_params *)call->params;
