@@ -18,7 +18,6 @@ static const struct {
     [MPG_CUDA_CUBLASLT] = {"cuBLAS", "MPGLUON_CUBLAS", "nvidia-cublas", "cublas",
                            {MAJOR >= 13 ? "libcublasLt.so.13" : "libcublasLt.so.12", MAJOR >= 13 ? "libcublasLt.so.12" : "libcublasLt.so.13"}},
     [MPG_CUDA_CUDNN] = {"cuDNN", "MPGLUON_CUDNN", "nvidia-cudnn-cu13", "cudnn", {"libcudnn.so.9", NULL}},
-    [MPG_CUDA_NCCL] = {"NCCL", "MPGLUON_NCCL", "nvidia-nccl-cu13", "nccl", {"libnccl.so.2", NULL}},
     [MPG_CUDA_NVRTC] = {"NVRTC", "MPGLUON_NVRTC", "nvidia-cuda-nvrtc", "cuda_nvrtc",
                         {MAJOR >= 13 ? "libnvrtc.so.13" : "libnvrtc.so.12", MAJOR >= 13 ? "libnvrtc.so.12" : "libnvrtc.so.13"}},
 };
@@ -63,7 +62,7 @@ static bool look_for(mpg_cuda_library_id id, const char *file) {
   return try_open(id, "", "", file);
 }
 
-mpg_status mpg_cuda_library_functions(mpg_cuda_library_id id, const char *const *names, void **functions, int count) {
+mpg_status mpg_cuda_library_functions(mpg_cuda_library_id id, const char *const *names, int count, void *functions) {
   pthread_mutex_lock(&opening);
   for (int i = 0; !opened[id].tried && i < FILES && !opened[id].handle && known[id].files[i]; i++) look_for(id, known[id].files[i]);
   opened[id].tried = true;
@@ -71,9 +70,12 @@ mpg_status mpg_cuda_library_functions(mpg_cuda_library_id id, const char *const 
   if (!opened[id].handle)
     return mpg_fail(MPG_ERROR, "%s (%s) is needed for this on a GPU and was not found%s%s: pip install %s, or name its folder with %s", known[id].name,
                     known[id].files[0], opened[id].reason[0] ? "; " : "", opened[id].reason, known[id].package, known[id].setting);
-  for (int i = 0; i < count; i++)
-    if (!(functions[i] = dlsym(opened[id].handle, names[i])))
+  for (int i = 0; i < count; i++) {
+    void *address = dlsym(opened[id].handle, names[i]);
+    if (!address)
       return mpg_fail(MPG_ERROR, "%s at %s is too old: it has no %s; pip install -U %s", known[id].name, opened[id].path, names[i], known[id].package);
+    memcpy((char *)functions + (size_t)i * sizeof address, &address, sizeof address);
+  }
   return MPG_OK;
 }
 

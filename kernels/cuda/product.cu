@@ -24,9 +24,7 @@ enum { MAX_BATCH = 32768 }; /* matrices of a call */
 const size_t WORKSPACE = (size_t)32 << 20; /* at most */
 
 struct functions {
-#define FUNCTION(result, name, parameters) result(*name) parameters;
-  MPG_CUBLASLT_FUNCTIONS(FUNCTION)
-#undef FUNCTION
+  MPG_CUBLASLT_FUNCTIONS(MPG_CUDA_FUNCTION)
 };
 
 struct signature { /* no padding: compared as bytes */
@@ -79,17 +77,11 @@ void release_products(void *contents) {
 }
 
 mpg_status make_products(void **contents) {
-#define NAME(result, name, parameters) #name,
-  static const char *const names[] = {MPG_CUBLASLT_FUNCTIONS(NAME)};
-#undef NAME
+  static const char *const names[] = {MPG_CUBLASLT_FUNCTIONS(MPG_CUDA_FUNCTION_NAME)};
   products *all = (products *)mpg_calloc(1, sizeof *all);
   if (!all) return mpg_out_of_host_memory(sizeof *all);
-  void *addresses[sizeof names / sizeof *names];
-  mpg_status status = mpg_cuda_library_functions(MPG_CUDA_CUBLASLT, names, addresses, sizeof names / sizeof *names);
-  if (status == MPG_OK) {
-    memcpy(&all->lt, addresses, sizeof all->lt);
-    status = mpg_cuda_tf32(&all->tf32);
-  }
+  mpg_status status = mpg_cuda_library_functions(MPG_CUDA_CUBLASLT, names, sizeof names / sizeof *names, &all->lt);
+  if (status == MPG_OK) status = mpg_cuda_tf32(&all->tf32);
   if (status == MPG_OK) {
     cublasStatus_t result = all->lt.cublasLtCreate(&all->handle);
     if (result != MPG_CUBLAS_STATUS_SUCCESS) status = mpg_fail(MPG_ERROR, "cublasLtCreate failed: %s", all->lt.cublasLtGetStatusName(result));

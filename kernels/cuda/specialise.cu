@@ -129,9 +129,7 @@ struct made { /* one text */
 };
 
 struct functions {
-#define FUNCTION(result, name, parameters) result(*name) parameters;
-  MPG_NVRTC_FUNCTIONS(FUNCTION)
-#undef FUNCTION
+  MPG_NVRTC_FUNCTIONS(MPG_CUDA_FUNCTION)
 };
 
 enum { BUCKETS = 1024 };
@@ -180,12 +178,8 @@ void look_for_nvrtc() {
   specialised.state = -1;
   specialised.dumps = folder && *folder;
   if (setting && !strcmp(setting, "0")) return;
-#define NAME(result, name, parameters) #name,
-  static const char *const names[] = {MPG_NVRTC_FUNCTIONS(NAME)};
-#undef NAME
-  void *addresses[sizeof names / sizeof *names];
-  if (mpg_cuda_library_functions(MPG_CUDA_NVRTC, names, addresses, sizeof names / sizeof *names) != MPG_OK) return;
-  memcpy(&specialised.nvrtc, addresses, sizeof specialised.nvrtc);
+  static const char *const names[] = {MPG_NVRTC_FUNCTIONS(MPG_CUDA_FUNCTION_NAME)};
+  if (mpg_cuda_library_functions(MPG_CUDA_NVRTC, names, sizeof names / sizeof *names, &specialised.nvrtc) != MPG_OK) return;
   specialised.state = 1;
 }
 
