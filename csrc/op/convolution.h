@@ -10,7 +10,7 @@ enum { MPG_MAX_SPATIAL = 3, MPG_POOLING_INDEX_NONE = 255 };
 
 /* A window that moves over `in` and is placed at `out` places, per spatial axis. */
 typedef struct mpg_window {
-  int ndim; /* spatial axes, 1 to 3 */
+  int64_t ndim; /* spatial axes, 1 to 3; of this type so that there is no padding and windows can be compared as bytes */
   int64_t in[MPG_MAX_SPATIAL], out[MPG_MAX_SPATIAL], kernel[MPG_MAX_SPATIAL];
   int64_t stride[MPG_MAX_SPATIAL], dilate[MPG_MAX_SPATIAL], pad[MPG_MAX_SPATIAL];
 } mpg_window;
@@ -83,8 +83,10 @@ mpg_value mpg_emit_channel_sum(mpg_gradient *g, mpg_value grad, mpg_layout layou
 void mpg_deconvolution_pads(const mpg_deconvolution_params *p, const mpg_shape *data, const mpg_shape *out, mpg_tuple *pads);
 /* The window of a pooling from the data's to the output's shape. */
 void mpg_pooling_window(const mpg_pooling_params *p, const mpg_shape *data, const mpg_shape *out, mpg_window *window);
+/* The same window with at least that many axes (at most MPG_MAX_SPATIAL): leading ones of size 1 are put in front. Axes beyond are 0. */
+mpg_window mpg_window_with_axes(const mpg_window *window, int64_t ndim);
 
-static inline int64_t mpg_window_product(const int64_t *sizes, int ndim) {
+static inline int64_t mpg_window_product(const int64_t *sizes, int64_t ndim) {
   int64_t size = 1;
   for (int i = 0; i < ndim; i++) size *= sizes[i];
   return size;

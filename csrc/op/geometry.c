@@ -69,3 +69,17 @@ void mpg_pooling_window(const mpg_pooling_params *p, const mpg_shape *data_shape
     window->dilate[i] = 1;
   }
 }
+
+mpg_window mpg_window_with_axes(const mpg_window *w, int64_t ndim) {
+  mpg_window full = {.ndim = ndim > w->ndim ? ndim : w->ndim};
+  for (int64_t i = 0; i < full.ndim; i++) {
+    int64_t from = i - (full.ndim - w->ndim);
+    full.in[i] = from < 0 ? 1 : w->in[from];
+    full.out[i] = from < 0 ? 1 : w->out[from];
+    full.kernel[i] = from < 0 ? 1 : w->kernel[from];
+    full.stride[i] = from < 0 ? 1 : w->stride[from];
+    full.dilate[i] = from < 0 ? 1 : w->dilate[from];
+    full.pad[i] = from < 0 ? 0 : w->pad[from];
+  }
+  return full;
+}

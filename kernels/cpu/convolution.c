@@ -19,24 +19,9 @@ typedef struct columns {
   void *columns;           /* (channels * window, count) */
 } columns;
 
-/* The three-dimensional form of a window: leading axes of size 1. */
-static mpg_window three_axes(const mpg_window *w) {
-  mpg_window full = {.ndim = 3};
-  for (int i = 0; i < 3; i++) {
-    int from = i - (3 - w->ndim);
-    full.in[i] = from < 0 ? 1 : w->in[from];
-    full.out[i] = from < 0 ? 1 : w->out[from];
-    full.kernel[i] = from < 0 ? 1 : w->kernel[from];
-    full.stride[i] = from < 0 ? 1 : w->stride[from];
-    full.dilate[i] = from < 0 ? 1 : w->dilate[from];
-    full.pad[i] = from < 0 ? 0 : w->pad[from];
-  }
-  return full;
-}
-
 /* Visits the elements of rows [begin, end): BODY gets `at` (in the image's channel) where it is inside, `inside`, and `column`. */
 #define VISIT(T, BODY)                                                                                                      \
-  mpg_window w = three_axes(&t->c->window);                                                                                 \
+  mpg_window w = mpg_window_with_axes(&t->c->window, 3);                                                                    \
   int64_t window = w.kernel[0] * w.kernel[1] * w.kernel[2], plane = w.in[0] * w.in[1] * w.in[2];                            \
   for (int64_t r = begin; r < end; r++) {                                                                                   \
     int64_t k = r % window, kx = k % w.kernel[2], ky = k / w.kernel[2] % w.kernel[1], kz = k / w.kernel[2] / w.kernel[1];   \

@@ -81,15 +81,7 @@ enum { BLOCK = 64 }; /* CHANNELS of pooling_last_impl.h */
 static int64_t setup(pooling *t, const mpg_pooling_params *p, const mpg_shape *data, const mpg_shape *out) {
   mpg_window w;
   mpg_pooling_window(p, data, out, &w);
-  *t = (pooling){.type = p->pool_type, .p = (int)p->p_value.value, .count_pad = p->count_include_pad, .window = {.ndim = 3}};
-  for (int i = 0; i < 3; i++) { /* leading axes of size 1 */
-    int from = i - (3 - w.ndim);
-    t->window.in[i] = from < 0 ? 1 : w.in[from];
-    t->window.out[i] = from < 0 ? 1 : w.out[from];
-    t->window.kernel[i] = from < 0 ? 1 : w.kernel[from];
-    t->window.stride[i] = from < 0 ? 1 : w.stride[from];
-    t->window.pad[i] = from < 0 ? 0 : w.pad[from];
-  }
+  *t = (pooling){.type = p->pool_type, .p = (int)p->p_value.value, .count_pad = p->count_include_pad, .window = mpg_window_with_axes(&w, 3)};
   t->last = mpg_layout_of(p->layout) != MPG_CHANNELS_FIRST;
   t->channels = data->dims[t->last ? data->ndim - 1 : 1];
   return data->dims[0] * (t->last ? (t->channels + BLOCK - 1) / BLOCK : t->channels);

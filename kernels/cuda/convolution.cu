@@ -12,10 +12,9 @@ namespace {
 enum { DATA, WEIGHT, OUT, ARRAYS };
 
 /* --- Plain sums: one thread for an element of the result, or one block for one of the weight ------------------------------------------ */
-struct plain {
+struct plain : mpg_window { /* of three axes */
   int64_t channels, filters; /* of a group */
   int64_t groups, batch;
-  int64_t in[3], out[3], kernel[3], stride[3], dilate[3], pad[3]; /* leading axes of size 1 */
   int64_t plane, places, window;
   int64_t data_channel, data_space, weight_channel, weight_space, out_channel, out_space; /* distances of neighbours */
 };
@@ -102,16 +101,7 @@ __global__ void backward_weight_kernel(plain t, const T *data, T *weight, const 
 
 plain plain_of(const mpg_convolution *c) {
   plain t = {};
-  const mpg_window *w = &c->window;
-  for (int i = 0; i < 3; i++) {
-    int from = i - (3 - w->ndim);
-    t.in[i] = from < 0 ? 1 : w->in[from];
-    t.out[i] = from < 0 ? 1 : w->out[from];
-    t.kernel[i] = from < 0 ? 1 : w->kernel[from];
-    t.stride[i] = from < 0 ? 1 : w->stride[from];
-    t.dilate[i] = from < 0 ? 1 : w->dilate[from];
-    t.pad[i] = from < 0 ? 0 : w->pad[from];
-  }
+  (mpg_window &)t = mpg_window_with_axes(&c->window, 3);
   t.batch = c->batch, t.groups = c->groups, t.channels = c->channels / c->groups, t.filters = c->filters / c->groups;
   t.plane = t.in[0] * t.in[1] * t.in[2];
   t.places = t.out[0] * t.out[1] * t.out[2];

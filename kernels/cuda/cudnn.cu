@@ -20,14 +20,11 @@ enum { DATA, WEIGHT, OUT, TENSORS };
 const int64_t WORKSPACE = (int64_t)1 << 30; /* at most: what MXNet's parameter `workspace` has been by default */
 
 struct functions {
-#define FUNCTION(result, name, parameters) result(*name) parameters;
-  MPG_CUDNN_FUNCTIONS(FUNCTION)
-#undef FUNCTION
+  MPG_CUDNN_FUNCTIONS(MPG_CUDA_FUNCTION)
 };
 
-struct signature { /* no padding: compared as bytes */
-  int64_t direction, dtype, last, ndim, batch, channels, filters, groups;
-  int64_t in[3], out[3], kernel[3], stride[3], dilate[3], pad[3];
+struct signature : mpg_window { /* no padding: compared as bytes */
+  int64_t direction, dtype, last, batch, channels, filters, groups;
 };
 
 } // namespace
@@ -61,17 +58,11 @@ bool unsupported(cudnnStatus_t status) { return status >= MPG_CUDNN_STATUS_BAD_P
 void release(void *contents);
 
 mpg_status make(void **contents) {
-#define NAME(result, name, parameters) #name,
-  static const char *const names[] = {MPG_CUDNN_FUNCTIONS(NAME)};
-#undef NAME
+  static const char *const names[] = {MPG_CUDNN_FUNCTIONS(MPG_CUDA_FUNCTION_NAME)};
   library *all = (library *)mpg_calloc(1, sizeof *all);
   if (!all) return mpg_out_of_host_memory(sizeof *all);
-  void *addresses[sizeof names / sizeof *names];
-  mpg_status status = mpg_cuda_library_functions(MPG_CUDA_CUDNN, names, addresses, sizeof names / sizeof *names);
-  if (status == MPG_OK) {
-    memcpy(&all->dnn, addresses, sizeof all->dnn);
-    status = mpg_cuda_tf32(&all->tf32);
-  }
+  mpg_status status = mpg_cuda_library_functions(MPG_CUDA_CUDNN, names, sizeof names / sizeof *names, &all->dnn);
+  if (status == MPG_OK) status = mpg_cuda_tf32(&all->tf32);
   if (status == MPG_OK) {
     cudnnStatus_t result = all->dnn.cudnnCreate(&all->handle);
     if (result != MPG_CUDNN_STATUS_SUCCESS) {
@@ -283,20 +274,10 @@ mpg_status build(const mpg_kernel_call *call, const library *all, mpg_cudnn_plan
 }
 
 signature signature_of(const mpg_convolution *c, mpg_cuda_direction direction, mpg_dtype dtype) {
-  const mpg_window *w = &c->window;
   signature key = {};
+  (mpg_window &)key = mpg_window_with_axes(&c->window, 2); /* cuDNN's have two axes or three */
   key.direction = direction, key.dtype = dtype, key.last = c->layout != MPG_CHANNELS_FIRST;
   key.batch = c->batch, key.channels = c->channels, key.filters = c->filters, key.groups = c->groups;
-  key.ndim = w->ndim < 2 ? 2 : w->ndim;
-  for (int i = 0; i < key.ndim; i++) { /* one axis becomes two, the first of size 1 */
-    int from = i - (int)(key.ndim - w->ndim);
-    key.in[i] = from < 0 ? 1 : w->in[from];
-    key.out[i] = from < 0 ? 1 : w->out[from];
-    key.kernel[i] = from < 0 ? 1 : w->kernel[from];
-    key.stride[i] = from < 0 ? 1 : w->stride[from];
-    key.dilate[i] = from < 0 ? 1 : w->dilate[from];
-    key.pad[i] = from < 0 ? 0 : w->pad[from];
-  }
   return key;
 }
 

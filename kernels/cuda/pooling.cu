@@ -13,8 +13,7 @@ enum { POOL_AVG, POOL_LP, POOL_MAX, POOL_SUM }; /* pool_type */
 enum kind { MAX, SUM, SQUARES, CUBES };
 enum { WARP_WINDOW = 64 }; /* elements of a window that a warp shares; only where neighbours in it are neighbours in memory */
 
-struct pooling {
-  int64_t in[3], out[3], kernel[3], stride[3], pad[3]; /* leading axes of size 1 */
+struct pooling : mpg_window { /* of three axes */
   int64_t channels, plane, places;
   bool last, count_pad, average;
 };
@@ -193,14 +192,7 @@ pooling pooling_of(const mpg_pooling_params *p, const mpg_shape *data, const mpg
   mpg_window w;
   mpg_pooling_window(p, data, out, &w);
   pooling t = {};
-  for (int i = 0; i < 3; i++) {
-    int from = i - (3 - w.ndim);
-    t.in[i] = from < 0 ? 1 : w.in[from];
-    t.out[i] = from < 0 ? 1 : w.out[from];
-    t.kernel[i] = from < 0 ? 1 : w.kernel[from];
-    t.stride[i] = from < 0 ? 1 : w.stride[from];
-    t.pad[i] = from < 0 ? 0 : w.pad[from];
-  }
+  (mpg_window &)t = mpg_window_with_axes(&w, 3);
   t.last = mpg_layout_of(p->layout) != MPG_CHANNELS_FIRST;
   t.channels = data->dims[t.last ? data->ndim - 1 : 1];
   t.plane = t.in[0] * t.in[1] * t.in[2];
