@@ -135,11 +135,11 @@ class Tracer:
 
     def host(self, name, run, inputs, outputs, bodies=()):
         """A step whose results' descriptions ``(shape, dtype, ctx)`` are known. Returns arrays that stand for them."""
-        raise NotImplementedError(f"{type(self).__name__} does not define host")
+        raise NotImplementedError(f"{name} runs outside of compiled programs, which {type(self).__name__} does not know how to trace; call it outside of the hybridized block")
 
     def dynamic(self, name, run, inputs):
         """A step whose results' shapes depend on values."""
-        raise NotImplementedError(f"{type(self).__name__} does not define dynamic")
+        raise NotImplementedError(f"the shape of what {name} gives depends on values, which {type(self).__name__} does not know how to trace; call it outside of the hybridized block")
 
     def _new(self, host, descs):
         """Traced arrays for what a host step gives."""

@@ -323,6 +323,29 @@ def ordinary_net():
 PLAN = {".*qkv": "column", ".*out": "row", ".*embed": "vocab", ".*norm": "sequence", "2": "sequence", ".*lstm": "gates"}
 
 
+@pytest.mark.parametrize("when", ["initialized", "deferred"])
+@pytest.mark.parametrize("way", ["shard", "place"])
+@pytest.mark.parametrize("options", [{}, {"accumulate": 2}])
+@pytest.mark.parametrize("ignore", [False, True])
+def test_a_trainer_of_layers_that_were_split_afterwards(when, way, options, ignore):
+    """Its parameters are no part of the network any more; that is what the error says, rather than that gradients are stale."""
+    known = when == "initialized"
+    net = chain(nn.Dense(4, in_units=3 * known), nn.Dense(2, in_units=4 * known))
+    net.initialize()
+    params = net.collect_params()
+    trainer = gluon.Trainer(params, "sgd", **options)
+    par.shard(net, {"1": "column"}, CTX) if way == "shard" else net.place(par.Mesh({"model": 2}, devices=CTX), split={"1": "column"})
+    with autograd.record():
+        value = net(nd.ones((2, 3), ctx=CTX[0])).sum()
+    value.backward()
+    text = f"is not part of the network any more: {'shard' if way == 'shard' else 'Mesh.place'} has split its layer '1' over devices.*Trainer afterwards"
+    with pytest.raises(mx.MXNetError, match=text):
+        trainer.step(2, ignore_stale_grad=ignore)
+    with pytest.raises(mx.MXNetError, match=text):
+        gluon.Trainer(params, "sgd")
+    gluon.Trainer(net.collect_params(), "sgd").step(2)
+
+
 def trained(net, count, pipeline=None, steps=3):
     data, target = nd.array(inputs_of((8, 5), integers=13)), nd.array(inputs_of((8, 5, 6)))
     loss = gluon.loss.L2Loss()

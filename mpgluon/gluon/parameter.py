@@ -114,6 +114,7 @@ class Parameter:
         self._grad = None  # likewise; None without gradients
         self._deferred_init = ()  # (init, devices, default initializer, value or None, random key)
         self._trainer = None
+        self._replaced = None  # who took the layer out of the network, and why
         self._floating = False  # moves to the device of the group in which it is first used
         self._differentiable = differentiable
         self._allow_deferred_init = allow_deferred_init
@@ -210,10 +211,19 @@ class Parameter:
     def _set_trainer(self, trainer):
         self._trainer = trainer
 
+    def _gone(self):
+        """The error that says that the parameter belongs to no layer of the network any more."""
+        return MXNetError(
+            f"Parameter '{self.name}' is not part of the network any more: {self._replaced}. Collect the parameters and make the "
+            "Trainer afterwards: gluon.Trainer(net.collect_params(), ...)"
+        )
+
     # Values
 
     def _missing(self):
         """The error that says why there are no arrays yet."""
+        if self._replaced:
+            return self._gone()
         if self._deferred_init:
             return DeferredInitializationError(
                 f"Parameter '{self.name}' has not been initialized yet: its shape {self._shape} is not known before the first "

@@ -59,6 +59,8 @@ class Trainer:
         for param in params:
             if not isinstance(param, Parameter):
                 raise ValueError(f"First argument must be a list or dict of Parameters, got list of {type(param)}.")
+            if param._replaced:
+                raise param._gone()
         self._params = list(params)
         self._param2idx = {}
         for i, param in enumerate(self._params):
@@ -139,9 +141,10 @@ class Trainer:
     def _wait(self, batch_size, ignore_stale_grad):
         """Leaves the gradients where they are until there are enough of them."""
         plan = self._current_plan()
-        if not ignore_stale_grad:
-            if not _core.gradients_fresh(plan.weights):
-                raise self._stale(plan)
+        fresh = _core.gradients_fresh(plan.weights)
+        if not fresh:
+            self._check_stale(plan, ignore_stale_grad)
+        elif not ignore_stale_grad:
             _core.gradients_used(plan.weights)
         self._waiting += 1
         self._waiting_size += batch_size
@@ -203,8 +206,7 @@ class Trainer:
         plan = self._current_plan()
         work = plan.work
         if not _core.gradients_fresh(plan.weights):
-            if not ignore_stale_grad:
-                raise self._stale(plan)
+            self._check_stale(plan, ignore_stale_grad)
             work = [group.fresh() for group in work]
         with autograd.pause():
             if self._max_norm is not None:
@@ -223,9 +225,15 @@ class Trainer:
                     bucket.spread()
                 _core.gradients_used(plan.weights)
 
-    def _stale(self, plan):
+    def _check_stale(self, plan, ignore_stale_grad):
+        """Raises for gradients that backward has not written, unless they are to be left alone."""
+        for param in self._params:
+            if param._replaced:
+                raise param._gone()
+        if ignore_stale_grad:
+            return
         param, ctx = next((param, ctx) for param, data, _ in plan.seen for ctx, weight in data.items() if param.grad_req != "null" and not weight._fresh_grad)
-        return UserWarning(
+        raise UserWarning(
             f"Gradient of Parameter `{param.name}` on context {ctx} has not been updated by backward since last `step`. "
             "Either the loss does not depend on it, or the forward pass was not recorded. If only some of the Parameters "
             "are meant to be used, call step with ignore_stale_grad=True to leave the others as they are"

@@ -93,8 +93,11 @@ class File:
         try:
             header = json.loads(text)
             self.entries = {name: self._entry(entry) for name, entry in header.items() if name != "__metadata__"}
+            cut = next((name for name, (_, _, _, end) in self.entries.items() if self._begin + end > self.size), None)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise self.damaged(f"its header is no list of arrays ({error})") from error
+        if cut is not None:
+            raise self.damaged(f"it is cut off: '{cut}' would end behind the end of the file")
 
     def damaged(self, why):
         """The error that says so."""
@@ -104,8 +107,6 @@ class File:
         dtype, shape, (begin, end) = _DTYPES[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
         if not all(isinstance(n, int) and n >= 0 for n in (*shape, begin, end)) or end - begin != math.prod(shape) * item_size(dtype):
             raise ValueError("an array's size is not that of its shape")
-        if self._begin + end > self.size:
-            raise ValueError("an array ends behind the end of the file")
         return dtype, shape, begin, end
 
     def checksum(self, name, progress=None):

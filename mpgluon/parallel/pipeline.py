@@ -349,7 +349,7 @@ class PipelinedCall:
         kinds, total = self._input_kinds(flat, places)
         count = pipeline.micro_batches
         if total < count:
-            raise ValueError(f"Pipeline: a batch of {total} rows along axis {axis} can't be divided into {count} micro-batches")
+            raise ValueError(f"Pipeline: a batch of {total} rows along axis {axis} can't be divided into {count} micro-batches; take at most {total} micro-batches, or larger batches")
         rows = divide(total, count)
         fronts = [_leading(a, axis) if kind == SPLIT else a for a, kind in zip(flat, kinds)]
         key = (structure, tuple(kinds), tuple((a.context, a.dtype, a.shape[1:] if k == SPLIT else a.shape) for a, k in zip(fronts, kinds)), autograd.is_training(), _recompute.changes, _groups.current())

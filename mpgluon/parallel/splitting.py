@@ -261,6 +261,9 @@ def split_layers(net, work, ctx_of, who):
             for key, value in parent.__dict__.items():
                 if value is layer:
                     parent.__dict__[key] = made[layer]
+    for layer in made:
+        for param in layer._reg_params.values():
+            param._replaced = f"{who} has split its layer '{work[layer][0]}' over devices"
     for block in [net, *[layer for _, _, _, layer in places]]:
         if isinstance(block, HybridBlock):
             block._clear_compiled()
