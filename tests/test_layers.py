@@ -24,6 +24,8 @@ LAYERS = {
 }
 # Kernels may use of csrc/op what describes calls, not what runs them.
 KERNEL_FORBIDDEN = {"op/invoke.h", "op/infer.h"}
+# Backends know nothing of each other.
+FOREIGN = {"cpu": "kernels/cuda/", "cuda": "kernels/cpu/", "common": ("kernels/cpu/", "kernels/cuda/")}
 
 
 def files(*folders, ending):
@@ -39,15 +41,18 @@ def layer_of(path):
 
 def test_includes_point_down():
     wrong = []
-    for path in files("csrc", "kernels", ending=(".c", ".h", ".def", ".cu", ".cuh")):
-        layer = layer_of(path)
+    for path in files("csrc", "kernels", ending=(".c", ".h", ".def", ".inc", ".cu")):
+        layer, backend = layer_of(path), os.path.basename(os.path.dirname(path))
         with open(path) as f:
             for number, line in enumerate(f, 1):
                 match = re.match(r'\s*#\s*include\s+"([^"]+)"', line)
                 if not match or "/" not in match[1]:
                     continue
                 target = match[1].split("/")[0]
-                if target != layer and target in LAYERS and target not in LAYERS[layer] or (layer == "kernels" and match[1] in KERNEL_FORBIDDEN):
+                forbidden = target != layer and target in LAYERS and target not in LAYERS[layer]
+                if layer == "kernels":
+                    forbidden = forbidden or match[1] in KERNEL_FORBIDDEN or match[1].startswith(FOREIGN.get(backend, "//"))
+                if forbidden:
                     wrong.append(f"{os.path.relpath(path, ROOT)}:{number} includes {match[1]}")
     assert not wrong, "\n".join(wrong)
 

@@ -5,7 +5,7 @@
 #include <math.h>
 
 #include "base/philox.h"
-#include "kernels/cpu/vector_math.h"
+#include "kernels/common/vector_math.h"
 #include "op/kernel.h"
 
 /* (0, 1): never 0, and 1 only where a word rounds up to 2^32. */

@@ -9,7 +9,7 @@
 #include "base/memory.h"
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/philox_words.h"
-#include "kernels/cpu/vector_math.h"
+#include "kernels/common/vector_math.h"
 
 #if defined(__AVX512F__)
 enum { TILE = 12 }; /* rows of the product held in registers */

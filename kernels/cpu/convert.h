@@ -7,7 +7,7 @@
 #define KERNELS_CPU_CONVERT_H
 
 #include "kernels/cpu/cpu.h"
-#include "kernels/cpu/half.h"
+#include "kernels/common/half.h"
 
 enum { MPG_CPU_BLOCK = 512 };
 

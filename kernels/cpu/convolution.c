@@ -4,7 +4,7 @@
 
 #include "base/memory.h"
 #include "kernels/cpu/gemm.h"
-#include "kernels/cpu/half.h"
+#include "kernels/common/half.h"
 #include "kernels/cpu/move.h"
 #include "kernels/cpu/onednn.h"
 

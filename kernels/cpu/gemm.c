@@ -3,7 +3,7 @@
 #include <limits.h>
 #include <string.h>
 
-#include "kernels/cpu/half.h"
+#include "kernels/common/half.h"
 #include "kernels/cpu/onednn.h"
 #include "kernels/cpu/openblas.h"
 

@@ -4,7 +4,7 @@
 
 #include "kernels/common/index.h"
 #include "kernels/cpu/cpu.h"
-#include "kernels/cpu/half.h"
+#include "kernels/common/half.h"
 
 static inline int64_t mpg_index_at(const mpg_view *view, int64_t i) {
   switch (view->desc.dtype) {

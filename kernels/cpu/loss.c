@@ -2,31 +2,14 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernels/common/vector_math.h"
 #include "kernels/common/view.h"
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/index.h"
-#include "kernels/cpu/vector_math.h"
+#include "kernels/cpu/real.h"
 
 enum { GRAIN = 4096 };
 enum { NORMALIZE_BATCH, NORMALIZE_NULL, NORMALIZE_VALID };
-
-/* One element of a float array, as double: exact for every dtype, and what is computed from it is rounded once. */
-static double load(const mpg_view *view, int64_t i) {
-  switch (view->desc.dtype) {
-    case MPG_FLOAT32: return ((const float *)view->data)[i];
-    case MPG_FLOAT64: return ((const double *)view->data)[i];
-    case MPG_FLOAT16: return mpg_half_to_float(((const uint16_t *)view->data)[i]);
-    default: return mpg_bfloat16_to_float(((const uint16_t *)view->data)[i]);
-  }
-}
-static void store(const mpg_view *view, int64_t i, double value) {
-  switch (view->desc.dtype) {
-    case MPG_FLOAT32: ((float *)view->data)[i] = (float)value; return;
-    case MPG_FLOAT64: ((double *)view->data)[i] = value; return;
-    case MPG_FLOAT16: ((uint16_t *)view->data)[i] = mpg_float_to_half((float)value); return;
-    default: ((uint16_t *)view->data)[i] = mpg_float_to_bfloat16((float)value); return;
-  }
-}
 
 /* --- Forward ------------------------------------------------------------------------------------------------------------- */
 
@@ -85,9 +68,9 @@ static void softmax_back_range(void *context, int64_t begin, int64_t end) {
     int64_t first = position / p->after * p->classes * p->after + position % p->after;
     for (int64_t k = 0; k < p->classes; k++) {
       int64_t i = first + k * p->after;
-      double value = ignore ? 0 : load(p->output, i) - (k == label ? 1 - alpha : others);
+      double value = ignore ? 0 : mpg_real_at(p->output, i) - (k == label ? 1 - alpha : others);
       value *= p->scale;
-      store(p->out, i, p->grad ? value * load(p->grad, i) : value);
+      mpg_real_store(p->out, i, p->grad ? value * mpg_real_at(p->grad, i) : value);
     }
   }
 }
@@ -95,8 +78,8 @@ static void softmax_back_range(void *context, int64_t begin, int64_t end) {
 static void probability_back_range(void *context, int64_t begin, int64_t end) {
   const softmax_back *p = context;
   for (int64_t i = begin; i < end; i++) {
-    double value = (load(p->output, i) - load(p->label, i)) * p->scale;
-    store(p->out, i, p->grad ? value * load(p->grad, i) : value);
+    double value = (mpg_real_at(p->output, i) - mpg_real_at(p->label, i)) * p->scale;
+    mpg_real_store(p->out, i, p->grad ? value * mpg_real_at(p->grad, i) : value);
   }
 }
 
@@ -140,9 +123,9 @@ static void svm_back_range(void *context, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; row++) {
     int64_t label = mpg_index_at(p->label, row);
     for (int64_t k = 0; k < p->classes; k++) {
-      double sign = k == label ? 1 : -1, score = sign * load(p->output, row * p->classes + k);
+      double sign = k == label ? 1 : -1, score = sign * mpg_real_at(p->output, row * p->classes + k);
       double slope = score < margin ? (p->params->use_linear ? 1 : 2 * (margin - score)) : 0;
-      store(p->out, row * p->classes + k, -sign * slope * weight);
+      mpg_real_store(p->out, row * p->classes + k, -sign * slope * weight);
     }
   }
 }
@@ -165,9 +148,9 @@ MPG_CPU_KERNEL(make_loss_back) {
   if (params->normalization == NORMALIZE_BATCH && data->desc.shape.ndim > 0) divisor = data->desc.shape.dims[0];
   if (params->normalization == NORMALIZE_VALID) {
     divisor = 0;
-    for (int64_t i = 0; i < count; i++) divisor += load(data, i) > params->valid_thresh;
+    for (int64_t i = 0; i < count; i++) divisor += mpg_real_at(data, i) > params->valid_thresh;
   }
   double value = params->grad_scale / (double)(divisor < 1 ? 1 : divisor);
-  for (int64_t i = 0; i < count; i++) store(out, i, value);
+  for (int64_t i = 0; i < count; i++) mpg_real_store(out, i, value);
   return MPG_OK;
 }

@@ -7,7 +7,7 @@
 #include "base/memory.h"
 #include "kernels/common/view.h"
 #include "kernels/cpu/cpu.h"
-#include "kernels/cpu/half.h"
+#include "kernels/common/half.h"
 
 /* Data seen as (outer, channels, inner). The rest of what is below `partial` is used where inner is 1. */
 typedef struct batch_norm {

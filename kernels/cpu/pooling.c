@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "kernels/cpu/cpu.h"
-#include "kernels/cpu/half.h"
+#include "kernels/common/half.h"
 #include "op/convolution.h"
 
 enum { POOL_AVG, POOL_LP, POOL_MAX, POOL_SUM }; /* pool_type */

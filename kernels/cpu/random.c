@@ -24,7 +24,7 @@
 #include "kernels/common/draw.h"
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/philox_words.h"
-#include "kernels/cpu/vector_math.h"
+#include "kernels/common/vector_math.h"
 
 enum { WORDS = 2 * MPG_CPU_BLOCK + 8 };
 

@@ -1,10 +1,10 @@
-/* Elements of floating arrays as doubles, one at a time. Stateless; any thread. */
+/* Elements of floating arrays as doubles, one at a time: exact for every dtype, and what is computed from them is rounded once. Stateless; any thread. */
 #ifndef KERNELS_CPU_REAL_H
 #define KERNELS_CPU_REAL_H
 
 #include "kernels/common/view.h"
 #include "kernels/cpu/cpu.h"
-#include "kernels/cpu/half.h"
+#include "kernels/common/half.h"
 
 static inline double mpg_real_at(const mpg_view *view, int64_t i) {
   switch (view->desc.dtype) {

@@ -6,8 +6,8 @@
 
 #include "base/memory.h"
 #include "kernels/cpu/gemm.h"
-#include "kernels/cpu/half.h"
-#include "kernels/cpu/vector_math.h"
+#include "kernels/common/half.h"
+#include "kernels/common/vector_math.h"
 
 #define T float
 #define DTYPE MPG_FLOAT32

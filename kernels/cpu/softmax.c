@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "kernels/cpu/index.h"
-#include "kernels/cpu/vector_math.h"
+#include "kernels/common/vector_math.h"
 
 enum { ROW_BLOCK = 512, STRIP = 64, TILE = 16, GRAIN = 8192 };
 enum { KIND_SOFTMAX, KIND_LOG_SOFTMAX, KIND_SOFTMAX_BACK, KIND_LOG_SOFTMAX_BACK };

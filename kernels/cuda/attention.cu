@@ -3,7 +3,7 @@
  *
  * Every element is summed over keys (or rows) in ascending order by one block, without atomics: the same bits each time. A block has 16 x 16 threads, each with
  * EACH x EACH neighbours of a tile. Of wide heads each block makes a tile's width of the result's columns. */
-#include "kernels/cpu/vector_math.h"
+#include "kernels/common/vector_math.h"
 #include "kernels/cuda/attention.h"
 
 namespace {

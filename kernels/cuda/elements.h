@@ -2,7 +2,7 @@
 #ifndef KERNELS_CUDA_ELEMENTS_H
 #define KERNELS_CUDA_ELEMENTS_H
 
-#include "kernels/cpu/half.h"
+#include "kernels/common/half.h"
 
 #define MPG_MEMBER __host__ __device__ __forceinline__ /* of functions in structs; MPG_ANYWHERE is for those outside */
 

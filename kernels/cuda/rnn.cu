@@ -9,7 +9,7 @@ extern "C" {
 #include "kernels/cuda/move.h"
 #include "op/rnn.h"
 }
-#include "kernels/cpu/vector_math.h"
+#include "kernels/common/vector_math.h"
 #include "kernels/cuda/product.h"
 
 namespace {

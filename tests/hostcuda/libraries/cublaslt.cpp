@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "cuda_runtime.h"
-#include "kernels/cpu/half.h"
+#include "kernels/common/half.h"
 #include "kernels/cuda/cublaslt.h"
 
 struct mpg_cublaslt_desc {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "cuda_runtime.h"
-#include "kernels/cpu/half.h"
+#include "kernels/common/half.h"
 #include "kernels/cuda/cudnn.h"
 
 struct cudnnContext {

@@ -1,8 +1,8 @@
 /* float16 and bfloat16: scalars to and from float, rounding to nearest even. Stateless; any thread.
  * Blocks of them, and every other dtype: convert.h.
  */
-#ifndef KERNELS_CPU_HALF_H
-#define KERNELS_CPU_HALF_H
+#ifndef KERNELS_COMMON_HALF_H
+#define KERNELS_COMMON_HALF_H
 
 #include <stdint.h>
 #include <string.h>

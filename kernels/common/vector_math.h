@@ -4,12 +4,12 @@
  * which the caller uses the C library. The coefficients are minimax fits over the reduced ranges.
  * Doubles go to the C library. MPG_MATH_WITHOUT_FMA, defined before: plain products and sums everywhere. Stateless; any thread.
  */
-#ifndef KERNELS_CPU_VECTOR_MATH_H
-#define KERNELS_CPU_VECTOR_MATH_H
+#ifndef KERNELS_COMMON_VECTOR_MATH_H
+#define KERNELS_COMMON_VECTOR_MATH_H
 
 #include <math.h>
 
-#include "kernels/cpu/half.h"
+#include "kernels/common/half.h"
 
 #ifdef __CUDACC__
 #define MPG_INLINE MPG_ANYWHERE
