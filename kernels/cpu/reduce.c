@@ -14,47 +14,45 @@
 
 #include "base/memory.h"
 #include "device/device.h"
+#include "kernels/common/reduce.h"
 #include "kernels/cpu/convert.h"
 #include "op/fused.h"
 
 enum { LANES = 32, BASE = 512, BASE_ROWS = 16, COLUMNS = 128, LEVELS = 48, COLUMN_LEVELS = 16 };
 
-typedef enum combine { ADD, MULTIPLY, LARGEST, SMALLEST, COMBINE_COUNT } combine;
-typedef enum prepare { PLAIN, MAGNITUDE, SQUARE, NAN_TO_0, NAN_TO_1, PREPARE_COUNT } prepare;
-
 /* Accumulators of one type: how values are prepared, rows folded in, and a piece of neighbours reduced. */
 #define ACCUMULATOR(suffix, T, U, abs_function, lowest, highest)                                                       \
-  static inline T combine_##suffix(combine how, T x, T y) {                                                            \
+  static inline T combine_##suffix(mpg_combine how, T x, T y) {                                                        \
     switch (how) {                                                                                                     \
-      case ADD: return (T)((U)x + (U)y);                                                                               \
-      case MULTIPLY: return (T)((U)x * (U)y);                                                                          \
-      case LARGEST: return x != x ? x : x > y ? x : y;                                                                 \
+      case MPG_ADD: return (T)((U)x + (U)y);                                                                           \
+      case MPG_MULTIPLY: return (T)((U)x * (U)y);                                                                      \
+      case MPG_LARGEST: return x != x ? x : x > y ? x : y;                                                             \
       default: return x != x ? x : x < y ? x : y;                                                                      \
     }                                                                                                                  \
   }                                                                                                                    \
-  static T identity_##suffix(combine how) { return how == ADD ? 0 : how == MULTIPLY ? 1 : how == LARGEST ? lowest : highest; } \
-  static void prepare_##suffix(prepare how, const T *from, T *to, int64_t n) {                                         \
+  static T identity_##suffix(mpg_combine how) { return how == MPG_ADD ? 0 : how == MPG_MULTIPLY ? 1 : how == MPG_LARGEST ? lowest : highest; } \
+  static void prepare_##suffix(mpg_prepare how, const T *from, T *to, int64_t n) {                                     \
     switch (how) {                                                                                                     \
-      case MAGNITUDE: for (int64_t i = 0; i < n; i++) to[i] = abs_function(from[i]); break;                            \
-      case SQUARE: for (int64_t i = 0; i < n; i++) to[i] = (T)((U)from[i] * (U)from[i]); break;                        \
-      case NAN_TO_0: for (int64_t i = 0; i < n; i++) to[i] = from[i] != from[i] ? 0 : from[i]; break;                  \
-      case NAN_TO_1: for (int64_t i = 0; i < n; i++) to[i] = from[i] != from[i] ? 1 : from[i]; break;                  \
+      case MPG_MAGNITUDE: for (int64_t i = 0; i < n; i++) to[i] = abs_function(from[i]); break;                        \
+      case MPG_SQUARE: for (int64_t i = 0; i < n; i++) to[i] = (T)((U)from[i] * (U)from[i]); break;                    \
+      case MPG_NAN_TO_0: for (int64_t i = 0; i < n; i++) to[i] = from[i] != from[i] ? 0 : from[i]; break;              \
+      case MPG_NAN_TO_1: for (int64_t i = 0; i < n; i++) to[i] = from[i] != from[i] ? 1 : from[i]; break;              \
       default: for (int64_t i = 0; i < n; i++) to[i] = from[i]; break;                                                 \
     }                                                                                                                  \
   }                                                                                                                    \
-  __attribute__((always_inline)) static inline void fold_##suffix##_as(combine how, T *acc, const T *row, int64_t n) { \
+  __attribute__((always_inline)) static inline void fold_##suffix##_as(mpg_combine how, T *acc, const T *row, int64_t n) { \
     for (int64_t i = 0; i < n; i++) acc[i] = combine_##suffix(how, acc[i], row[i]);                                    \
   }                                                                                                                    \
-  static void fold_##suffix(combine how, T *acc, const T *row, int64_t n) {                                            \
+  static void fold_##suffix(mpg_combine how, T *acc, const T *row, int64_t n) {                                        \
     switch (how) {                                                                                                     \
-      case ADD: fold_##suffix##_as(ADD, acc, row, n); break;                                                           \
-      case MULTIPLY: fold_##suffix##_as(MULTIPLY, acc, row, n); break;                                                 \
-      case LARGEST: fold_##suffix##_as(LARGEST, acc, row, n); break;                                                   \
-      default: fold_##suffix##_as(SMALLEST, acc, row, n); break;                                                       \
+      case MPG_ADD: fold_##suffix##_as(MPG_ADD, acc, row, n); break;                                                   \
+      case MPG_MULTIPLY: fold_##suffix##_as(MPG_MULTIPLY, acc, row, n); break;                                         \
+      case MPG_LARGEST: fold_##suffix##_as(MPG_LARGEST, acc, row, n); break;                                           \
+      default: fold_##suffix##_as(MPG_SMALLEST, acc, row, n); break;                                                   \
     }                                                                                                                  \
   }                                                                                                                    \
   /* Neighbours, at most BASE of them. */                                                                              \
-  __attribute__((always_inline)) static inline T piece_##suffix##_as(combine how, const T *values, int64_t n) {        \
+  __attribute__((always_inline)) static inline T piece_##suffix##_as(mpg_combine how, const T *values, int64_t n) {    \
     if (n < LANES) {                                                                                                   \
       T result = values[0];                                                                                            \
       for (int64_t i = 1; i < n; i++) result = combine_##suffix(how, result, values[i]);                               \
@@ -70,12 +68,12 @@ typedef enum prepare { PLAIN, MAGNITUDE, SQUARE, NAN_TO_0, NAN_TO_1, PREPARE_COU
       for (int k = 0; k < width; k++) acc[k] = combine_##suffix(how, acc[k], acc[k + width]);                          \
     return acc[0];                                                                                                     \
   }                                                                                                                    \
-  static T piece_##suffix(combine how, const T *values, int64_t n) {                                                   \
+  static T piece_##suffix(mpg_combine how, const T *values, int64_t n) {                                               \
     switch (how) {                                                                                                     \
-      case ADD: return piece_##suffix##_as(ADD, values, n);                                                            \
-      case MULTIPLY: return piece_##suffix##_as(MULTIPLY, values, n);                                                  \
-      case LARGEST: return piece_##suffix##_as(LARGEST, values, n);                                                    \
-      default: return piece_##suffix##_as(SMALLEST, values, n);                                                        \
+      case MPG_ADD: return piece_##suffix##_as(MPG_ADD, values, n);                                                    \
+      case MPG_MULTIPLY: return piece_##suffix##_as(MPG_MULTIPLY, values, n);                                          \
+      case MPG_LARGEST: return piece_##suffix##_as(MPG_LARGEST, values, n);                                            \
+      default: return piece_##suffix##_as(MPG_SMALLEST, values, n);                                                    \
     }                                                                                                                  \
   }
 ACCUMULATOR(f32, float, float, fabsf, -INFINITY, INFINITY)
@@ -108,8 +106,8 @@ ADD_ROWS(i64, int64_t, uint64_t)
 
 typedef struct pass {
   mpg_compute compute; /* F32, F64 or I64 */
-  combine how;
-  prepare prepare;
+  mpg_combine how;
+  mpg_prepare prepare;
   mpg_dtype dtype; /* of the source */
   const void *source;
   int64_t outer, count, inner;
@@ -126,7 +124,7 @@ typedef struct pass {
     for (int64_t done = 0; done < count; done += BASE) {                                                 \
       int64_t n = count - done < BASE ? count - done : BASE;                                             \
       const T *values = mpg_cpu_load(p->compute, p->dtype, p->source, begin + done, n, &loaded);         \
-      if (p->prepare != PLAIN) {                                                                         \
+      if (p->prepare != MPG_PLAIN) {                                                                     \
         prepare_##suffix(p->prepare, values, prepared.suffix, n);                                        \
         values = prepared.suffix;                                                                        \
       }                                                                                                  \
@@ -152,13 +150,13 @@ typedef struct pass {
     mpg_block_buffer loaded, prepared;                                                                   \
     for (int64_t done = 0; done < count; done += BASE_ROWS) {                                            \
       int64_t n = count - done < BASE_ROWS ? count - done : BASE_ROWS;                                   \
-      bool plain = p->how == ADD && p->prepare == PLAIN && mpg_compute_direct(p->compute, p->dtype);     \
+      bool plain = p->how == MPG_ADD && p->prepare == MPG_PLAIN && mpg_compute_direct(p->compute, p->dtype); \
       if (plain)                                                                                         \
         add_rows_##suffix((const T *)p->source + (outer * p->count + row + done) * p->inner + column, p->inner, n, acc, width, true); \
       for (int64_t r = 0; r < n && !plain; r++) {                                                        \
         int64_t index = (outer * p->count + row + done + r) * p->inner + column;                         \
         const T *values = mpg_cpu_load(p->compute, p->dtype, p->source, index, width, &loaded);          \
-        if (p->prepare != PLAIN) {                                                                       \
+        if (p->prepare != MPG_PLAIN) {                                                                   \
           prepare_##suffix(p->prepare, values, prepared.suffix, width);                                  \
           values = prepared.suffix;                                                                      \
         }                                                                                                \
@@ -258,72 +256,29 @@ static void run_passes(const mpg_kernel_call *call, pass *p, char *const *buffer
     run_pass(call, p);
     p->source = p->target;
     p->dtype = mpg_compute_dtype(p->compute);
-    p->prepare = PLAIN;
+    p->prepare = MPG_PLAIN;
     *flip ^= 1;
     p->count = p->chunks;
     if (p->chunks == 1) return;
   }
 }
 
-typedef struct function {
-  combine how;
-  prepare prepare;
-  bool mean, root; /* mean: divides by how many elements each result stands for */
-} function;
-
-static function function_of(const mpg_op *op, const void *params) {
-  switch (op->id) {
-    case MPG_OP_norm: {
-      int64_t ord = ((const mpg_reduce_norm_params *)params)->ord;
-      return (function){ADD, ord == 1 ? MAGNITUDE : SQUARE, false, ord == 2};
-    }
-    case MPG_OP_sum: return (function){ADD, PLAIN, false, false};
-    case MPG_OP_mean: return (function){ADD, PLAIN, true, false};
-    case MPG_OP_prod: return (function){MULTIPLY, PLAIN, false, false};
-    case MPG_OP_nansum: return (function){ADD, NAN_TO_0, false, false};
-    case MPG_OP_nanprod: return (function){MULTIPLY, NAN_TO_1, false, false};
-    case MPG_OP_max: return (function){LARGEST, PLAIN, false, false};
-    default: return (function){SMALLEST, PLAIN, false, false};
-  }
-}
-
 static mpg_compute accumulator_of(mpg_dtype dtype) { return mpg_dtype_is_float(dtype) ? mpg_compute_of(dtype) : MPG_COMPUTE_I64; }
 
 /* Reduces `in` over the axes marked in `reduced`. */
-static mpg_status reduce(const mpg_kernel_call *call, const mpg_view *in, const mpg_view *out, const bool *reduced, function f) {
-  const mpg_shape *shape = &in->desc.shape;
+static mpg_status reduce(const mpg_kernel_call *call, const mpg_view *in, const mpg_view *out, const bool *reduced, mpg_reduction f) {
   mpg_dtype dtype = in->desc.dtype;
   mpg_compute compute = accumulator_of(dtype);
-  int64_t item_size = (int64_t)mpg_dtype_size(mpg_compute_dtype(compute)), results = mpg_shape_size(&out->desc.shape), total = 1;
-  /* Runs of axes of one kind, outermost first. */
-  int64_t sizes[MPG_MAX_NDIM + 1];
-  bool kinds[MPG_MAX_NDIM + 1];
-  int runs = 0;
-  for (int i = 0; i < shape->ndim; i++) {
-    if (reduced[i]) total *= shape->dims[i];
-    if (shape->dims[i] == 1) continue;
-    if (runs && kinds[runs - 1] == reduced[i]) {
-      sizes[runs - 1] *= shape->dims[i];
-    } else {
-      sizes[runs] = shape->dims[i];
-      kinds[runs++] = reduced[i];
-    }
-  }
+  int64_t item_size = (int64_t)mpg_dtype_size(mpg_compute_dtype(compute)), results = mpg_shape_size(&out->desc.shape);
   if (results == 0) return MPG_OK;
-  bool any = false;
-  for (int i = 0; i < runs; i++) any |= kinds[i];
-  if (!any) { /* nothing to combine; still one pass, for `prepare` and the accumulator's type */
-    sizes[runs] = 1;
-    kinds[runs++] = true;
-  }
+  mpg_runs runs = mpg_runs_of(&in->desc.shape, reduced);
   /* Scratch: the largest intermediate result, twice, as passes go to and fro; the last pass may end in `out` itself. */
   int64_t largest = results;
-  for (int last = runs; last > 0; last--) {
-    if (!kinds[last - 1]) continue;
-    int64_t outer = 1, inner = 1;
-    for (int i = 0; i < last - 1; i++) outer *= sizes[i];
-    for (int i = last; i < runs; i++) inner *= kinds[i] ? 1 : sizes[i];
-    int64_t length = mpg_fold_chunk(sizes[last - 1], inner), chunks = sizes[last - 1] ? (sizes[last - 1] + length - 1) / length : 1;
+  for (int run = runs.count - 1; run >= 0; run--) {
+    if (!runs.reduced[run]) continue;
+    int64_t outer, inner, count = runs.sizes[run];
+    mpg_runs_around(&runs, run, &outer, &inner);
+    int64_t length = mpg_fold_chunk(count, inner), chunks = count ? (count + length - 1) / length : 1;
     if (outer * chunks * inner > largest) largest = outer * chunks * inner;
   }
   size_t scratch_size = 2 * (size_t)mpg_align_up((size_t)(largest * item_size), 64);
@@ -332,16 +287,14 @@ static mpg_status reduce(const mpg_kernel_call *call, const mpg_view *in, const 
   char *buffers[2] = {scratch, scratch + mpg_align_up((size_t)(largest * item_size), 64)};
   pass p = {.compute = compute, .how = f.how, .prepare = f.prepare, .dtype = dtype, .source = in->data};
   int flip = 0;
-  for (int last = runs; last > 0; last--) {
-    if (!kinds[last - 1]) continue;
-    p.outer = p.inner = 1;
-    for (int i = 0; i < last - 1; i++) p.outer *= sizes[i];
-    for (int i = last; i < runs; i++) p.inner *= kinds[i] ? 1 : sizes[i];
-    p.count = sizes[last - 1];
+  for (int run = runs.count - 1; run >= 0; run--) {
+    if (!runs.reduced[run]) continue;
+    mpg_runs_around(&runs, run, &p.outer, &p.inner);
+    p.count = runs.sizes[run];
     run_passes(call, &p, buffers, &flip);
   }
-  finish_plan finish = {compute, out->desc.dtype, (void *)p.source, out->data, f.mean ? total : 0, f.root};
-  if (f.mean && total == 0 && compute != MPG_COMPUTE_I64) { /* 0 / 0 */
+  finish_plan finish = {compute, out->desc.dtype, (void *)p.source, out->data, f.mean ? runs.total : 0, f.root};
+  if (f.mean && runs.total == 0 && compute != MPG_COMPUTE_I64) { /* 0 / 0 */
     finish.count = 0;
     for (int64_t i = 0; i < results; i++) {
       if (compute == MPG_COMPUTE_F32) ((float *)finish.values)[i] = NAN;
@@ -352,20 +305,11 @@ static mpg_status reduce(const mpg_kernel_call *call, const mpg_view *in, const 
   return MPG_OK;
 }
 
-/* Marks the axes that inference has checked already. */
-static void mark(const mpg_tuple *axis, bool exclude, int ndim, bool *reduced) {
-  bool all = axis->count <= 0;
-  for (int i = 0; i < ndim; i++) reduced[i] = all || exclude;
-  if (all) return;
-  for (int k = 0; k < axis->count; k++) reduced[axis->values[k] < 0 ? axis->values[k] + ndim : axis->values[k]] = !exclude;
-}
-
 MPG_CPU_KERNEL(reduce) {
   const mpg_view *in = &call->inputs[0], *out = &call->outputs[0];
   bool reduced[MPG_MAX_NDIM];
-  if (call->op->id == MPG_OP_norm) mark(&((const mpg_reduce_norm_params *)call->params)->axis, false, in->desc.shape.ndim, reduced);
-  else mark(&((const mpg_reduce_params *)call->params)->axis, ((const mpg_reduce_params *)call->params)->exclude, in->desc.shape.ndim, reduced);
-  return reduce(call, in, out, reduced, function_of(call->op, call->params));
+  mpg_reduced_axes(call->op, call->params, in->desc.shape.ndim, reduced);
+  return reduce(call, in, out, reduced, mpg_reduction_of(call->op, call->params));
 }
 
 /* --- Folds: the first pass given its rows bit by bit (reduce.h) ------------------------------------------------------ */
@@ -389,7 +333,7 @@ typedef struct fold_state {
 } fold_state;
 
 #define FOLDS(suffix, T)                                                                                                         \
-  static void add_piece_##suffix(const mpg_fold *fold, combine how, fold_state *state, T *piece, T *levels) {                    \
+  static void add_piece_##suffix(const mpg_fold *fold, mpg_combine how, fold_state *state, T *piece, T *levels) {                \
     int64_t n = fold->inner;                                                                                                     \
     int level = 0;                                                                                                               \
     for (; state->pieces >> level & 1; level++) {                                                                                \
@@ -400,7 +344,7 @@ typedef struct fold_state {
     state->pieces++;                                                                                                             \
     state->held = 0;                                                                                                             \
   }                                                                                                                              \
-  static void end_chunk_##suffix(const mpg_fold *fold, combine how, fold_state *state, T *piece, T *levels, T *result) {         \
+  static void end_chunk_##suffix(const mpg_fold *fold, mpg_combine how, fold_state *state, T *piece, T *levels, T *result) {     \
     int64_t n = fold->inner;                                                                                                     \
     if (state->held) {                                                                                                           \
       if (n == 1) piece[0] = piece_##suffix(how, piece, state->held);                                                            \
@@ -416,7 +360,7 @@ typedef struct fold_state {
     state->pieces = 0;                                                                                                           \
   }                                                                                                                              \
   static void feed_##suffix(const mpg_fold *fold, char *memory, T *partials, const void *values, int64_t row, int64_t rows) {    \
-    function f = function_of(fold->op, fold->params);                                                                            \
+    mpg_reduction f = mpg_reduction_of(fold->op, fold->params);                                                                            \
     mpg_compute compute = accumulator_of(fold->dtype);                                                                           \
     fold_state *state = (fold_state *)(void *)memory;                                                                            \
     int64_t inner = fold->inner, held = inner == 1 ? BASE : BASE_ROWS;                                                           \
@@ -430,7 +374,7 @@ typedef struct fold_state {
       if (n > rows - done) n = rows - done;                                                                                      \
       if (inner == 1) {                                                                                                          \
         const T *from = mpg_cpu_load(compute, fold->dtype, values, done, n, &loaded);                                            \
-        if (f.prepare == PLAIN && n == held) { /* as it lies */                                                                  \
+        if (f.prepare == MPG_PLAIN && n == held) { /* as it lies */                                                              \
           piece[0] = piece_##suffix(f.how, from, n);                                                                             \
           add_piece_##suffix(fold, f.how, state, piece, levels);                                                                 \
           n = 0;                                                                                                                 \
@@ -439,14 +383,14 @@ typedef struct fold_state {
         } else {                                                                                                                 \
           prepare_##suffix(f.prepare, from, piece + state->held, n);                                                             \
         }                                                                                                                        \
-      } else if (f.how == ADD && f.prepare == PLAIN && mpg_compute_direct(compute, fold->dtype)) {                               \
+      } else if (f.how == MPG_ADD && f.prepare == MPG_PLAIN && mpg_compute_direct(compute, fold->dtype)) {                       \
         add_rows_##suffix((const T *)values + done * inner, inner, n, piece, inner, state->held == 0);                           \
       } else {                                                                                                                   \
         for (int64_t column = 0; column < inner; column += COLUMNS) {                                                            \
           int64_t width = inner - column < COLUMNS ? inner - column : COLUMNS;                                                   \
           for (int64_t r = 0; r < n; r++) {                                                                                      \
             const T *from = mpg_cpu_load(compute, fold->dtype, values, (done + r) * inner + column, width, &loaded);             \
-            if (f.prepare != PLAIN) {                                                                                            \
+            if (f.prepare != MPG_PLAIN) {                                                                                        \
               prepare_##suffix(f.prepare, from, prepared.suffix, width);                                                         \
               from = prepared.suffix;                                                                                            \
             }                                                                                                                    \
@@ -479,9 +423,9 @@ void mpg_cpu_fold_feed(const mpg_fold *fold, void *state, void *partials, const 
 }
 
 mpg_status mpg_cpu_fold_end(const mpg_kernel_call *call, const mpg_fold *fold, void *partials, mpg_dtype dtype, void *out) {
-  function f = function_of(fold->op, fold->params);
+  mpg_reduction f = mpg_reduction_of(fold->op, fold->params);
   mpg_compute compute = accumulator_of(fold->dtype);
-  pass p = {.compute = compute, .how = f.how, .prepare = PLAIN, .dtype = mpg_compute_dtype(compute), .source = partials,
+  pass p = {.compute = compute, .how = f.how, .prepare = MPG_PLAIN, .dtype = mpg_compute_dtype(compute), .source = partials,
             .outer = 1, .count = fold->chunks, .inner = fold->inner};
   if (fold->chunks > 1) {
     size_t half = fold->partial_bytes;
@@ -494,13 +438,11 @@ mpg_status mpg_cpu_fold_end(const mpg_kernel_call *call, const mpg_fold *fold, v
   return MPG_OK;
 }
 
-/* Broadcasting: collapsed to runs of axes along which the source moves or stands still. */
 typedef struct broadcast_plan {
   const char *in;
   char *out;
   int64_t size; /* bytes an element */
-  int ndim;
-  int64_t dims[MPG_MAX_NDIM], strides[MPG_MAX_NDIM]; /* innermost first; strides in elements */
+  mpg_broadcast runs; /* one at least */
 } broadcast_plan;
 
 static void repeat(char *out, const char *element, int64_t size, int64_t n) {
@@ -521,56 +463,37 @@ static void repeat(char *out, const char *element, int64_t size, int64_t n) {
 
 static void run_broadcast(void *context, int64_t begin, int64_t end) {
   const broadcast_plan *p = context;
+  const mpg_broadcast *b = &p->runs;
   int64_t index[MPG_MAX_NDIM], rest = begin, from = 0;
-  for (int d = 0; d < p->ndim; d++) {
-    index[d] = rest % p->dims[d];
-    rest /= p->dims[d];
-    from += index[d] * p->strides[d];
+  for (int d = 0; d < b->ndim; d++) {
+    index[d] = rest % b->dims[d];
+    rest /= b->dims[d];
+    from += index[d] * b->strides[d];
   }
   while (begin < end) {
-    int64_t n = p->dims[0] - index[0];
+    int64_t n = b->dims[0] - index[0];
     if (n > end - begin) n = end - begin;
-    if (p->strides[0])
+    if (b->strides[0])
       memcpy(p->out + begin * p->size, p->in + from * p->size, (size_t)(n * p->size));
     else
       repeat(p->out + begin * p->size, p->in + from * p->size, p->size, n);
     begin += n;
-    from -= index[0] * p->strides[0];
+    from -= index[0] * b->strides[0];
     index[0] = 0;
-    for (int d = 1; d < p->ndim; d++) {
-      from += p->strides[d];
-      if (++index[d] < p->dims[d]) break;
-      from -= p->dims[d] * p->strides[d];
+    for (int d = 1; d < b->ndim; d++) {
+      from += b->strides[d];
+      if (++index[d] < b->dims[d]) break;
+      from -= b->dims[d] * b->strides[d];
       index[d] = 0;
     }
   }
 }
 
 MPG_CPU_KERNEL(broadcast) {
-  const mpg_shape *from = &call->inputs[0].desc.shape, *to = &call->outputs[0].desc.shape;
-  broadcast_plan p = {call->inputs[0].data, call->outputs[0].data, (int64_t)mpg_dtype_size(call->inputs[0].desc.dtype), 0, {0}, {0}};
-  int64_t step = 1, total = 1;
-  int moving_before = -1;
-  for (int i = 1; i <= to->ndim; i++) {
-    int64_t n = to->dims[to->ndim - i], m = i <= from->ndim ? from->dims[from->ndim - i] : 1;
-    total *= n;
-    if (n == 1) continue;
-    int moving = m != 1;
-    if (moving == moving_before) {
-      p.dims[p.ndim - 1] *= n;
-    } else {
-      p.dims[p.ndim] = n;
-      p.strides[p.ndim++] = moving ? step : 0;
-      moving_before = moving;
-    }
-    step *= m;
-  }
-  if (p.ndim == 0) {
-    p.ndim = 1;
-    p.dims[0] = 1;
-    p.strides[0] = 1;
-  }
-  mpg_cpu_parallel_for(call, total, 32768, run_broadcast, &p);
+  const mpg_view *in = &call->inputs[0], *out = &call->outputs[0];
+  broadcast_plan p = {in->data, out->data, (int64_t)item_of(in), mpg_broadcast_of(&in->desc.shape, &out->desc.shape)};
+  if (p.runs.ndim == 0) p.runs = (mpg_broadcast){.ndim = 1, .dims = {1}, .strides = {1}};
+  mpg_cpu_parallel_for(call, count_of(out), 32768, run_broadcast, &p);
   return MPG_OK;
 }
 
@@ -579,7 +502,7 @@ MPG_CPU_KERNEL(multi_sum_sq) {
   for (int k = 0; k < MPG_MAX_NDIM; k++) reduced[k] = true;
   for (int i = 0; i < call->num_inputs; i++) {
     mpg_view out = {(float *)call->outputs[0].data + i, {{.ndim = 1, .dims = {1}}, MPG_FLOAT32}};
-    MPG_TRY(reduce(call, &call->inputs[i], &out, reduced, (function){ADD, SQUARE, false, false}));
+    MPG_TRY(reduce(call, &call->inputs[i], &out, reduced, (mpg_reduction){MPG_ADD, MPG_SQUARE, false, false}));
   }
   return MPG_OK;
 }

@@ -146,26 +146,20 @@ void split_axis(const mpg_shape *shape, int64_t axis_param, int64_t *outer, int6
   *inner = mpg_shape_product(shape, axis + 1, shape->ndim);
 }
 
-template <class T, class C>
-mpg_status layer_norm_forward(const mpg_kernel_call *call) {
-  const mpg_layer_norm_params *p = (const mpg_layer_norm_params *)call->params;
+/* The arrays of a forward op (data, gamma, beta) and of its gradient. */
+template <class T>
+layer_norm<T> forward_of(const mpg_kernel_call *call) {
   layer_norm<T> t = {};
-  t.eps = p->eps;
   t.x = (const T *)call->inputs[0].data;
   t.gamma = (const T *)call->inputs[1].data;
   t.beta = (const T *)call->inputs[2].data;
   t.y = (T *)call->outputs[0].data;
   t.mean = (T *)call->outputs[1].data;
   t.deviation = (T *)call->outputs[2].data;
-  split_axis(&call->inputs[0].desc.shape, p->axis, &t.outer, &t.n, &t.inner);
-  int64_t rows = t.outer * t.inner;
-  if (t.inner == 1) return mpg_cuda_launch(call, layer_norm_kernel<T, C, true>, mpg_cuda_blocks(rows, 1), threads_of(t.n), 0, t);
-  return mpg_cuda_launch(call, layer_norm_kernel<T, C, false>, mpg_cuda_blocks(rows), MPG_CUDA_THREADS, 0, t);
+  return t;
 }
-
-template <class T, class C>
-mpg_status layer_norm_backward(const mpg_kernel_call *call) {
-  const mpg_layer_norm_backward_params *p = (const mpg_layer_norm_backward_params *)call->params;
+template <class T>
+layer_norm<T> backward_of(const mpg_kernel_call *call) {
   layer_norm<T> t = {};
   t.dy = (const T *)call->inputs[0].data;
   t.x = (const T *)call->inputs[1].data;
@@ -175,15 +169,38 @@ mpg_status layer_norm_backward(const mpg_kernel_call *call) {
   t.y = (T *)call->outputs[0].data;
   t.dgamma = (T *)call->outputs[1].data;
   t.dbeta = (T *)call->outputs[2].data;
+  return t;
+}
+
+/* A block a row where rows lie together, else a thread. */
+template <class T>
+mpg_status launch_rows(const mpg_kernel_call *call, void (*block)(layer_norm<T>), void (*thread)(layer_norm<T>), const layer_norm<T> &t) {
+  int64_t rows = t.outer * t.inner;
+  if (t.inner == 1) return mpg_cuda_launch(call, block, mpg_cuda_blocks(rows, 1), threads_of(t.n), 0, t);
+  return mpg_cuda_launch(call, thread, mpg_cuda_blocks(rows), MPG_CUDA_THREADS, 0, t);
+}
+
+template <class T, class C>
+mpg_status layer_norm_forward(const mpg_kernel_call *call) {
+  const mpg_layer_norm_params *p = (const mpg_layer_norm_params *)call->params;
+  layer_norm<T> t = forward_of<T>(call);
+  t.eps = p->eps;
+  split_axis(&call->inputs[0].desc.shape, p->axis, &t.outer, &t.n, &t.inner);
+  return launch_rows(call, layer_norm_kernel<T, C, true>, layer_norm_kernel<T, C, false>, t);
+}
+
+template <class T, class C>
+mpg_status layer_norm_backward(const mpg_kernel_call *call) {
+  const mpg_layer_norm_backward_params *p = (const mpg_layer_norm_backward_params *)call->params;
+  layer_norm<T> t = backward_of<T>(call);
   split_axis(&call->inputs[1].desc.shape, p->axis, &t.outer, &t.n, &t.inner);
-  int64_t rows = t.outer * t.inner, chunks = t.inner == 1 ? (t.outer + ROW_CHUNK - 1) / ROW_CHUNK : 1;
+  int64_t chunks = t.inner == 1 ? (t.outer + ROW_CHUNK - 1) / ROW_CHUNK : 1;
   C *partial = (C *)mpg_device_scratch(call->device, (size_t)(chunks * 2 * t.n + 1) * sizeof(C));
   if (!partial) return MPG_DEVICE_OUT_OF_MEMORY;
+  MPG_TRY(launch_rows(call, layer_norm_back_kernel<T, C, true>, layer_norm_back_kernel<T, C, false>, t));
   if (t.inner == 1) {
-    MPG_TRY(mpg_cuda_launch(call, layer_norm_back_kernel<T, C, true>, mpg_cuda_blocks(rows, 1), threads_of(t.n), 0, t));
     MPG_TRY(mpg_cuda_launch(call, layer_norm_columns_kernel<T, C>, mpg_cuda_blocks(chunks * ((t.n + WARP - 1) / WARP), 1), dim3(WARP, ROWS), 0, t, partial));
   } else {
-    MPG_TRY(mpg_cuda_launch(call, layer_norm_back_kernel<T, C, false>, mpg_cuda_blocks(rows), MPG_CUDA_THREADS, 0, t));
     MPG_TRY(mpg_cuda_launch(call, layer_norm_affine_kernel<T, C>, mpg_cuda_blocks(t.n, 1), MPG_CUDA_THREADS, 0, t, partial));
   }
   return mpg_cuda_launch(call, totals_kernel<T, C>, mpg_cuda_blocks(t.n), MPG_CUDA_THREADS, 0, (const C *)partial, chunks, t.n, t.n, t.dgamma, t.dbeta);
@@ -237,15 +254,9 @@ template <class T, class C>
 mpg_status group_norm_forward(const mpg_kernel_call *call) {
   const mpg_view *x = &call->inputs[0];
   const mpg_shape *moments = &call->outputs[1].desc.shape;
-  layer_norm<T> t = {};
+  layer_norm<T> t = forward_of<T>(call);
   t.outer = mpg_shape_size(moments);
   t.inner = moments->dims[1];
-  t.x = (const T *)x->data;
-  t.gamma = (const T *)call->inputs[1].data;
-  t.beta = (const T *)call->inputs[2].data;
-  t.y = (T *)call->outputs[0].data;
-  t.mean = (T *)call->outputs[1].data;
-  t.deviation = (T *)call->outputs[2].data;
   t.eps = call->op->id == MPG_OP_GroupNorm ? ((const mpg_group_norm_params *)call->params)->eps : ((const mpg_instance_norm_params *)call->params)->eps;
   if (t.outer == 0) return MPG_OK;
   t.n = count_of(x) / t.outer;
@@ -256,17 +267,9 @@ template <class T, class C>
 mpg_status group_norm_backward(const mpg_kernel_call *call) {
   const mpg_view *x = &call->inputs[1];
   const mpg_shape *moments = &call->inputs[3].desc.shape;
-  layer_norm<T> t = {};
+  layer_norm<T> t = backward_of<T>(call);
   t.outer = mpg_shape_size(moments);
   t.inner = moments->dims[1];
-  t.dy = (const T *)call->inputs[0].data;
-  t.x = (const T *)x->data;
-  t.gamma = (const T *)call->inputs[2].data;
-  t.mean = (T *)call->inputs[3].data;
-  t.deviation = (T *)call->inputs[4].data;
-  t.y = (T *)call->outputs[0].data;
-  t.dgamma = (T *)call->outputs[1].data;
-  t.dbeta = (T *)call->outputs[2].data;
   C *partial = (C *)mpg_device_scratch(call->device, (size_t)(2 * t.outer + 1) * sizeof(C));
   if (!partial) return MPG_DEVICE_OUT_OF_MEMORY;
   if (t.outer) {
@@ -308,9 +311,7 @@ mpg_status l2_forward(const mpg_kernel_call *call) {
   t.outer = mpg_shape_product(shape, 0, first);
   t.n = mpg_shape_product(shape, first, last);
   t.inner = mpg_shape_product(norm, last, norm->ndim);
-  int64_t rows = t.outer * t.inner;
-  if (t.inner == 1) return mpg_cuda_launch(call, l2_kernel<T, C, true>, mpg_cuda_blocks(rows, 1), threads_of(t.n), 0, t);
-  return mpg_cuda_launch(call, l2_kernel<T, C, false>, mpg_cuda_blocks(rows), MPG_CUDA_THREADS, 0, t);
+  return launch_rows(call, l2_kernel<T, C, true>, l2_kernel<T, C, false>, t);
 }
 
 /* --- LRN: a thread an element ------------------------------------------------------------------------------------------------ */

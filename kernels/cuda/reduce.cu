@@ -7,12 +7,13 @@
  * Halves and floats accumulate in float, doubles in double, integers in int64_t; the last pass divides, takes the root and converts.
  */
 #include "kernels/cuda/cuda.h"
+extern "C" {
+#include "kernels/common/reduce.h"
+}
 
 namespace {
 
 enum { CHUNK = 16384, WARP_COUNT = 512, COLUMNS = 32, ROWS = 8, ROW_CHUNK = 512 };
-enum combination { ADD, MULTIPLY, LARGEST, SMALLEST };
-enum preparation { PLAIN, MAGNITUDE, SQUARE, NAN_TO_0, NAN_TO_1 };
 
 struct anything; /* a source whose dtype is known at run time only */
 template <class T> struct source_of {
@@ -44,9 +45,9 @@ struct combiner {
   typedef typename ring<C>::type U;
   __device__ __forceinline__ C operator()(C x, C y) const {
     switch (how) {
-      case ADD: return (C)((U)x + (U)y);
-      case MULTIPLY: return (C)((U)x * (U)y);
-      case LARGEST: return x != x ? x : x > y ? x : y;
+      case MPG_ADD: return (C)((U)x + (U)y);
+      case MPG_MULTIPLY: return (C)((U)x * (U)y);
+      case MPG_LARGEST: return x != x ? x : x > y ? x : y;
       default: return x != x ? x : x < y ? x : y;
     }
   }
@@ -63,10 +64,10 @@ template <class C>
 __device__ __forceinline__ C prepared(int how, C x) {
   typedef typename ring<C>::type U;
   switch (how) {
-    case MAGNITUDE: return magnitude(x);
-    case SQUARE: return (C)((U)x * (U)x);
-    case NAN_TO_0: return x != x ? (C)0 : x;
-    case NAN_TO_1: return x != x ? (C)1 : x;
+    case MPG_MAGNITUDE: return magnitude(x);
+    case MPG_SQUARE: return (C)((U)x * (U)x);
+    case MPG_NAN_TO_0: return x != x ? (C)0 : x;
+    case MPG_NAN_TO_1: return x != x ? (C)1 : x;
     default: return x;
   }
 }
@@ -79,7 +80,7 @@ MPG_ANYWHERE double highest(double) { return (double)INFINITY; }
 MPG_ANYWHERE int64_t highest(int64_t) { return INT64_MAX; }
 template <class C>
 __device__ __forceinline__ C neutral(int how) {
-  return how == ADD ? (C)0 : how == MULTIPLY ? (C)1 : how == LARGEST ? lowest((C)0) : highest((C)0);
+  return how == MPG_ADD ? (C)0 : how == MPG_MULTIPLY ? (C)1 : how == MPG_LARGEST ? lowest((C)0) : highest((C)0);
 }
 
 template <class C>
@@ -172,52 +173,26 @@ int64_t chunk_length(int64_t count, int64_t inner) {
   return count <= length + length / 2 ? (count > 0 ? count : 1) : length;
 }
 
-struct runs { /* of axes of one kind, outermost first */
-  int64_t sizes[MPG_MAX_NDIM + 1];
-  bool reduced[MPG_MAX_NDIM + 1];
-  int count;
-};
-
-/* The pass that reduces run `last - 1`, once those behind it have been reduced. */
-pass pass_of(const runs &r, int last) {
+/* The pass that reduces a run, once those behind it have been reduced. */
+pass pass_of(const mpg_runs &r, int run) {
   pass p = {};
-  p.outer = p.inner = 1;
-  for (int i = 0; i < last - 1; i++) p.outer *= r.sizes[i];
-  for (int i = last; i < r.count; i++) p.inner *= r.reduced[i] ? 1 : r.sizes[i];
-  p.count = r.sizes[last - 1];
+  mpg_runs_around(&r, run, &p.outer, &p.inner);
+  p.count = r.sizes[run];
   p.chunk = chunk_length(p.count, p.inner);
   p.chunks = p.count ? (p.count + p.chunk - 1) / p.chunk : 1;
   return p;
 }
 
-mpg_status reduce(const mpg_kernel_call *call, const mpg_view *in, const mpg_view *out, const bool *reduced, int how, int prepare, bool mean, bool root) {
-  const mpg_shape *shape = &in->desc.shape;
+mpg_status reduce(const mpg_kernel_call *call, const mpg_view *in, const mpg_view *out, const bool *reduced, const mpg_reduction &f) {
   mpg_dtype dtype = in->desc.dtype, kept = dtype == MPG_FLOAT64 ? MPG_FLOAT64 : mpg_dtype_is_float(dtype) ? MPG_FLOAT32 : MPG_INT64;
-  int64_t total = 1;
   if (count_of(out) == 0) return MPG_OK;
-  runs r = {};
-  bool any = false;
-  for (int i = 0; i < shape->ndim; i++) {
-    if (reduced[i]) total *= shape->dims[i];
-    if (shape->dims[i] == 1) continue;
-    any |= reduced[i];
-    if (r.count && r.reduced[r.count - 1] == reduced[i]) {
-      r.sizes[r.count - 1] *= shape->dims[i];
-    } else {
-      r.sizes[r.count] = shape->dims[i];
-      r.reduced[r.count++] = reduced[i];
-    }
-  }
-  if (!any) { /* nothing to combine; still one pass */
-    r.sizes[r.count] = 1;
-    r.reduced[r.count++] = true;
-  }
+  mpg_runs r = mpg_runs_of(&in->desc.shape, reduced);
   /* Scratch for what passes hand on, twice, as they go to and fro. */
   int64_t largest = 0;
   int passes = 0;
-  for (int last = r.count; last > 0; last--) {
-    if (!r.reduced[last - 1]) continue;
-    pass p = pass_of(r, last);
+  for (int run = r.count - 1; run >= 0; run--) {
+    if (!r.reduced[run]) continue;
+    pass p = pass_of(r, run);
     for (passes++; p.chunks > 1; passes++) {
       if (p.outer * p.chunks * p.inner > largest) largest = p.outer * p.chunks * p.inner;
       p.count = p.chunks;
@@ -233,20 +208,21 @@ mpg_status reduce(const mpg_kernel_call *call, const mpg_view *in, const mpg_vie
     if (!buffers[0]) return MPG_DEVICE_OUT_OF_MEMORY;
     buffers[1] = buffers[0] + size;
   }
-  ending store = {}, end = {true, out->desc.dtype, mean ? total : 0, root, mean && total == 0 && kept != MPG_INT64};
+  ending store = {}, end = {true, out->desc.dtype, f.mean ? r.total : 0, f.root, f.mean && r.total == 0 && kept != MPG_INT64};
   const void *source = in->data;
+  mpg_prepare prepare = f.prepare;
   int flip = 0;
-  for (int last = r.count; last > 0; last--) {
-    if (!r.reduced[last - 1]) continue;
-    pass p = pass_of(r, last);
-    p.how = how;
+  for (int run = r.count - 1; run >= 0; run--) {
+    if (!r.reduced[run]) continue;
+    pass p = pass_of(r, run);
+    p.how = f.how;
     for (;;) {
       bool final = --passes == 0;
       p.prepare = prepare;
       MPG_TRY(run_pass(call, dtype, source, p, final ? out->data : buffers[flip], final ? end : store));
       source = buffers[flip];
       dtype = kept;
-      prepare = PLAIN;
+      prepare = MPG_PLAIN;
       flip ^= 1;
       if (p.chunks == 1) break;
       p.count = p.chunks;
@@ -257,22 +233,8 @@ mpg_status reduce(const mpg_kernel_call *call, const mpg_view *in, const mpg_vie
   return MPG_OK;
 }
 
-/* Marks the axes that inference has checked already. */
-void mark(const mpg_tuple *axis, bool exclude, int ndim, bool *reduced) {
-  bool all = axis->count <= 0;
-  for (int i = 0; i < ndim; i++) reduced[i] = all || exclude;
-  if (all) return;
-  for (int k = 0; k < axis->count; k++) reduced[axis->values[k] < 0 ? axis->values[k] + ndim : axis->values[k]] = !exclude;
-}
-
-/* Broadcasting: collapsed to runs of axes along which the source moves or stands still; innermost first. */
-struct places {
-  int ndim;
-  int64_t dims[MPG_MAX_NDIM], strides[MPG_MAX_NDIM];
-};
-
 template <class T>
-__global__ void broadcast_kernel(const T *in, T *out, int64_t count, places p) {
+__global__ void broadcast_kernel(const T *in, T *out, int64_t count, mpg_broadcast p) {
   int64_t i = MPG_CUDA_INDEX;
   if (i >= count) return;
   int64_t from = 0;
@@ -299,45 +261,16 @@ __global__ void broadcast_kernel(const T *in, T *out, int64_t count, places p) {
 MPG_CUDA_KERNEL(reduce) {
   const mpg_view *in = &call->inputs[0], *out = &call->outputs[0];
   bool reduced[MPG_MAX_NDIM];
-  if (call->op->id == MPG_OP_norm) {
-    const mpg_reduce_norm_params *params = (const mpg_reduce_norm_params *)call->params;
-    mark(&params->axis, false, in->desc.shape.ndim, reduced);
-    return reduce(call, in, out, reduced, ADD, params->ord == 1 ? MAGNITUDE : SQUARE, false, params->ord == 2);
-  }
-  const mpg_reduce_params *params = (const mpg_reduce_params *)call->params;
-  mark(&params->axis, params->exclude, in->desc.shape.ndim, reduced);
-  switch (call->op->id) {
-    case MPG_OP_sum: return reduce(call, in, out, reduced, ADD, PLAIN, false, false);
-    case MPG_OP_mean: return reduce(call, in, out, reduced, ADD, PLAIN, true, false);
-    case MPG_OP_prod: return reduce(call, in, out, reduced, MULTIPLY, PLAIN, false, false);
-    case MPG_OP_nansum: return reduce(call, in, out, reduced, ADD, NAN_TO_0, false, false);
-    case MPG_OP_nanprod: return reduce(call, in, out, reduced, MULTIPLY, NAN_TO_1, false, false);
-    case MPG_OP_max: return reduce(call, in, out, reduced, LARGEST, PLAIN, false, false);
-    default: return reduce(call, in, out, reduced, SMALLEST, PLAIN, false, false);
-  }
+  mpg_reduced_axes(call->op, call->params, in->desc.shape.ndim, reduced);
+  return reduce(call, in, out, reduced, mpg_reduction_of(call->op, call->params));
 }
 
 MPG_CUDA_KERNEL(broadcast) {
-  const mpg_shape *from = &call->inputs[0].desc.shape, *to = &call->outputs[0].desc.shape;
-  places p = {};
-  int64_t step = 1, total = 1;
-  int moving_before = -1;
-  for (int i = 1; i <= to->ndim; i++) {
-    int64_t n = to->dims[to->ndim - i], m = i <= from->ndim ? from->dims[from->ndim - i] : 1;
-    total *= n;
-    if (n == 1) continue;
-    int moving = m != 1;
-    if (moving == moving_before) {
-      p.dims[p.ndim - 1] *= n;
-    } else {
-      p.dims[p.ndim] = n;
-      p.strides[p.ndim++] = moving ? step : 0;
-      moving_before = moving;
-    }
-    step *= m;
-  }
-  MPG_CUDA_SIZE(mpg_dtype_size(call->inputs[0].desc.dtype), T,
-                return mpg_cuda_launch(call, broadcast_kernel<T>, mpg_cuda_blocks(total), MPG_CUDA_THREADS, 0, (const T *)call->inputs[0].data, (T *)call->outputs[0].data, total, p));
+  const mpg_view *in = &call->inputs[0], *out = &call->outputs[0];
+  mpg_broadcast p = mpg_broadcast_of(&in->desc.shape, &out->desc.shape);
+  int64_t count = count_of(out);
+  MPG_CUDA_SIZE(item_of(in), T,
+                return mpg_cuda_launch(call, broadcast_kernel<T>, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, (const T *)in->data, (T *)out->data, count, p));
   return MPG_OK;
 }
 
@@ -350,7 +283,7 @@ MPG_CUDA_KERNEL(multi_sum_sq) {
     out.desc.shape.ndim = 1;
     out.desc.shape.dims[0] = 1;
     out.desc.dtype = MPG_FLOAT32;
-    MPG_TRY(reduce(call, &call->inputs[i], &out, reduced, ADD, SQUARE, false, false));
+    MPG_TRY(reduce(call, &call->inputs[i], &out, reduced, {MPG_ADD, MPG_SQUARE, false, false}));
   }
   return MPG_OK;
 }

@@ -1,0 +1,109 @@
+/* What reductions and broadcasting come down to, on every backend. Stateless; any thread. */
+#ifndef KERNELS_COMMON_REDUCE_H
+#define KERNELS_COMMON_REDUCE_H
+
+#include "kernels/common/view.h"
+
+typedef enum mpg_combine { MPG_ADD, MPG_MULTIPLY, MPG_LARGEST, MPG_SMALLEST } mpg_combine;
+typedef enum mpg_prepare { MPG_PLAIN, MPG_MAGNITUDE, MPG_SQUARE, MPG_NAN_TO_0, MPG_NAN_TO_1 } mpg_prepare;
+
+typedef struct mpg_reduction {
+  mpg_combine how;
+  mpg_prepare prepare; /* what becomes of each element before */
+  bool mean, root;     /* and after; mean: divides by how many elements each result stands for */
+} mpg_reduction;
+
+static inline mpg_reduction mpg_reduction_of(const mpg_op *op, const void *params) {
+  mpg_reduction f = {MPG_ADD, MPG_PLAIN, false, false};
+  switch (op->id) {
+    case MPG_OP_norm: {
+      int64_t ord = ((const mpg_reduce_norm_params *)params)->ord;
+      f.prepare = ord == 1 ? MPG_MAGNITUDE : MPG_SQUARE;
+      f.root = ord == 2;
+      break;
+    }
+    case MPG_OP_mean: f.mean = true; break;
+    case MPG_OP_prod: f.how = MPG_MULTIPLY; break;
+    case MPG_OP_nansum: f.prepare = MPG_NAN_TO_0; break;
+    case MPG_OP_nanprod: f.how = MPG_MULTIPLY, f.prepare = MPG_NAN_TO_1; break;
+    case MPG_OP_max: f.how = MPG_LARGEST; break;
+    case MPG_OP_min: f.how = MPG_SMALLEST; break;
+    default: break; /* sum */
+  }
+  return f;
+}
+
+/* Marks the axes that an op of these reduces; inference has checked them. */
+static inline void mpg_reduced_axes(const mpg_op *op, const void *params, int ndim, bool *reduced) {
+  bool norm = op->id == MPG_OP_norm, exclude = !norm && ((const mpg_reduce_params *)params)->exclude;
+  const mpg_tuple *axis = norm ? &((const mpg_reduce_norm_params *)params)->axis : &((const mpg_reduce_params *)params)->axis;
+  bool all = axis->count <= 0;
+  for (int i = 0; i < ndim; i++) reduced[i] = all || exclude;
+  for (int k = 0; k < axis->count; k++) reduced[axis_of(axis->values[k], ndim)] = !exclude;
+}
+
+/* Axes of one kind, merged, outermost first; without those of size 1. */
+typedef struct mpg_runs {
+  int64_t sizes[MPG_MAX_NDIM + 1];
+  bool reduced[MPG_MAX_NDIM + 1];
+  int count;
+  int64_t total; /* elements that each result stands for */
+} mpg_runs;
+
+static inline mpg_runs mpg_runs_of(const mpg_shape *shape, const bool *reduced) {
+  mpg_runs r;
+  bool any = false;
+  r.count = 0, r.total = 1;
+  for (int i = 0; i < shape->ndim; i++) {
+    if (reduced[i]) r.total *= shape->dims[i];
+    if (shape->dims[i] == 1) continue;
+    any |= reduced[i];
+    if (r.count && r.reduced[r.count - 1] == reduced[i]) {
+      r.sizes[r.count - 1] *= shape->dims[i];
+    } else {
+      r.sizes[r.count] = shape->dims[i];
+      r.reduced[r.count++] = reduced[i];
+    }
+  }
+  if (!any) { /* nothing to combine; still one pass, for what becomes of each element and the accumulator's type */
+    r.sizes[r.count] = 1;
+    r.reduced[r.count++] = true;
+  }
+  return r;
+}
+
+/* What lies around run `run`, once those behind it have been reduced: the source is (outer, its size, inner). */
+static inline void mpg_runs_around(const mpg_runs *r, int run, int64_t *outer, int64_t *inner) {
+  *outer = *inner = 1;
+  for (int i = 0; i < run; i++) *outer *= r->sizes[i];
+  for (int i = run + 1; i < r->count; i++) *inner *= r->reduced[i] ? 1 : r->sizes[i];
+}
+
+/* Broadcasting: runs of axes along which the source moves or stands still (stride 0), innermost first. */
+typedef struct mpg_broadcast {
+  int ndim;
+  int64_t dims[MPG_MAX_NDIM], strides[MPG_MAX_NDIM]; /* strides: in elements of the source */
+} mpg_broadcast;
+
+static inline mpg_broadcast mpg_broadcast_of(const mpg_shape *from, const mpg_shape *to) {
+  mpg_broadcast b;
+  int64_t step = 1;
+  int moving_before = -1;
+  b.ndim = 0;
+  for (int i = 1; i <= to->ndim; i++) {
+    int64_t n = to->dims[to->ndim - i], m = i <= from->ndim ? from->dims[from->ndim - i] : 1;
+    if (n == 1) continue;
+    int moving = m != 1;
+    if (moving == moving_before) {
+      b.dims[b.ndim - 1] *= n;
+    } else {
+      b.dims[b.ndim] = n;
+      b.strides[b.ndim++] = moving ? step : 0;
+      moving_before = moving;
+    }
+    step *= m;
+  }
+  return b;
+}
+
+#endif
