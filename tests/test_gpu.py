@@ -3,8 +3,6 @@
 import ctypes
 import os
 import subprocess
-import sys
-import textwrap
 
 import numpy as np
 import pytest
@@ -13,10 +11,10 @@ import mpgluon as mx
 from mpgluon import _core, autograd, gluon
 from mpgluon.gluon import nn
 from samples.base import all_samples
+from stand_in import ON_STAND_IN, STAND_IN, needs_gpu, run
 from test_ops import call, mode, place
 
-STAND_IN = os.environ.get("MPGLUON_CUDA_LIBRARY", "")
-pytestmark = pytest.mark.skipif(mx.num_gpus() == 0, reason="no GPU, and no stand-in for one (docs/cuda.md)")
+pytestmark = needs_gpu
 
 SAMPLES = all_samples()
 OPS = sorted(_core.list_ops())
@@ -159,12 +157,6 @@ def test_a_gpu_that_is_not_there():
         mx.nd.ones((2,), ctx=mx.gpu(mx.num_gpus()))
 
 
-def run(code, **environment):
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120, env=dict(os.environ, **environment))
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def test_logical_devices_have_their_own_memory():
     out = run("""
         import mpgluon as mx
@@ -177,18 +169,6 @@ def test_logical_devices_have_their_own_memory():
         print(*[mx.context.memory_stats(mx.gpu(i))["held"] > 0 for i in range(4)])
     """, MPGLUON_GPU_LOGICAL="4")  # fmt: skip
     assert out.split() == ["True"] * 4
-
-
-def test_without_a_library_there_are_no_gpus():
-    out = run("""
-        import mpgluon as mx
-        print(mx.num_gpus())
-        try:
-            mx.nd.ones((2,), ctx=mx.gpu(0))
-        except mx.base.MXNetError as error:
-            print(error)
-    """, MPGLUON_CUDA_LIBRARY="0", MPGLUON_TEST_DEVICES="")  # fmt: skip
-    assert out.split("\n")[0] == "0" and "gpu(0) cannot be used: GPUs are turned off by MPGLUON_CUDA_LIBRARY=0" in out
 
 
 def test_a_forked_child_is_told():
@@ -210,62 +190,12 @@ def test_a_forked_child_is_told():
     assert "cannot be used in a forked process" in out and "[2. 2.]" in out
 
 
-@pytest.mark.skipif("hostcuda" not in STAND_IN, reason="only the stand-in can break at will")
-def test_a_lost_device_is_reported_and_others_go_on():
-    out = run("""
-        import ctypes, os
-        import mpgluon as mx
-        a, b, c = (mx.nd.ones((5,), ctx=ctx) for ctx in (mx.gpu(0), mx.gpu(1), mx.cpu(0)))
-        mx.nd.waitall()
-        ctypes.CDLL(os.environ["MPGLUON_CUDA_LIBRARY"]).hostcuda_break(0)
-        for attempt in range(2):
-            try:
-                (a + 1).asnumpy()
-            except mx.base.MXNetError as error:
-                print("error:", str(error).replace(chr(10), " "))
-        print((b + 1).asnumpy(), (c + 1).asnumpy())
-    """)  # fmt: skip
-    assert out.count("error:") == 2 and "gpu(0) is lost" in out and out.count("[2. 2. 2. 2. 2.]") == 2
-
-
-@pytest.mark.skipif("hostcuda" not in STAND_IN, reason="the stand-in's memory can be made small")
-def test_out_of_memory_of_the_card():
-    out = run("""
-        import mpgluon as mx
-        keep = mx.nd.ones((1 << 20,), ctx=mx.gpu(0))
-        spare = mx.nd.ones((3 << 20,), ctx=mx.gpu(0))
-        spare.wait_to_read()
-        del spare                                          # cached, and given back when something else needs the room
-        other = mx.nd.ones((7 << 19,), ctx=mx.gpu(0))
-        print(other[:1].asnumpy())
-        try:
-            mx.nd.ones((8 << 20,), ctx=mx.gpu(0))
-        except mx.base.MXNetError as error:
-            print(error)
-        print((keep[:2] + 1).asnumpy())
-    """, HOSTCUDA_MEMORY=str(20 << 20))  # fmt: skip
-    assert "[1.]" in out and "gpu(0) is out of memory: asked for 33554432 bytes" in out and "[2. 2.]" in out
-
-
-@pytest.mark.skipif("hostcuda" not in STAND_IN, reason="the stand-in's driver can be an old one")
-def test_no_card():
-    out = run("""
-        import mpgluon as mx
-        print(mx.num_gpus())
-        try:
-            mx.nd.ones((2,), ctx=mx.gpu(0))
-        except mx.base.MXNetError as error:
-            print(error)
-    """, HOSTCUDA_DEVICES="0", MPGLUON_TEST_DEVICES="")  # fmt: skip
-    assert "gpu(0) cannot be used: the NVIDIA driver finds no GPU (no CUDA-capable device is detected)" in out
-
-
 def test_the_library_has_one_door():
     """Nothing but its entry is exported, so it cannot clash with the core's functions of the same names."""
     symbols = subprocess.run(["nm", "-D", "--defined-only", STAND_IN or os.path.join(os.path.dirname(_core.__file__), "_cuda.so")], capture_output=True, text=True)
     names = {line.split()[-1] for line in symbols.stdout.splitlines() if " T " in line}
     stand_in = {name for name in names if name.startswith("hostcuda_")} | {"cudaGetDevice", "cudaLaunchHostFunc"}  # for tests, and other stand-ins
-    assert names <= {"mpg_gpu_library_open"} | (stand_in if "hostcuda" in STAND_IN else set())
+    assert names <= {"mpg_gpu_library_open"} | (stand_in if ON_STAND_IN else set())
     assert ctypes.CDLL(_core.__file__)
 
 

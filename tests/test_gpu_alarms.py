@@ -5,8 +5,9 @@ import pytest
 
 import mpgluon as mx
 from mpgluon import autograd, gluon
+from stand_in import needs_gpu
 
-pytestmark = pytest.mark.skipif(mx.num_gpus() == 0, reason="no GPU, and no stand-in for one (docs/cuda.md)")
+pytestmark = needs_gpu
 
 TABLE = np.arange(12, dtype="float32").reshape(4, 3)
 

@@ -6,10 +6,10 @@ import subprocess
 import sys
 
 import pytest
+from stand_in import STAND_IN, needs_stand_in
 
 pytest.importorskip("torch", reason="what is checked is held against PyTorch")
-STAND_IN = os.environ.get("MPGLUON_CUDA_LIBRARY", "")
-pytestmark = pytest.mark.skipif("hostcuda" not in STAND_IN, reason="needs the stand-in (docs/cuda.md)")
+pytestmark = needs_stand_in
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 

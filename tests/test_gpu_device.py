@@ -1,9 +1,5 @@
 """GPUs as devices: copies to and from the host, memory and the lack of it, drivers and cards that fail."""
 
-import os
-import subprocess
-import sys
-import textwrap
 import threading
 
 import numpy as np
@@ -11,17 +7,9 @@ import pytest
 
 import mpgluon as mx
 from mpgluon import nd
+from stand_in import needs_gpu, needs_stand_in, run
 
-STAND_IN = os.environ.get("MPGLUON_CUDA_LIBRARY", "")
-pytestmark = pytest.mark.skipif(mx.num_gpus() == 0, reason="no GPU, and no stand-in for one (docs/cuda.md)")
-needs_stand_in = pytest.mark.skipif("hostcuda" not in STAND_IN, reason="only the stand-in fails at will")
-
-
-def run(code, **environment):
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120, env=dict(os.environ, **environment))
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
+pytestmark = needs_gpu
 
 CHUNK = 512 << 10  # bytes of the ring that copies go through, of 16 such
 
@@ -116,8 +104,19 @@ def test_scratch_that_there_is_no_room_for():
     assert "gpu(0) is out of memory: asked for" in out and "[1.]" in out
 
 
-@needs_stand_in
-def test_a_driver_that_is_too_old():
+NO_DRIVER = "the NVIDIA driver finds no GPU (no CUDA-capable device is detected)"
+OLD_DRIVER = "the NVIDIA driver is for CUDA 12.4, older than CUDA 13.0 that mpgluon was built with: update it"
+
+
+@pytest.mark.parametrize(
+    "name, value, why",
+    [
+        ("MPGLUON_CUDA_LIBRARY", "0", "GPUs are turned off by MPGLUON_CUDA_LIBRARY=0"),
+        pytest.param("HOSTCUDA_DEVICES", "0", NO_DRIVER, marks=needs_stand_in),
+        pytest.param("HOSTCUDA_DRIVER", "12040", OLD_DRIVER, marks=needs_stand_in),
+    ],
+)
+def test_why_there_are_no_gpus(name, value, why):
     out = run("""
         import mpgluon as mx
         print(mx.num_gpus())
@@ -125,9 +124,45 @@ def test_a_driver_that_is_too_old():
             mx.nd.ones((2,), ctx=mx.gpu(0))
         except mx.base.MXNetError as error:
             print(error)
-    """, HOSTCUDA_DRIVER="12040", MPGLUON_TEST_DEVICES="")  # fmt: skip
-    assert out.startswith("0\n")
-    assert "gpu(0) cannot be used: the NVIDIA driver is for CUDA 12.4, older than CUDA 13.0 that mpgluon was built with: update it" in out
+    """, MPGLUON_TEST_DEVICES="", **{name: value})  # fmt: skip
+    assert out.startswith("0\n") and "gpu(0) cannot be used: " + why in out
+
+
+@needs_stand_in
+def test_out_of_memory_of_the_card():
+    out = run("""
+        import mpgluon as mx
+        keep = mx.nd.ones((1 << 20,), ctx=mx.gpu(0))
+        spare = mx.nd.ones((3 << 20,), ctx=mx.gpu(0))
+        spare.wait_to_read()
+        del spare                                          # cached, and given back when something else needs the room
+        other = mx.nd.ones((7 << 19,), ctx=mx.gpu(0))
+        print(other[:1].asnumpy())
+        try:
+            mx.nd.ones((8 << 20,), ctx=mx.gpu(0))
+        except mx.base.MXNetError as error:
+            print(error)
+        print((keep[:2] + 1).asnumpy())
+    """, HOSTCUDA_MEMORY=str(20 << 20))  # fmt: skip
+    assert "[1.]" in out and "gpu(0) is out of memory: asked for 33554432 bytes" in out and "[2. 2.]" in out
+
+
+@needs_stand_in
+def test_a_lost_device_is_reported_and_others_go_on():
+    out = run("""
+        import ctypes, os
+        import mpgluon as mx
+        a, b, c = (mx.nd.ones((5,), ctx=ctx) for ctx in (mx.gpu(0), mx.gpu(1), mx.cpu(0)))
+        mx.nd.waitall()
+        ctypes.CDLL(os.environ["MPGLUON_CUDA_LIBRARY"]).hostcuda_break(0)
+        for attempt in range(2):
+            try:
+                (a + 1).asnumpy()
+            except mx.base.MXNetError as error:
+                print("error:", str(error).replace(chr(10), " "))
+        print((b + 1).asnumpy(), (c + 1).asnumpy())
+    """)  # fmt: skip
+    assert out.count("error:") == 2 and "gpu(0) is lost" in out and out.count("[2. 2. 2. 2. 2.]") == 2
 
 
 LOST = """

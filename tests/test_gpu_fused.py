@@ -5,9 +5,10 @@ import pytest
 
 import mpgluon as mx
 from mpgluon import _core, nd
+from stand_in import needs_gpu
 from test_fuse import check, compiled, groups, same
 
-pytestmark = pytest.mark.skipif(mx.num_gpus() == 0, reason="no GPU, and no stand-in for one (docs/cuda.md)")
+pytestmark = needs_gpu
 FLOATS = ["float32", "float16", "bfloat16"]
 
 

@@ -1,10 +1,6 @@
 """Compiled programs on a GPU as captures that are replayed (csrc/graph/replay.h): the bits of issuing op by op, at a call or two a step."""
 
 import ctypes
-import os
-import subprocess
-import sys
-import textwrap
 
 import numpy as np
 import pytest
@@ -13,9 +9,9 @@ import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn
 from mpgluon.parallel import Pipeline, TrainStep
+from stand_in import STAND_IN, needs_stand_in, run
 
-STAND_IN = os.environ.get("MPGLUON_CUDA_LIBRARY", "")
-pytestmark = pytest.mark.skipif("hostcuda" not in STAND_IN, reason="counts what the stand-in is asked for")
+pytestmark = needs_stand_in
 
 
 class Counts:
@@ -83,9 +79,7 @@ def training(contexts, steps, batch=8, drop=0.0, look=lambda step: None, keep=Tr
 
 def without_graphs(code):
     """What a process without captures prints; as numbers."""
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120, env=dict(os.environ, MPGLUON_CUDA_GRAPHS="0"))
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
+    return run(code, MPGLUON_CUDA_GRAPHS="0").split()
 
 
 @pytest.mark.parametrize("devices", [1, 2])

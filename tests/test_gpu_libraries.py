@@ -5,18 +5,14 @@ import os
 import shutil
 import site
 import subprocess
-import sys
-import textwrap
 
 import numpy as np
 import pytest
 
 import mpgluon as mx
+from stand_in import ON_STAND_IN, STAND_IN, finished, needs_gpu, needs_stand_in, run
 
-STAND_IN = os.environ.get("MPGLUON_CUDA_LIBRARY", "")
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-needs_gpu = pytest.mark.skipif(mx.num_gpus() == 0, reason="no GPU, and no stand-in for one (docs/cuda.md)")
-needs_stand_in = pytest.mark.skipif("hostcuda" not in STAND_IN, reason="needs the stand-in")
 
 
 def folder_with(header, *patterns):
@@ -39,12 +35,6 @@ def test_our_declarations_are_those_of_the_library(name, header, wheel, tmp_path
         file.write_text(source)
         done = subprocess.run(command + ["-c", str(file), "-o", str(tmp_path / "check.o")], capture_output=True, text=True)
         assert (done.returncode == 0) == good, done.stderr
-
-
-def run(code, **environment):
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120, env=dict(os.environ, **environment))
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 CONVOLUTION = """
@@ -82,16 +72,15 @@ def test_a_missing_library_is_named(code, setting, text, wheel, tmp_path):
 def test_tf32_is_a_setting(code):
     assert run(code, MPGLUON_CUDA_TF32="").startswith("True") and run(code, MPGLUON_CUDA_TF32="0").startswith("True")
     assert "MPGLUON_CUDA_TF32 is 'yes'; it may be 0 or 1" in run(code, MPGLUON_CUDA_TF32="yes")
-    if "hostcuda" in STAND_IN:  # on a card, what is rounded is the library's choice
+    if ON_STAND_IN:  # on a card, what is rounded is the library's choice
         assert run(code, MPGLUON_CUDA_TF32="1").startswith("False")
 
 
 @needs_stand_in
 def test_what_kernels_keep_is_freed():
     """Handles and descriptors of libraries, when the process ends."""
-    code = textwrap.dedent(CONVOLUTION + "    print(mx.nd.dot(x[0, 0], x[0, 0])[0, 0].asscalar() > 3)\n")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=dict(os.environ, HOSTCUDA_REPORT="1"))
-    assert done.returncode == 0 and done.stdout.split() == ["True", "[2.", "2.]", "True"], done.stdout + done.stderr
+    done = finished(CONVOLUTION + "    print(mx.nd.dot(x[0, 0], x[0, 0])[0, 0].asscalar() > 3)\n", HOSTCUDA_REPORT="1")
+    assert done.stdout.split() == ["True", "[2.", "2.]", "True"], done.stdout + done.stderr
     assert "cudnn stand-in: 0 left" in done.stderr and "cublasLt stand-in: 0 left" in done.stderr
 
 

@@ -8,8 +8,9 @@ import pytest
 import mpgluon as mx
 from mpgluon import _core, autograd, gluon
 from mpgluon.gluon import nn, rnn
+from stand_in import needs_gpu
 
-pytestmark = pytest.mark.skipif(mx.num_gpus() == 0, reason="no GPU, and no stand-in for one (docs/cuda.md)")
+pytestmark = needs_gpu
 
 # Relative to the largest element.
 CLOSE = {"float64": 1e-12, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}

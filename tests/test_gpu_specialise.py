@@ -3,16 +3,13 @@
 import glob
 import os
 import re
-import subprocess
 import sys
-import textwrap
 
 import pytest
 
-import mpgluon as mx
+from stand_in import STAND_IN, finished, needs_gpu, needs_stand_in
 
-STAND_IN = os.environ.get("MPGLUON_CUDA_LIBRARY", "")
-pytestmark = pytest.mark.skipif("hostcuda" not in STAND_IN or mx.num_gpus() == 0, reason="needs the stand-in (docs/cuda.md)")
+pytestmark = [needs_stand_in, needs_gpu]
 NVRTC = os.path.join(os.path.dirname(os.path.abspath(STAND_IN)), "nvrtc") if STAND_IN else ""
 
 PROGRAM = """
@@ -50,9 +47,7 @@ PROGRAM = """
 
 
 def run(**environment):
-    settings = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path), **environment)
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(PROGRAM)], capture_output=True, text=True, timeout=600, env=settings)
-    assert done.returncode == 0, done.stderr
+    done = finished(PROGRAM, timeout=600, PYTHONPATH=os.pathsep.join(sys.path), **environment)
     return done.stdout, done.stderr.strip()
 
 
