@@ -7,7 +7,7 @@ BIN = $(VENV)/bin
 SOURCES = $(shell find csrc kernels/cpu mpgluon -name '*.[ch]' -o -name '*.def' -o -name '*.py' 2>/dev/null) setup.py pyproject.toml
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo test slow-test bench asan tsan check-sanitized wheel-check hostcuda hostcuda-test cuda-build gpu-check clean
+.PHONY: demo test slow-test bench asan tsan check-sanitized wheel-check hostcuda hostcuda-test hostcuda-asan cuda-build gpu-check clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/model_parallel_lm.py $(ARGS)
@@ -65,7 +65,8 @@ tsan: .venv-tsan/.made
 HOSTCUDA_PYTHON ?= $(BIN)/python
 HOSTCUDA_TESTS ?= $(addprefix tests/test_,$(addsuffix .py,gpu gpu_fused gpu_libraries gpu_networks gpu_device gpu_graphs gpu_specialise gpu_check gpu_alarms ops hybridize_core random_graphs model_parallel \
   pipeline pipeline_cases pipeline_random pipeline_failures collectives mesh mesh_model tensor_parallel heads control_flow recompute tape autograd_api \
-  gluon_nn gluon_block gluon_parameter gluon_trainer gluon_rnn))
+  gluon_nn gluon_block gluon_parameter gluon_trainer gluon_rnn fuse fold rewrite rewrite_attention simplify prologue loops memory checkpoint \
+  module executor symbol bucketing group2ctx))
 hostcuda:
 	python3 tests/hostcuda/build.py
 
@@ -75,6 +76,18 @@ hostcuda-test: hostcuda $(if $(filter $(BIN)/python,$(HOSTCUDA_PYTHON)),$(VENV)/
 	  MPGLUON_TEST_DEVICES='gpu(0),gpu(1),gpu(2),gpu(3)' \
 	  MPGLUON_CUDA_GROUPS=$(CURDIR)/build/hostcuda/groups \
 	  $(abspath $(HOSTCUDA_PYTHON)) -m pytest -q -p no:cacheprovider $(HOSTCUDA_TESTS:tests/%=%) -m "not slow" $(ARGS)
+
+# The same under ASan and UBSan, the library and its stand-in too: every third of the many tests of ops and networks, and what else kernels,
+# programs and pipelines have of their own.
+HOSTCUDA_ASAN = cd tests && MPGLUON_CUDA_LIBRARY=$(CURDIR)/build/hostcuda-address-undefined/mpgluon_hostcuda.so HOSTCUDA_DEVICES=8 \
+	  MPGLUON_TEST_DEVICES='gpu(0),gpu(1),gpu(2),gpu(3)' PYTHONSAFEPATH=1 LD_PRELOAD=$(ASAN_LIBRARY) ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 \
+	  UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
+
+hostcuda-asan: .venv-asan/.made
+	HOSTCUDA_SANITIZE=address,undefined python3 tests/hostcuda/build.py
+	$(HOSTCUDA_ASAN) MPGLUON_TEST_SHARD=1/3 ../.venv-asan/bin/python ../.venv-asan/bin/$(PYTEST_SANITIZED) -q test_ops.py test_gpu.py test_gpu_networks.py -m "not slow"
+	$(HOSTCUDA_ASAN) ../.venv-asan/bin/python ../.venv-asan/bin/$(PYTEST_SANITIZED) -q $(addprefix test_,$(addsuffix .py,gpu_fused gpu_libraries gpu_device gpu_graphs \
+	  gpu_alarms hybridize_core random_graphs fuse model_parallel pipeline pipeline_failures collectives memory)) -m "not slow"
 
 # Compiles the GPU library with nvcc, and the specialised groups that hostcuda-test has left. Runs nothing.
 cuda-build:

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+from places import on
 
 import mpgluon as mx
 
-DEVICES = {"lower": mx.cpu(1), "upper": mx.cpu(2)}
+DEVICES = {"lower": on(1), "upper": on(2)}
 HIDDEN, WORDS, BATCH = 32, 50, 64
 
 
@@ -31,7 +32,7 @@ def batch_of(length, seed=0):
 
 
 def module_of(longest, **options):
-    module = mx.mod.BucketingModule(generate, default_bucket_key=longest, context=mx.cpu(), group2ctxs=DEVICES, **options)
+    module = mx.mod.BucketingModule(generate, default_bucket_key=longest, context=on(0), group2ctxs=DEVICES, **options)
     module.bind([("data", (BATCH, longest))], [("softmax_label", (BATCH, longest))])
     mx.random.seed(0)
     module.init_params(mx.init.Xavier())
@@ -46,7 +47,7 @@ def step(module, batch):
 
 def in_use():
     mx.nd.waitall()
-    return sum(mx.context.memory_stats(device)["in_use"] for device in (mx.cpu(0), *DEVICES.values()))
+    return sum(mx.context.memory_stats(device)["in_use"] for device in (on(0), *DEVICES.values()))
 
 
 def test_buckets_share_memory():

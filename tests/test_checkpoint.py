@@ -12,13 +12,14 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from places import on
 
 import mpgluon as mx
 from mpgluon import MXNetError, autograd, gluon, nd
 from mpgluon.gluon import nn, rnn
 from mpgluon.parallel import Mesh, ParallelLSTM, ParallelSelfAttention, ShardedParameter, load, save, shard
 
-CPU = [mx.cpu(i) for i in range(6)]
+CPU = [on(i) for i in range(6)]
 LOSS = gluon.loss.L2Loss()
 
 
@@ -360,7 +361,7 @@ def test_damaged_files_are_named_and_nothing_is_changed(tmp_path):
             load(tmp_path, net, trainer)
         assert "damaged" in str(error.value), (how, error.value)
         (tmp_path / name).write_bytes(whole_files[name])
-    shard = next(name for name in whole_files if name.endswith("cpu1.safetensors"))
+    shard = next(name for name in whole_files if name.endswith(f"{on(1).device_type}1.safetensors"))
     os.remove(tmp_path / shard)
     with pytest.raises(MXNetError, match=f"{shard}' can't be read"):
         load(tmp_path, net, trainer)
@@ -434,7 +435,7 @@ def test_no_more_than_one_shard_is_in_memory(tmp_path):
     single = nn.HybridSequential()
     for i in range(4):
         single.add(nn.Dense(1024, in_units=1024, use_bias=False))
-    single.initialize(ctx=mx.cpu(5))
+    single.initialize(ctx=on(5))
     single.collect_params().zero_grad()
     nd.waitall()
     save(tmp_path, net)  # what is loaded and made once is there
@@ -475,8 +476,8 @@ def test_the_index_tells_names_shapes_and_places(tmp_path):
     assert index["step"] == 41 and index["trainer"]["optimizer"] == "Adam"
     assert index["arrays"]["0.weight"]["shape"] == [12, 6]
     devices = [shard["device"] for shard in index["shards"]]
-    assert sorted(devices) == ["cpu(0)", "cpu(1)"]
-    assert devices[index["arrays"]["3.bias"]["pieces"][0]["shard"]] == "cpu(1)"
+    assert sorted(devices) == [str(on(0)), str(on(1))]
+    assert devices[index["arrays"]["3.bias"]["pieces"][0]["shard"]] == str(on(1))
     assert index["arrays"]["optimizer:3.bias:0"]["shape"] == [4]
 
 
@@ -593,7 +594,7 @@ def test_a_part_of_several_ranges_is_checked_and_read_alone(tmp_path):
         for ctx in CPU[:4]:
             assert mx.context.memory_stats(ctx)["peak_in_use"] - before[ctx] <= 1.05 * part
     expected = together(net)
-    path = next(tmp_path.glob("*cpu2.safetensors"))
+    path = next(tmp_path.glob(f"*{on(2).device_type}2.safetensors"))
     data = path.read_bytes()
     for damaged in (data[:-100], data[:-5] + bytes([data[-5] ^ 4]) + data[-4:]):
         path.write_bytes(damaged)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from places import on
 
 import mpgluon as mx
 from mpgluon import gluon
@@ -14,7 +15,7 @@ def values(*shape, seed=0):
 
 def bound(symbol, grad_req="write", **arrays):
     gradients = {name: mx.nd.ones(array.shape) * 5 for name, array in arrays.items()}
-    return symbol.bind(mx.cpu(), arrays, gradients, grad_req)
+    return symbol.bind(on(0), arrays, gradients, grad_req)
 
 
 def test_forward_backward():
@@ -81,16 +82,16 @@ def test_users_arrays_stay_theirs():
 def test_loss_layers_need_no_head_gradient():
     data = mx.sym.var("data")
     net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(data, num_hidden=3, name="fc"), name="softmax")
-    executor = net.simple_bind(mx.cpu(), data=(2, 4))
+    executor = net.simple_bind(on(0), data=(2, 4))
     executor.arg_dict["data"][:] = 1
     executor.forward(is_train=True)
     executor.backward()
     np.testing.assert_allclose(executor.grad_dict["fc_bias"].asnumpy(), [2 / 3 - 2, 2 / 3, 2 / 3], rtol=1e-6)
-    loss = mx.sym.MakeLoss(data * data).simple_bind(mx.cpu(), data=(2,))
+    loss = mx.sym.MakeLoss(data * data).simple_bind(on(0), data=(2,))
     loss.forward(is_train=True, data=np.array([1.0, 2.0]))
     loss.backward()
     assert loss.grad_dict["data"].asnumpy().tolist() == [2, 4]
-    plain = (data * 2).simple_bind(mx.cpu(), data=(2,))
+    plain = (data * 2).simple_bind(on(0), data=(2,))
     plain.forward(is_train=True)
     with pytest.raises(mx.MXNetError, match="make_loss"):
         plain.backward()
@@ -107,7 +108,7 @@ def test_prediction_then_backward():
 
 def test_gradients_of_other_dtypes():
     x = mx.nd.ones(4, dtype="float64")
-    executor = (mx.sym.var("x") * 2).bind(mx.cpu(), [x], [mx.nd.zeros(4)])
+    executor = (mx.sym.var("x") * 2).bind(on(0), [x], [mx.nd.zeros(4)])
     executor.forward(is_train=True)
     executor.backward(mx.nd.ones(4) * 3)
     assert executor.grad_arrays[0].dtype == np.float32 and executor.grad_arrays[0].asnumpy().tolist() == [6, 6, 6, 6]
@@ -129,7 +130,7 @@ def test_outputs_are_the_same_objects():
 
 
 def test_auxiliary_states():
-    executor = mx.sym.BatchNorm(mx.sym.var("x"), name="bn", momentum=0.5).simple_bind(mx.cpu(), x=(8, 2))
+    executor = mx.sym.BatchNorm(mx.sym.var("x"), name="bn", momentum=0.5).simple_bind(on(0), x=(8, 2))
     executor.copy_params_from({"bn_gamma": mx.nd.ones(2)}, {"bn_moving_var": mx.nd.ones(2)})
     executor.forward(is_train=True, x=mx.nd.ones((8, 2)) * 4)
     assert executor.aux_dict["bn_moving_mean"].asnumpy().tolist() == [2, 2]
@@ -144,7 +145,7 @@ def test_auxiliary_states():
 
 
 def test_dropout_follows_the_mode():
-    executor = mx.sym.Dropout(mx.sym.var("x"), p=0.5).simple_bind(mx.cpu(), x=(1000,))
+    executor = mx.sym.Dropout(mx.sym.var("x"), p=0.5).simple_bind(on(0), x=(1000,))
     executor.arg_dict["x"][:] = 1
     assert executor.forward(is_train=False)[0].asnumpy().min() == 1
     assert set(np.unique(executor.forward(is_train=True)[0].asnumpy())) == {0, 2}
@@ -154,15 +155,15 @@ def test_wrong_binding():
     symbol = mx.sym.var("a") + mx.sym.var("b")
     one = mx.nd.ones(2)
     for error, call in (
-        (ValueError, lambda: symbol.bind(mx.cpu(), [one])),
-        (ValueError, lambda: symbol.bind(mx.cpu(), {"a": one})),
-        (TypeError, lambda: symbol.bind(mx.cpu(), [one, 3])),
+        (ValueError, lambda: symbol.bind(on(0), [one])),
+        (ValueError, lambda: symbol.bind(on(0), {"a": one})),
+        (TypeError, lambda: symbol.bind(on(0), [one, 3])),
         (TypeError, lambda: symbol.bind("cpu", [one, one])),
-        (mx.MXNetError, lambda: symbol.bind(mx.cpu(), [one, one.as_in_context(mx.cpu(1))])),
-        (mx.MXNetError, lambda: symbol.bind(mx.cpu(), [one, mx.nd.ones(3)]).forward()),
-        (mx.MXNetError, lambda: symbol.bind(mx.cpu(), [one, one], [mx.nd.ones(3), one])),
-        (mx.MXNetError, lambda: symbol.simple_bind(mx.cpu())),
-        (mx.MXNetError, lambda: symbol.simple_bind(mx.cpu(), a=(2,), b=(3,))),
+        (mx.MXNetError, lambda: symbol.bind(on(0), [one, one.as_in_context(on(1))])),
+        (mx.MXNetError, lambda: symbol.bind(on(0), [one, mx.nd.ones(3)]).forward()),
+        (mx.MXNetError, lambda: symbol.bind(on(0), [one, one], [mx.nd.ones(3), one])),
+        (mx.MXNetError, lambda: symbol.simple_bind(on(0))),
+        (mx.MXNetError, lambda: symbol.simple_bind(on(0), a=(2,), b=(3,))),
         (TypeError, lambda: bound(symbol, a=one, b=one).forward(c=one)),
         (ValueError, lambda: bound(symbol, a=one, b=one).forward(a=mx.nd.ones(3))),
     ):
@@ -170,7 +171,7 @@ def test_wrong_binding():
             call()
     twice = mx.sym.var("a") + mx.sym.var("a")
     with pytest.raises(ValueError, match="Duplicate"):
-        twice.bind(mx.cpu(), [one, one]).arg_dict
+        twice.bind(on(0), [one, one]).arg_dict
 
 
 def test_errors_name_the_node():
@@ -181,7 +182,7 @@ def test_errors_name_the_node():
 
 def test_reshape():
     net = mx.sym.FullyConnected(mx.sym.var("x"), num_hidden=3, name="fc")
-    executor = net.simple_bind(mx.cpu(), x=(5, 4))
+    executor = net.simple_bind(on(0), x=(5, 4))
     executor.arg_dict["fc_weight"][:] = 1
     executor.arg_dict["x"][:] = 1
     smaller = executor.reshape(x=(2, 4))
@@ -211,13 +212,13 @@ def test_monitor():
 
 def test_shared_arguments():
     net = mx.sym.FullyConnected(mx.sym.var("x"), num_hidden=3, name="fc")
-    first = net.simple_bind(mx.cpu(), x=(5, 4))
-    second = net.simple_bind(mx.cpu(), x=(2, 4), shared_arg_names=["fc_weight", "fc_bias"], shared_exec=first)
+    first = net.simple_bind(on(0), x=(5, 4))
+    second = net.simple_bind(on(0), x=(2, 4), shared_arg_names=["fc_weight", "fc_bias"], shared_exec=first)
     assert second.arg_dict["fc_weight"] is first.arg_dict["fc_weight"] and second.grad_dict["fc_bias"] is first.grad_dict["fc_bias"]
     buffer = {}
-    third = net.simple_bind(mx.cpu(), x=(5, 4), shared_buffer=buffer)
+    third = net.simple_bind(on(0), x=(5, 4), shared_buffer=buffer)
     assert buffer["x"] is third.arg_dict["x"]
-    fourth = net.simple_bind(mx.cpu(), x=(2, 4), shared_buffer=buffer)
+    fourth = net.simple_bind(on(0), x=(2, 4), shared_buffer=buffer)
     third.arg_dict["x"][:] = 7
     assert fourth.arg_dict["x"].asnumpy().min() == 7
 
@@ -237,7 +238,7 @@ def test_open_shapes_of_new_arrays():
     state = mx.sym.zeros((0, 4)) + 1
     net = mx.sym.FullyConnected(mx.sym.var("x"), num_hidden=4, no_bias=True, name="fc") + state
     assert net.infer_shape(x=(3, 5))[1] == [(3, 4)]
-    executor = net.simple_bind(mx.cpu(), x=(3, 5))
+    executor = net.simple_bind(on(0), x=(3, 5))
     assert executor.forward(is_train=True)[0].asnumpy().tolist() == [[1] * 4] * 3
     executor.backward(mx.nd.ones((3, 4)))
     assert executor.reshape(x=(2, 5)).forward()[0].shape == (2, 4)
@@ -247,7 +248,7 @@ def test_open_shapes_of_new_arrays():
 
 
 def test_debug_str_and_dtype():
-    executor = (mx.sym.var("x", dtype="float64") * 2).simple_bind(mx.cpu(), x=(512, 1024))
+    executor = (mx.sym.var("x", dtype="float64") * 2).simple_bind(on(0), x=(512, 1024))
     assert executor.arg_arrays[0].dtype == np.float64
     assert "MB allocated" in executor.debug_str()
 
@@ -363,7 +364,7 @@ def test_ops_without_gradient_are_refused_when_bound():
     taken = mx.sym.batch_take(mx.sym.Variable("x") * 2, mx.sym.Variable("index"), name="taken")
     shapes = {"x": (3, 4), "index": (3,)}
     with pytest.raises(mx.MXNetError, match="taken: batch_take has no gradient"):
-        (taken + 1).simple_bind(mx.cpu(), **shapes)
-    mx.sym.BlockGrad(taken).simple_bind(mx.cpu(), **shapes).forward()
-    taken.simple_bind(mx.cpu(), grad_req="null", **shapes).forward()
-    taken.simple_bind(mx.cpu(), grad_req={"x": "null", "index": "null"}, **shapes).forward()
+        (taken + 1).simple_bind(on(0), **shapes)
+    mx.sym.BlockGrad(taken).simple_bind(on(0), **shapes).forward()
+    taken.simple_bind(on(0), grad_req="null", **shapes).forward()
+    taken.simple_bind(on(0), grad_req={"x": "null", "index": "null"}, **shapes).forward()

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from places import cpus_only, on
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -110,6 +111,7 @@ def layer_norm(x, gamma, beta):
     return nd.broadcast_add(nd.broadcast_mul(nd.broadcast_mul(centred, nd.rsqrt(variance + 1e-5)), gamma), beta)
 
 
+@cpus_only
 @pytest.mark.parametrize("shape", [(3, 5), (64, 1024), (9, 3, 700), (20000, 3), (2, 30000)])
 def test_normalisation_from_its_parts(shape):
     op = check(layer_norm, draw(shape, shape[-1:], shape[-1:]))
@@ -139,6 +141,7 @@ FOLDED = [((1024, 300), 0), ((2000, 64), 0), ((90000, 3), 0), ((40, 30, 200), (0
           ((64, 7, 9, 40), (0, 1, 2)), ((1100, 4096), 0)]
 
 
+@cpus_only
 @pytest.mark.parametrize("op", ["sum", "mean", "prod", "nansum", "nanprod", "max", "min", "norm"])
 @pytest.mark.parametrize("shape, axis", FOLDED)
 def test_reductions_along_outer_axes_end_a_group(op, shape, axis):
@@ -151,6 +154,7 @@ def test_reductions_along_outer_axes_end_a_group(op, shape, axis):
     assert [len(g) for g in groups(op, entry=1)] == [4], groups(op, entry=1)
 
 
+@cpus_only
 @pytest.mark.parametrize("dtype", ["float64", "float16", "int32", "int8", "uint8"])
 @pytest.mark.parametrize("shape, axis", FOLDED[:1] + FOLDED[4:6])
 def test_folds_of_dtypes(shape, axis, dtype):
@@ -162,6 +166,7 @@ def test_folds_of_dtypes(shape, axis, dtype):
     assert [len(g) for g in groups(op, entry=1)] == [5]
 
 
+@cpus_only
 def test_folds_of_several_kinds_in_one_group():
     def f(x, y, row):
         z = nd.tanh(nd.broadcast_add(x, row))
@@ -174,6 +179,7 @@ def test_folds_of_several_kinds_in_one_group():
     assert groups(found, entry=1) == [["relu", "sum"]]
 
 
+@cpus_only
 def test_the_dump_of_a_bias_gradient():
     """The sum follows what it adds up at once, although two products that read it, too, were there first."""
     def f(x, w, bias):
@@ -224,7 +230,8 @@ def test_views_between():
         return (y + 1).sum(axis=(2, 3)), y.reshape((-1,)) * 2
 
     op = check(f, draw((3000, 8), (1, 8)))
-    assert sum(map(len, groups(op, entry=1))) == 5
+    if on(0).device_type == "cpu":  # groups on GPUs hold no reductions
+        assert sum(map(len, groups(op, entry=1))) == 5
 
 
 def test_a_value_that_others_read_keeps_its_memory():
@@ -242,7 +249,8 @@ def test_dropout_draws_the_same_numbers():
         return nd.Dropout(y, p=0.5, mode="always") * 2
 
     op = check(f, draw((130, 257), (1, 257)))
-    assert groups(op)[0] == ["broadcast_add", "LeakyReLU", "Dropout", "broadcast_add", "Dropout", "_mul_scalar"]
+    if on(0).device_type == "cpu":  # nor dropout
+        assert groups(op)[0] == ["broadcast_add", "LeakyReLU", "Dropout", "broadcast_add", "Dropout", "_mul_scalar"]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32", "int8", "uint8"])
@@ -308,10 +316,10 @@ def test_empty_and_single():
 def test_two_devices_fuse_apart():
     def f(x):
         a = nd.relu(x + 1) * 2
-        b = nd.tanh(a.as_in_context(mx.cpu(61)) * 3) - 1
+        b = nd.tanh(a.as_in_context(on(61)) * 3) - 1
         return b.as_in_context(x.ctx) * a + 1
 
-    x = draw((60, 100))[0].as_in_context(mx.cpu(60))
+    x = draw((60, 100))[0].as_in_context(on(60))
     expected = train(f, [x])
     for mode, seed in [("async", 0), ("shuffle", 1), ("shuffle", 2)]:
         mx.engine.set_mode(mode, seed)
@@ -335,6 +343,7 @@ def test_one_event_named_by_its_members():
     assert [e[1] for e in _core.profiler_events() if e[2] == "op"] == ["_mul_scalar+relu+_plus_scalar"]
 
 
+@cpus_only
 def test_the_dump_of_a_normalisation():
     op = compiled(layer_norm)
     op(*draw((64, 1024), (1024,), (1024,)))
@@ -351,6 +360,7 @@ def test_the_dump_of_a_normalisation():
 """
 
 
+@cpus_only
 def test_the_dump_of_a_backward():
     def f(x, bias):
         return nd.Dropout(nd.relu(nd.broadcast_add(x, bias)), p=0.5) + x
@@ -386,6 +396,7 @@ def test_never_more_memory():
         assert all(a <= b for a, b in zip(found[True][1], found[False][1])) and found[True][1] != found[False][1]
 
 
+@cpus_only
 def test_only_the_groups_that_need_more_memory_stay_apart():
     """Fused, float32 and float64 are alive at once; op by op, only the float16 between them is."""
     def costly(x, w):
@@ -463,7 +474,7 @@ def interpret(steps, outputs, arrays, devices, weight):
 
 def random_graph(drawn, num_devices):
     steps_, outputs, dtype, scale, add = drawn
-    devices = [mx.cpu(60), mx.cpu(61 if num_devices == 2 else 60)]
+    devices = [on(60), on(61 if num_devices == 2 else 60)]
     arrays = [a.as_in_context(devices[0]) for a in draw(*[(m * scale if m == 4 else m, n) for m, n in SHAPES], dtype=dtype)]
     weight = draw((6, 6))[0].as_in_context(devices[0])
 

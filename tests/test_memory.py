@@ -6,6 +6,7 @@ import resource
 
 import numpy as np
 import pytest
+from places import on
 
 import mpgluon as mx
 from mpgluon import autograd, gluon
@@ -24,7 +25,7 @@ class Placed(gluon.HybridBlock):
         with self.name_scope():
             self.make()
         for name, child in self._children.items():
-            child.initialize(mx.init.Xavier(), ctx=places.get(name, mx.cpu(0)))
+            child.initialize(mx.init.Xavier(), ctx=places.get(name, on(0)))
 
 
 class MLP(Placed):
@@ -88,7 +89,7 @@ NETS = {net.__name__: net for net in (MLP, Chain, Branches, Recurrent)}
 
 
 def place(kind, devices):
-    return {name: mx.cpu(i * devices // len(kind.names)) for i, name in enumerate(kind.names)}
+    return {name: on(i * devices // len(kind.names)) for i, name in enumerate(kind.names)}
 
 
 def batch():
@@ -178,23 +179,23 @@ class Deep(Placed):
 
 
 def train_deep(devices, first, hybridize=True, rows=2048, steps=3):
-    """Trains on `devices` contexts from cpu(first) on; the losses."""
+    """Trains on `devices` contexts from on(first) on; the losses."""
     mx.random.seed(3)
-    net = Deep({name: mx.cpu(first + i * devices // 20) for i, name in enumerate(Deep.names)}, prefix="deep_")
+    net = Deep({name: on(first + i * devices // 20) for i, name in enumerate(Deep.names)}, prefix="deep_")
     net.hybridize(hybridize)
     trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01})
-    x = mx.nd.array(np.random.RandomState(0).uniform(-1, 1, (rows, 4)), ctx=mx.cpu(first))
+    x = mx.nd.array(np.random.RandomState(0).uniform(-1, 1, (rows, 4)), ctx=on(first))
     return [step(net, trainer, x).asscalar() for _ in range(steps)]
 
 
 @pytest.mark.parametrize("hybridize", [True, False], ids=["hybridized", "eager"])
 def test_limits_of_60_percent(hybridize):
     """The model that does not fit into 60 % of its peak on one device trains on two devices of that size."""
-    devices = [mx.cpu(50), mx.cpu(51)]
+    devices = [on(60), on(61)]
     for ctx in devices:
         ctx.empty_cache()
     reset_peak_memory(devices[0])
-    expected = train_deep(1, 50, hybridize)
+    expected = train_deep(1, 60, hybridize)
     gc.collect()
     mx.nd.waitall()
     limit = int(0.6 * memory_stats(devices[0])["peak_in_use"])
@@ -204,17 +205,17 @@ def test_limits_of_60_percent(hybridize):
         for ctx in devices:
             set_memory_limit(ctx, limit)
         try:
-            train_deep(1, 50, hybridize)
+            train_deep(1, 60, hybridize)
             text = "trained"
         except MemoryError as error:
             assert isinstance(error, mx.MXNetError)
             text = str(error)
         gc.collect()  # blocks refer to themselves
-        for part in ("cpu(50)", "asked for", "held", f"limit {limit} bytes"):
+        for part in (str(devices[0]), "asked for", "held", f"limit {limit} bytes"):
             assert part in text
-        assert np.isfinite(train_deep(1, 50, hybridize, rows=256)).all()  # a smaller one, after the failure
+        assert np.isfinite(train_deep(1, 60, hybridize, rows=256)).all()  # a smaller one, after the failure
         gc.collect()
-        assert train_deep(2, 50, hybridize) == expected
+        assert train_deep(2, 60, hybridize) == expected
         for ctx in devices:
             assert memory_stats(ctx)["held"] <= limit
     finally:
@@ -230,12 +231,12 @@ def resident():
 @pytest.mark.parametrize("hybridize", [{}, {"exact": True}, None], ids=["hybridized", "exact", "eager"])
 def test_steps_leave_nothing_behind(hybridize):
     """In 200 steps that run ahead of the devices neither what is in use nor the process grows."""
-    places = {name: mx.cpu(52 + ctx.device_id) for name, ctx in place(Chain, 2).items()}
+    places = {name: on(62 + ctx.device_id) for name, ctx in place(Chain, 2).items()}
     net = Chain(places)
     if hybridize is not None:
         net.hybridize(**hybridize)
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01, "momentum": 0.9})
-    x = batch().as_in_context(mx.cpu(52))
+    x = batch().as_in_context(on(62))
 
     def steps(count):
         for i in range(count):
@@ -245,7 +246,7 @@ def test_steps_leave_nothing_behind(hybridize):
         del loss
         gc.collect()
         mx.nd.waitall()
-        return [[memory_stats(ctx)[what] for ctx in (mx.cpu(52), mx.cpu(53))] for what in ("in_use", "held", "system_allocations")]
+        return [[memory_stats(ctx)[what] for ctx in (on(62), on(63))] for what in ("in_use", "held", "system_allocations")]
 
     steps(40)
     in_use, held, asked = steps(40)
@@ -261,9 +262,9 @@ def test_steps_leave_nothing_behind(hybridize):
 
 def test_frames_are_used_again():
     """Once a hybridized block has run forward and backward, further calls take their frames from the pool."""
-    net = MLP({name: mx.cpu(54 + ctx.device_id) for name, ctx in place(MLP, 2).items()})
+    net = MLP({name: on(64 + ctx.device_id) for name, ctx in place(MLP, 2).items()})
     net.hybridize()
-    x = batch().as_in_context(mx.cpu(54))
+    x = batch().as_in_context(on(64))
 
     def call():
         with autograd.record():
@@ -273,10 +274,10 @@ def test_frames_are_used_again():
 
     for _ in range(3):
         call()
-    before = [memory_stats(ctx) for ctx in (mx.cpu(54), mx.cpu(55))]
+    before = [memory_stats(ctx) for ctx in (on(64), on(65))]
     for _ in range(20):
         call()
-    after = [memory_stats(ctx) for ctx in (mx.cpu(54), mx.cpu(55))]
+    after = [memory_stats(ctx) for ctx in (on(64), on(65))]
     for first, last in zip(before, after):
         assert last["system_allocations"] == first["system_allocations"] and last["in_use"] == first["in_use"]
         assert last["allocations"] > first["allocations"]
@@ -300,10 +301,10 @@ def test_unused_results_hold_no_frame():
 
 def test_models_come_and_go():
     """A model, its compiled programs, gradients and optimizer states go when nobody holds them."""
-    devices = [mx.cpu(56), mx.cpu(57)]
+    devices = [on(66), on(67)]
 
     def life():
-        net = Branches({name: mx.cpu(56 + ctx.device_id) for name, ctx in place(Branches, 2).items()})
+        net = Branches({name: on(66 + ctx.device_id) for name, ctx in place(Branches, 2).items()})
         net.hybridize()
         trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01})
         for _ in range(2):

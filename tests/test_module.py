@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from places import on
 
 import mpgluon as mx
 from mpgluon import nd
@@ -19,7 +20,7 @@ def task(samples=256):
     return data, (data.sum(axis=1) > 0).astype("float32")
 
 
-@pytest.mark.parametrize("context", [mx.cpu(), [mx.cpu(0), mx.cpu(1)]])
+@pytest.mark.parametrize("context", [on(0), [on(0), on(1)]])
 def test_fit_score_predict(context):
     data, label = task()
     train, test = mx.io.NDArrayIter(data, label, batch_size=32), mx.io.NDArrayIter(data[:50], label[:50], batch_size=32)
@@ -40,7 +41,7 @@ def test_fit_score_predict(context):
 def test_several_contexts_compute_the_same():
     data, label = task(16)
     results = []
-    for context in (mx.cpu(0), [mx.cpu(0), mx.cpu(1)]):
+    for context in (on(0), [on(0), on(1)]):
         module = mx.mod.Module(classifier(), context=context)
         module.bind([("data", (16, 6))], [("softmax_label", (16,))], inputs_need_grad=True)
         mx.random.seed(3)
@@ -61,8 +62,8 @@ def test_group2ctxs():
         net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(hidden, num_hidden=2, name="fc2"), name="softmax")
     data, label = task(8)
     parameters = []
-    for groups in (None, {"a": mx.cpu(1), "b": mx.cpu(2)}):
-        module = mx.mod.Module(net, context=mx.cpu(), group2ctxs=groups)
+    for groups in (None, {"a": on(1), "b": on(2)}):
+        module = mx.mod.Module(net, context=on(0), group2ctxs=groups)
         module.bind([("data", (8, 6))], [("softmax_label", (8,))])
         mx.random.seed(2)
         module.init_params(mx.init.Uniform(1))
@@ -71,8 +72,8 @@ def test_group2ctxs():
             module.forward_backward(mx.io.DataBatch([mx.nd.array(data)], [mx.nd.array(label)]))
             module.update()
         if groups:
-            assert module._execs[0].arg_dict["fc1_weight"].context == mx.cpu(1)
-            assert module._execs[0].arg_dict["fc2_weight"].context == mx.cpu(2)
+            assert module._execs[0].arg_dict["fc1_weight"].context == on(1)
+            assert module._execs[0].arg_dict["fc2_weight"].context == on(2)
         parameters.append(module.get_params()[0])
     for name, array in parameters[0].items():
         np.testing.assert_array_equal(parameters[1][name].asnumpy(), array.asnumpy())
@@ -149,7 +150,7 @@ def unrolled(length):
 
 def test_buckets():
     rng = np.random.RandomState(0)
-    module = mx.mod.BucketingModule(unrolled, default_bucket_key=6, context=mx.cpu(), group2ctxs={"lower": mx.cpu(1), "upper": mx.cpu(2)})
+    module = mx.mod.BucketingModule(unrolled, default_bucket_key=6, context=on(0), group2ctxs={"lower": on(1), "upper": on(2)})
     module.bind([("data", (8, 6))], [("softmax_label", (8,))])
     mx.random.seed(1)
     module.init_params(mx.init.Xavier())
@@ -169,7 +170,7 @@ def test_buckets():
     assert metric.get()[1] > 0.85
     executors = [module._buckets[length]._execs[0] for length in (3, 4, 6)]
     assert len({id(one.arg_dict["h_weight"]) for one in executors}) == 1  # one set of parameters
-    assert executors[0].arg_dict["embed_weight"].context == mx.cpu(1) and executors[0].arg_dict["out_weight"].context == mx.cpu(2)
+    assert executors[0].arg_dict["embed_weight"].context == on(1) and executors[0].arg_dict["out_weight"].context == on(2)
     np.testing.assert_array_equal(module.get_params()[0]["h_weight"].asnumpy(), executors[1].arg_dict["h_weight"].asnumpy())
 
 
@@ -260,7 +261,7 @@ def test_monitored_gradients_are_the_compiled_ones():
     values = {name: rng.normal(size=shape) for name, shape in zip(net.list_arguments(), net.infer_shape(data=(3, 5))[0])}
     for watched in (False, True):
         executor = net.simple_bind(
-            mx.cpu(), data=(3, 5), group2ctx={"a": mx.cpu(0), "b": mx.cpu(1)}, grad_req={"data": "add", **dict.fromkeys(net.list_arguments()[1:], "write")}
+            on(0), data=(3, 5), group2ctx={"a": on(0), "b": on(1)}, grad_req={"data": "add", **dict.fromkeys(net.list_arguments()[1:], "write")}
         )
         seen = []
         if watched:
@@ -270,9 +271,9 @@ def test_monitored_gradients_are_the_compiled_ones():
         executor.grad_dict["data"][:] = 2
         for _ in range(2):
             executor.forward(is_train=True)
-            executor.backward([mx.nd.full((3, 2), 3, ctx=mx.cpu(1)), mx.nd.ones(1)])
+            executor.backward([mx.nd.full((3, 2), 3, ctx=on(1)), mx.nd.ones(1)])
         results.append([*executor.outputs, *executor.grad_arrays, *executor.aux_arrays])
-    assert ("parts_backward_output", mx.cpu(1)) in seen and ("bn_backward_output1", mx.cpu(0)) in seen
+    assert ("parts_backward_output", on(1)) in seen and ("bn_backward_output1", on(0)) in seen
     for one, other in zip(*results):
         np.testing.assert_allclose(other.asnumpy(), one.asnumpy(), rtol=1e-5, atol=1e-5)
 
@@ -284,7 +285,7 @@ def test_sequential_module():
     second = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("hidden"), num_hidden=2, name="fc2"), name="softmax")
     chain = mx.mod.SequentialModule()
     chain.add(mx.mod.Module(first, label_names=None)).add(
-        mx.mod.Module(second, data_names=["hidden"], context=mx.cpu(1)), take_labels=True, auto_wiring=True
+        mx.mod.Module(second, data_names=["hidden"], context=on(1)), take_labels=True, auto_wiring=True
     )
     mx.random.seed(1)
     chain.fit(train, num_epoch=8, initializer=mx.init.Xavier(), optimizer_params={"learning_rate": 0.5, "momentum": 0.9})
@@ -383,7 +384,7 @@ def test_what_a_module_lacks_is_named():
 
 
 def instructions(executor, phase):
-    return [step["op"] for entry in executor._call.compiled() for step in entry["devices"]["cpu(0)"][phase] if step["kind"] == "run"]
+    return [step["op"] for entry in executor._call.compiled() for step in entry["devices"][str(on(0))][phase] if step["kind"] == "run"]
 
 
 def test_parameters_are_prepared_for_prediction_once():
@@ -393,7 +394,7 @@ def test_parameters_are_prepared_for_prediction_once():
     net = mx.sym.BatchNorm(net, fix_gamma=False, name="norm")
     net = mx.sym.FullyConnected(mx.sym.Activation(net, act_type="relu"), num_hidden=4, name="fc")
     net = mx.sym.SoftmaxOutput(net, name="softmax")
-    module = mx.mod.Module(net, context=mx.cpu())
+    module = mx.mod.Module(net, context=on(0))
     module.bind([("data", (2, 3, 6, 6))], [("softmax_label", (2,))])
     module.init_params(mx.init.Xavier())
     module.init_optimizer(optimizer_params={"learning_rate": 0.5})
@@ -406,12 +407,12 @@ def test_parameters_are_prepared_for_prediction_once():
     def expected(values=x):
         (executor,) = module._execs
         given = {"data": values, "softmax_label": label}
-        return net.bind(mx.cpu(), {**executor.arg_dict, **given}, aux_states=executor.aux_dict).forward()[0].asnumpy()
+        return net.bind(on(0), {**executor.arg_dict, **given}, aux_states=executor.aux_dict).forward()[0].asnumpy()
 
     np.testing.assert_allclose(predict(), expected(), rtol=1e-5)
     (executor,) = module._execs
     assert instructions(executor, "prologue") and "BatchNorm" not in "".join(instructions(executor, "forward"))
-    prepared = executor._call.compiled()[0]["devices"]["cpu(0)"]["planned"]["kept"]
+    prepared = executor._call.compiled()[0]["devices"][str(on(0))]["planned"]["kept"]
     assert prepared >= 8 * 3 * 3 * 3 * 4
     np.testing.assert_allclose(predict(x * 2), expected(x * 2), rtol=1e-5)
     before = predict()
@@ -440,7 +441,7 @@ def test_parameters_are_prepared_for_prediction_once():
 
 def test_planned_bytes_before_the_first_forward():
     net = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, name="fc")
-    executor = net.simple_bind(mx.cpu(), shared_arg_names=["fc_weight", "fc_bias"], data=(2, 3))
+    executor = net.simple_bind(on(0), shared_arg_names=["fc_weight", "fc_bias"], data=(2, 3))
     assert "bytes planned" in executor.debug_str()
     executor.arg_dict["fc_bias"][:] = 2
     np.testing.assert_array_equal(executor.forward()[0].asnumpy(), np.full((2, 4), 2))

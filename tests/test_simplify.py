@@ -66,7 +66,7 @@ def test_golden(dumped):
         return [nd.tanh(y.reshape((2, 6)).reshape((3, 4))) - nd.tanh(y.T.T)]
 
     passes = dumped(function, nd.array(SPECIAL))
-    assert passes["simplified"] == GOLDEN
+    assert passes["simplified"].replace(str(on(0)), "cpu(0)") == GOLDEN
     assert ops(passes["forward plan"]) == ["exp", "broadcast_add", "tanh", "broadcast_sub"]
 
 

@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from places import on
 
 import mpgluon as mx
 
@@ -354,9 +355,9 @@ def test_debug_str():
 
 
 def test_as_in_context():
-    moved = mx.sym.var("x").as_in_context(mx.cpu(1)) * 2
-    (out,) = moved.eval(x=mx.nd.ones(3, ctx=mx.cpu(0)))
-    assert out.context == mx.cpu(1) and out.asnumpy().tolist() == [2, 2, 2]
+    moved = mx.sym.var("x").as_in_context(on(1)) * 2
+    (out,) = moved.eval(x=mx.nd.ones(3, ctx=on(0)))
+    assert out.context == on(1) and out.asnumpy().tolist() == [2, 2, 2]
     assert mx.sym.load_json(moved.tojson()).tojson() == moved.tojson()
 
 
@@ -376,7 +377,7 @@ def test_bilinear_upsampling(scale, tmp_path):
     weight = mx.nd.zeros((2, 1, size, size))
     mx.init.Mixed([".*"], [mx.init.Xavier()])(mx.init.InitDesc("up_weight", net.attr_dict()["up_weight"]), weight)
     ramp = mx.nd.broadcast_to(mx.nd.arange(5).reshape((1, 1, 1, 5)), (1, 2, 4, 5))
-    found = net.bind(mx.cpu(), {"data": ramp, "up_weight": weight}).forward()[0].asnumpy()
+    found = net.bind(on(0), {"data": ramp, "up_weight": weight}).forward()[0].asnumpy()
     inner = found[0, 1, scale:-scale, scale:-scale]
     np.testing.assert_allclose(np.diff(inner, axis=1), 1 / scale, rtol=1e-5)
     np.testing.assert_array_equal(mx.nd.UpSampling(ramp, weight, scale=scale, sample_type="bilinear", num_filter=2).asnumpy(), found)
@@ -384,7 +385,7 @@ def test_bilinear_upsampling(scale, tmp_path):
     document = {"nodes": [{"op": "null", "name": "data", "inputs": []}, {"op": "null", "name": "w", "inputs": []}, node], "heads": [[2, 0]]}
     read = mx.sym.load_json(json.dumps(document))
     assert read.attr_dict()["up"]["__a__"] == "b"
-    np.testing.assert_array_equal(read.bind(mx.cpu(), {"data": ramp, "w": weight}).forward()[0].asnumpy(), found)
+    np.testing.assert_array_equal(read.bind(on(0), {"data": ramp, "w": weight}).forward()[0].asnumpy(), found)
     node["attrs"]["scale"] = "two"
     with pytest.raises(mx.MXNetError, match="up: "):
         mx.sym.load_json(json.dumps(document))

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from places import on
 from samples.base import all_samples
 
 import mpgluon as mx
@@ -31,7 +32,7 @@ def test_symbol_equals_imperative(name, sample):
     with mx.autograd.train_mode() if sample.train else mx.autograd.predict_mode():
         expected = _core.get_op(name)(*copies.values(), **(sample.params or {}))
     expected = list(expected) if isinstance(expected, (list, tuple)) else [expected]
-    executor = loaded.bind(mx.cpu(), {key: given[key] for key in loaded.list_arguments()}, aux_states={key: given[key] for key in loaded.list_auxiliary_states()})
+    executor = loaded.bind(on(0), {key: given[key] for key in loaded.list_arguments()}, aux_states={key: given[key] for key in loaded.list_auxiliary_states()})
     mx.random.seed(5)
     outputs = executor.forward(is_train=sample.train)
     assert len(outputs) == len(expected)
