@@ -173,7 +173,7 @@ class Discovery(Tracer):
 class Body(Tracer):
     """A function of arrays traced without values: the body of a loop or branch.
 
-    `run` takes arrays for the function's own inputs, then for `captures`: the arrays of the code around it that it uses. Its results are
+    `routine` takes arrays for the function's own inputs, then for `captures`: the arrays of the code around it that it uses. Its results are
     described by `descs`.
     """
 
@@ -196,9 +196,8 @@ class Body(Tracer):
         self._inputs += [i for i, _ in captured]
         for part in self._parts:
             part.constants = ()
-            if part.keep is not None:
-                part.keep = part.keep.union(self._inputs)
         self.captures = [array for _, array in captured]
+        self.routine = self._join()
         self.nodes = sum(part.nodes for part in self._parts)
 
     def host(self, name, run, inputs, outputs, bodies=()):
@@ -209,23 +208,23 @@ class Body(Tracer):
     def dynamic(self, name, run, inputs):
         raise NeedsValues(name)
 
-    def run(self, arrays):
-        env = dict(zip(self._inputs, arrays))
-        for part in self._parts:
-            part.compute(env)
-            if part.host is not None:
-                env = part.pass_on(env, part.host(env))
-        return [env[i] for i in part.results]
-
-    def loop_body(self, captures):
-        """What `_core.run_loop` takes for it; None when it cannot run there, being cut itself or without ops."""
-        part = self._parts[0]
-        if len(self._parts) > 1 or part.op is None or part.late:
-            return None
+    def _join(self):
+        """All parts, and the steps between them, as one that the core runs without Python code."""
         slots = {value: slot for slot, value in enumerate(self._inputs)}
-        made = {value: place for place, value in enumerate(part.outputs)}
-        results = [made[value] if value in made else ~slots[value] for value in part.results]
-        return part.op, captures, [slots[value] for value in part.inputs], len(part.outputs), results
+        calls, made = [], len(self._inputs)
+
+        def add(function, scope, inputs, outputs):
+            nonlocal made
+            calls.append((function, scope, [slots[value] for value in inputs], len(outputs)))
+            slots.update(zip(outputs, range(made, made + len(outputs))))
+            made += len(outputs)
+
+        for part in self._parts:
+            if part.op is not None:
+                add(part.op, None, part.inputs, part.outputs)
+            if part.host is not None:
+                add(part.host.run, part.host.scope, part.host.inputs, part.host.outputs)
+        return _core.Routine.sequence(len(self._inputs), calls, [slots[value] for value in self._parts[-1].results])
 
     @property
     def inlines(self):
@@ -233,7 +232,7 @@ class Body(Tracer):
         return len(self._parts) == 1
 
     def inline(self, arrays):
-        """`run` on traced arrays."""
+        """`routine` on traced arrays."""
         env = dict(zip(self._inputs, arrays))
         part = self._parts[0]
         if part.op is not None:

@@ -1,26 +1,37 @@
-#include "autograd/loop.h"
-
+/* Loops of routines: slices of the data, steps, stacked outputs. */
 #include <string.h>
 
+#include "autograd/routine.h"
 #include "autograd/tape.h"
 #include "base/host.h"
+#include "op/invoke.h"
 
 enum { PIECES = 512, /* arrays that one op makes or joins at most */
-       BETWEEN_INTERRUPTS = 64 };
+       BETWEEN_INTERRUPTS = 64,
+       LARGEST_KEPT = 1 << 14 /* arrays that work space is kept for */ };
 
-typedef struct running {
-  const mpg_loop *loop;
-  uint32_t num_outputs;      /* per step */
-  mpg_array *slices;         /* per data array, per step; owned */
-  mpg_array *rows;           /* per step, per output; owned */
-  size_t num_rows, rows_capacity;
-  mpg_array *states, *made;  /* present states; what a body returns; owned */
-  mpg_array **slots, **arguments;
-  mpg_array *results;        /* of a body */
-} running;
+typedef struct mpg_loop_space {
+  mpg_array *slices; /* per data array, per step; owned, as are all arrays */
+  mpg_array *rows;   /* per step, per output */
+  mpg_array *pieces; /* joined rows that are to be joined */
+  mpg_array *states; /* the present ones, then what a step returns */
+  mpg_array **arguments;
+  size_t slices_capacity, rows_capacity, pieces_capacity, states_capacity, arguments_capacity;
+  size_t num_rows;
+} mpg_loop_space;
 
 static void clear(mpg_array *arrays, size_t count) {
   for (size_t i = 0; arrays && i < count; i++) mpg_array_clear(&arrays[i]);
+}
+
+static void free_space(mpg_loop_space *space) {
+  if (!space) return;
+  mpg_free(space->slices);
+  mpg_free(space->rows);
+  mpg_free(space->pieces);
+  mpg_free(space->states);
+  mpg_free(space->arguments);
+  mpg_free(space);
 }
 
 /* --- Slices and stacks --------------------------------------------------------------------------------------------- */
@@ -37,7 +48,7 @@ static mpg_status cut(mpg_array *whole, int64_t begin, int64_t count, mpg_array 
   part.end = (mpg_opt_int){.value = begin + count, .present = 1};
   split.num_outputs = count;
   split.axis = 0;
-  split.squeeze_axis = true;
+  split.squeeze_axis = whole->tensor.desc.shape.ndim > 1;
   if (whole->tensor.desc.shape.dims[0] != count) {
     MPG_TRY(mpg_call(mpg_op_get(MPG_OP_slice_axis), &part, &input, 1, &piece, 1, NULL));
     input = &piece;
@@ -56,8 +67,12 @@ static mpg_status take_slices(mpg_array *whole, int64_t count, mpg_array *slices
     return MPG_OK;
   }
   mpg_desc row = whole->tensor.desc;
-  row.shape.ndim--;
-  memmove(row.shape.dims, whole->tensor.desc.shape.dims + 1, (size_t)row.shape.ndim * sizeof *row.shape.dims);
+  if (row.shape.ndim > 1) { /* else rows are of one element */
+    row.shape.ndim--;
+    memmove(row.shape.dims, whole->tensor.desc.shape.dims + 1, (size_t)row.shape.ndim * sizeof *row.shape.dims);
+  } else {
+    row.shape.dims[0] = 1;
+  }
   size_t bytes = mpg_desc_bytes(&row);
   for (int64_t i = 0; i < count; i++) {
     slices[i] = (mpg_array){.tensor = {whole->tensor.storage, whole->tensor.offset + (size_t)i * bytes, row}};
@@ -66,71 +81,99 @@ static mpg_status take_slices(mpg_array *whole, int64_t count, mpg_array *slices
   return MPG_OK;
 }
 
-/* Joins `count` arrays, `stride` apart, along a new first axis (`stacks`) or their own, at most PIECES at once. */
-static mpg_status join(mpg_array *arrays, size_t stride, size_t count, bool stacks, mpg_array *joined) {
+/* Joins at most PIECES arrays, `stride` apart, along a new first axis (`stacks`) or their own. */
+static mpg_status join_few(mpg_array *arrays, size_t stride, size_t count, bool stacks, mpg_array *joined) {
   mpg_array *pointers[PIECES];
   mpg_stack_params stack;
   mpg_concat_params concat;
   mpg_params_defaults(mpg_op_get(MPG_OP_stack)->params, &stack);
   mpg_params_defaults(mpg_op_get(MPG_OP_Concat)->params, &concat);
   concat.dim = 0;
-  if (count <= PIECES) {
-    for (size_t i = 0; i < count; i++) pointers[i] = &arrays[i * stride];
-    stack.num_args = concat.num_args = (int64_t)count;
-    return mpg_call(mpg_op_get(stacks ? MPG_OP_stack : MPG_OP_Concat), stacks ? (void *)&stack : &concat, pointers, (int)count, joined, 1, NULL);
-  }
+  for (size_t i = 0; i < count; i++) pointers[i] = &arrays[i * stride];
+  stack.num_args = concat.num_args = (int64_t)count;
+  return mpg_call(mpg_op_get(stacks ? MPG_OP_stack : MPG_OP_Concat), stacks ? (void *)&stack : &concat, pointers, (int)count, joined, 1, NULL);
+}
+
+/* Stacks arrays along a new first axis, by as many rounds as it takes. */
+static mpg_status stack(mpg_loop_space *space, mpg_array *arrays, size_t stride, size_t count, mpg_array *joined) {
+  if (count <= PIECES) return join_few(arrays, stride, count, true, joined);
   size_t num_pieces = (count + PIECES - 1) / PIECES;
-  mpg_array *pieces = mpg_calloc(num_pieces, sizeof *pieces);
-  if (!pieces) return mpg_out_of_host_memory(num_pieces * sizeof *pieces);
+  MPG_TRY(mpg_grow((void **)&space->pieces, &space->pieces_capacity, num_pieces, sizeof *space->pieces));
+  mpg_array *pieces = space->pieces;
   mpg_status status = MPG_OK;
+  size_t made = num_pieces;
+  memset(pieces, 0, num_pieces * sizeof *pieces);
   for (size_t k = 0; k < num_pieces; k++) {
     size_t begin = k * PIECES, size = count - begin < PIECES ? count - begin : PIECES;
-    MPG_GOTO(join(arrays + begin * stride, stride, size, stacks, &pieces[k]));
+    MPG_GOTO(join_few(arrays + begin * stride, stride, size, true, &pieces[k]));
   }
-  status = join(pieces, 1, num_pieces, false, joined);
+  for (; num_pieces > PIECES; num_pieces = (num_pieces + PIECES - 1) / PIECES)
+    for (size_t k = 0; k * PIECES < num_pieces; k++) { /* in place: a joined piece lies before those that it is made of, or is the first of them */
+      size_t begin = k * PIECES, size = num_pieces - begin < PIECES ? num_pieces - begin : PIECES;
+      mpg_array whole = {0};
+      MPG_GOTO(join_few(pieces + begin, 1, size, false, &whole));
+      clear(pieces + begin, size);
+      pieces[k] = whole;
+    }
+  status = join_few(pieces, 1, num_pieces, false, joined);
 fail:
-  clear(pieces, num_pieces);
-  mpg_free(pieces);
+  clear(pieces, made);
+  return status;
+}
+
+static mpg_status zeros(const mpg_loop_output *output, int64_t rows, mpg_array *array) {
+  const mpg_shape *shape = &output->desc.shape;
+  if (shape->ndim + 1 > MPG_MAX_NDIM) return mpg_fail(MPG_VALUE_ERROR, "a loop's outputs have one axis more than its steps', which is more than %d", MPG_MAX_NDIM);
+  mpg_full_params params;
+  memset(&params, 0, sizeof params);
+  params.shape.count = shape->ndim + 1;
+  params.shape.values[0] = rows;
+  for (int i = 0; i < shape->ndim; i++) params.shape.values[i + 1] = shape->dims[i];
+  params.dtype = output->desc.dtype;
+  mpg_device *device;
+  MPG_TRY(mpg_device_get(output->device, &device));
+  mpg_invocation call = {.op = mpg_op_get(MPG_OP__full), .params = &params, .num_outputs = 1, .outputs = &array->tensor, .device = device};
+  return mpg_invoke(&call);
+}
+
+/* All rows of an output, and zeros up to the limit. */
+static mpg_status make_output(const mpg_loop *loop, mpg_loop_space *space, uint32_t number, int64_t steps, mpg_array *output) {
+  if (steps == loop->limit && steps) return stack(space, space->rows + number, loop->num_outputs, (size_t)steps, output);
+  if (!steps) return zeros(&loop->outputs[number], loop->limit, output);
+  mpg_array parts[2] = {{.node = NULL}, {.node = NULL}};
+  mpg_status status = stack(space, space->rows + number, loop->num_outputs, (size_t)steps, &parts[0]);
+  if (status == MPG_OK) status = zeros(&loop->outputs[number], loop->limit - steps, &parts[1]);
+  if (status == MPG_OK) status = join_few(parts, 1, 2, false, output);
+  clear(parts, 2);
   return status;
 }
 
 /* --- Steps --------------------------------------------------------------------------------------------------------- */
 
-/* One call of a body: results are references of their own, in r->results. */
-static mpg_status call_body(running *r, const mpg_loop_body *body, int64_t step) {
-  const mpg_loop *loop = r->loop;
-  mpg_array **slots = r->slots;
-  for (uint32_t i = 0; i < loop->num_data; i++) *slots++ = &r->slices[(size_t)i * (size_t)loop->limit + (size_t)step];
-  for (uint32_t i = 0; i < loop->num_states; i++) *slots++ = &r->states[i];
-  for (uint32_t i = 0; i < body->num_captures; i++) *slots++ = body->captures[i];
-  for (uint32_t i = 0; i < body->num_inputs; i++) r->arguments[i] = r->slots[body->inputs[i]];
-  memset(r->made, 0, body->num_outputs * sizeof *r->made);
-  MPG_TRY(body->call(body->function, r->arguments, body->num_inputs, r->made, body->num_outputs));
-  for (uint32_t i = 0; i < body->num_results; i++)
-    mpg_array_copy(&r->results[i], body->results[i] >= 0 ? &r->made[body->results[i]] : r->slots[~body->results[i]]);
-  clear(r->made, body->num_outputs);
-  return MPG_OK;
-}
-
-static mpg_status ask(running *r, int64_t step, bool *goes_on) {
-  uint8_t item[16] = {0};
-  MPG_TRY(call_body(r, &r->loop->condition, step));
-  mpg_dtype dtype = r->results[0].tensor.desc.dtype;
-  mpg_status status = mpg_tensor_copy_to_host(&r->results[0].tensor, item);
-  mpg_array_clear(&r->results[0]);
-  *goes_on = status == MPG_OK && mpg_dtype_nonzero(dtype, item, 0);
+static mpg_status ask(const mpg_loop *loop, mpg_loop_space *space, mpg_array *const *captures, bool *goes_on) {
+  mpg_array **argument = space->arguments, truth = {0};
+  for (uint32_t i = 0; i < loop->num_states; i++) *argument++ = &space->states[i];
+  for (uint32_t i = 0; i < loop->num_condition_captures; i++) *argument++ = captures[i];
+  MPG_TRY(mpg_callee_call(&loop->condition, space->arguments, loop->num_states + loop->num_condition_captures, &truth, 1));
+  mpg_status status = mpg_routine_truth(&truth, loop->name, goes_on);
+  mpg_array_clear(&truth);
   return status;
 }
 
-static mpg_status take_step(running *r, int64_t step) {
-  const mpg_loop *loop = r->loop;
-  MPG_TRY(mpg_grow((void **)&r->rows, &r->rows_capacity, r->num_rows + r->num_outputs, sizeof *r->rows));
-  MPG_TRY(call_body(r, &loop->step, step));
-  if (r->num_outputs) memcpy(r->rows + r->num_rows, r->results, r->num_outputs * sizeof *r->rows);
-  r->num_rows += r->num_outputs;
-  clear(r->states, loop->num_states);
-  if (loop->num_states) memcpy(r->states, r->results + r->num_outputs, loop->num_states * sizeof *r->states);
-  for (uint32_t i = 0; i < loop->num_data; i++) mpg_array_clear(&r->slices[(size_t)i * (size_t)loop->limit + (size_t)step]);
+static mpg_status take_step(const mpg_loop *loop, mpg_loop_space *space, mpg_array *const *captures, int64_t step) {
+  mpg_array **argument = space->arguments, *results = space->states + loop->num_states;
+  uint32_t num_results = loop->num_outputs + loop->num_states;
+  MPG_TRY(mpg_grow((void **)&space->rows, &space->rows_capacity, space->num_rows + loop->num_outputs, sizeof *space->rows));
+  for (uint32_t i = 0; i < loop->num_data; i++) *argument++ = &space->slices[(size_t)i * (size_t)loop->limit + (size_t)step];
+  for (uint32_t i = 0; i < loop->num_states; i++) *argument++ = &space->states[i];
+  for (uint32_t i = 0; i < loop->num_step_captures; i++) *argument++ = captures[i];
+  if (num_results) memset(results, 0, num_results * sizeof *results);
+  MPG_TRY(mpg_callee_call(&loop->step, space->arguments, loop->num_data + loop->num_states + loop->num_step_captures, results, num_results));
+  if (loop->num_outputs) memcpy(space->rows + space->num_rows, results, loop->num_outputs * sizeof *results);
+  space->num_rows += loop->num_outputs;
+  clear(space->states, loop->num_states);
+  if (loop->num_states) memcpy(space->states, results + loop->num_outputs, loop->num_states * sizeof *results);
+  for (uint32_t i = 0; i < loop->num_data; i++) mpg_array_clear(&space->slices[(size_t)i * (size_t)loop->limit + (size_t)step]);
   return MPG_OK;
 }
 
@@ -141,54 +184,82 @@ static mpg_status let_others_in(void) {
   return host->check_interrupt();
 }
 
-static mpg_status run_steps(running *r, uint64_t outer, int64_t *steps) {
-  const mpg_loop *loop = r->loop;
+static mpg_status run_steps(mpg_loop *loop, mpg_loop_space *space, mpg_array *const *captures, uint64_t outer, int64_t *steps) {
   for (*steps = 0; *steps < loop->limit; ++*steps) {
     mpg_autograd_set_steps(outer << 32 | (uint32_t)(*steps + 1)); /* what fails later says so */
-    mpg_status status = *steps % BETWEEN_INTERRUPTS ? MPG_OK : let_others_in();
+    mpg_status status = loop->turns++ % BETWEEN_INTERRUPTS ? MPG_OK : let_others_in();
     bool goes_on = true;
-    if (status == MPG_OK && loop->condition.function) status = ask(r, *steps, &goes_on);
+    if (status == MPG_OK && loop->condition.function) status = ask(loop, space, captures + loop->num_step_captures, &goes_on);
     if (status == MPG_OK && !goes_on) return MPG_OK;
-    if (status == MPG_OK) status = take_step(r, *steps);
+    if (status == MPG_OK) status = take_step(loop, space, captures, *steps);
     if (status == MPG_INTERRUPTED || status == MPG_HOST_EXCEPTION) return status;
     if (status != MPG_OK) return mpg_fail_prefix(status, "%s, step %lld", loop->name, (long long)*steps);
   }
   return MPG_OK;
 }
 
-mpg_status mpg_loop_run(const mpg_loop *loop, mpg_array *results, int64_t *steps) {
-  const mpg_loop_body *step = &loop->step, *condition = &loop->condition;
-  uint32_t captures = step->num_captures > condition->num_captures ? step->num_captures : condition->num_captures;
-  uint32_t inputs = step->num_inputs > condition->num_inputs ? step->num_inputs : condition->num_inputs;
-  uint32_t outputs = step->num_outputs > condition->num_outputs ? step->num_outputs : condition->num_outputs;
-  uint32_t num_slots = loop->num_data + loop->num_states + captures, num_results = step->num_results + 1;
+static mpg_status check_data(const mpg_loop *loop, mpg_array *const *data) {
+  char text[MPG_SHAPE_TEXT_SIZE];
+  for (uint32_t i = 0; i < loop->num_data; i++) {
+    const mpg_shape *shape = &data[i]->tensor.desc.shape;
+    if (!shape->ndim || shape->dims[0] != loop->limit)
+      return mpg_fail(MPG_VALUE_ERROR, "%s: the data need a row for each of %lld steps, but array %u has the shape %s", loop->name, (long long)loop->limit, i,
+                      mpg_shape_text(shape, text, sizeof text));
+  }
+  return MPG_OK;
+}
+
+static mpg_status reserve(const mpg_loop *loop, mpg_loop_space *space) {
+  size_t num_slices, captures = loop->num_step_captures > loop->num_condition_captures ? loop->num_step_captures : loop->num_condition_captures;
+  if (!mpg_size_mul(loop->num_data, (size_t)loop->limit, &num_slices)) return mpg_out_of_host_memory(SIZE_MAX);
+  MPG_TRY(mpg_grow((void **)&space->slices, &space->slices_capacity, num_slices, sizeof *space->slices));
+  MPG_TRY(mpg_grow((void **)&space->states, &space->states_capacity, 2 * (size_t)loop->num_states + loop->num_outputs, sizeof *space->states));
+  return mpg_grow((void **)&space->arguments, &space->arguments_capacity, loop->num_data + loop->num_states + captures, sizeof *space->arguments);
+}
+
+static mpg_status run(mpg_loop *loop, mpg_loop_space *space, mpg_array *const *inputs, mpg_array *outputs) {
+  mpg_array *const *states = inputs + loop->num_data, *const *captures = states + loop->num_states;
   size_t num_slices = (size_t)loop->num_data * (size_t)loop->limit;
-  running r = {.loop = loop, .num_outputs = step->num_results - loop->num_states};
-  mpg_status status = MPG_OK;
-  r.slices = mpg_calloc(num_slices + 1, sizeof *r.slices);
-  r.states = mpg_calloc(loop->num_states + outputs + num_results, sizeof *r.states);
-  r.slots = mpg_calloc(num_slots + inputs + 1, sizeof *r.slots);
-  if (!r.slices || !r.states || !r.slots) MPG_GOTO(mpg_out_of_host_memory(num_slices * sizeof *r.slices));
-  r.made = r.states + loop->num_states;
-  r.results = r.made + outputs;
-  r.arguments = r.slots + num_slots;
-  for (uint32_t i = 0; i < loop->num_states; i++) mpg_array_copy(&r.states[i], loop->states[i]);
-  for (uint32_t i = 0; i < loop->num_data; i++) MPG_GOTO(take_slices(loop->data[i], loop->limit, r.slices + (size_t)i * (size_t)loop->limit));
   uint64_t outer = mpg_autograd_steps();
-  status = run_steps(&r, outer, steps);
+  int64_t steps = 0;
+  MPG_TRY(check_data(loop, inputs));
+  MPG_TRY(reserve(loop, space));
+  space->num_rows = 0;
+  if (num_slices) memset(space->slices, 0, num_slices * sizeof *space->slices);
+  if (loop->num_states) memset(space->states, 0, loop->num_states * sizeof *space->states);
+  mpg_status status = MPG_OK;
+  for (uint32_t i = 0; i < loop->num_states; i++) mpg_array_copy(&space->states[i], states[i]);
+  for (uint32_t i = 0; i < loop->num_data; i++) MPG_GOTO(take_slices(inputs[i], loop->limit, space->slices + (size_t)i * (size_t)loop->limit));
+  status = run_steps(loop, space, captures, outer, &steps);
   mpg_autograd_set_steps(outer);
   MPG_GOTO(status);
-  for (uint32_t i = 0; *steps && i < r.num_outputs; i++) MPG_GOTO(join(r.rows + i, r.num_outputs, (size_t)*steps, true, &results[i]));
-  memcpy(results + r.num_outputs, r.states, loop->num_states * sizeof *results);
-  memset(r.states, 0, loop->num_states * sizeof *r.states);
+  for (uint32_t i = 0; i < loop->num_outputs; i++) MPG_GOTO(make_output(loop, space, i, steps, &outputs[i]));
+  if (loop->num_states) {
+    memcpy(outputs + loop->num_outputs, space->states, loop->num_states * sizeof *outputs);
+    memset(space->states, 0, loop->num_states * sizeof *outputs);
+  }
 fail:
-  if (status != MPG_OK) clear(results, r.num_outputs);
-  clear(r.slices, num_slices);
-  clear(r.rows, r.num_rows);
-  clear(r.states, r.states ? loop->num_states : 0);
-  mpg_free(r.slices);
-  mpg_free(r.rows);
-  mpg_free(r.states);
-  mpg_free(r.slots);
+  if (status != MPG_OK) clear(outputs, loop->num_outputs);
+  clear(space->slices, num_slices);
+  clear(space->rows, space->num_rows);
+  clear(space->states, loop->num_states);
   return status;
+}
+
+mpg_status mpg_loop_call(mpg_loop *loop, mpg_array *const *inputs, mpg_array *outputs) {
+  mpg_loop_space *space = loop->space ? loop->space : mpg_calloc(1, sizeof *space);
+  loop->space = NULL;
+  if (!space) return mpg_out_of_host_memory(sizeof *space);
+  mpg_status status = run(loop, space, inputs, outputs);
+  if (loop->space || space->slices_capacity + space->rows_capacity > LARGEST_KEPT)
+    free_space(space); /* another call was under way, or it is large */
+  else
+    loop->space = space;
+  return status;
+}
+
+void mpg_loop_clear(mpg_loop *loop) {
+  free_space(loop->space);
+  mpg_free(loop->name);
+  mpg_free(loop->outputs);
 }

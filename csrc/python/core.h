@@ -43,6 +43,7 @@ enum { MPG_PY_MAX_PARAMS = 4096, MPG_PY_SMALL = 16 }; /* bytes of the largest pa
 typedef struct mpg_py_state {
   PyTypeObject *array_type, *context_type, *op_type, *scope_type;
   PyTypeObject *trace_type, *function_type; /* trace.c */
+  PyTypeObject *routine_type;               /* routine.c */
   PyObject *errors[MPG_STATUS_COUNT];       /* exception classes by status */
   PyObject *dtypes[MPG_DTYPE_LIMIT];        /* what NDArray.dtype gives: numpy.float32, ... */
   PyObject *ops[MPG_OP_COUNT];              /* the _core.Op of each op */
@@ -178,7 +179,7 @@ mpg_compiled *mpg_py_trace_and_compile(PyObject *function, const mpg_inputs *inp
 bool mpg_py_is_cached_op(PyObject *object); /* one that binds nothing */
 /* A call of such a CachedOp, compiled where it has to be: outputs are empty structs. */
 mpg_status mpg_py_call_compiled(void *op, mpg_array *const *inputs, uint32_t num_inputs, mpg_array *outputs, uint32_t num_outputs);
-extern PyMethodDef mpg_py_loop_methods[]; /* loop.c */
+int mpg_py_routine_init(PyObject *module); /* routine.c */
 int mpg_py_pieces_init(PyObject *module); /* pieces.c */
 int mpg_py_comm_init(PyObject *module); /* comm.c */
 int mpg_py_update_init(PyObject *module); /* update.c */

@@ -9,8 +9,7 @@ mpg_py_state *mpg_py;
 
 static int add_functions(PyObject *module) {
   PyMethodDef *const tables[] = {mpg_py_host_methods,   mpg_py_context_methods,  mpg_py_exchange_methods, mpg_py_dlpack_methods, mpg_py_number_methods,
-                                 mpg_py_op_methods,     mpg_py_autograd_methods, mpg_py_runtime_methods,  mpg_py_profiler_methods,
-                                 mpg_py_loop_methods};
+                                 mpg_py_op_methods,     mpg_py_autograd_methods, mpg_py_runtime_methods,  mpg_py_profiler_methods};
   for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++)
     if (PyModule_AddFunctions(module, tables[i]) < 0) return -1;
   return 0;
@@ -47,7 +46,7 @@ static int exec_module(PyObject *module) {
     return -1;
   if (mpg_py_cached_op_init(module) < 0 || mpg_py_io_init(module) < 0 || mpg_py_gluon_init(module) < 0 ||
       mpg_py_symbol_init(module) < 0 || mpg_py_pieces_init(module) < 0 || mpg_py_trace_init(module) < 0 || mpg_py_comm_init(module) < 0 ||
-      mpg_py_update_init(module) < 0)
+      mpg_py_update_init(module) < 0 || mpg_py_routine_init(module) < 0)
     return -1;
   return 0;
 }

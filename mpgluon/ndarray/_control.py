@@ -122,29 +122,23 @@ def _traced_foreach(tracer, body, data, nest, states, nest_states, count):
     if traced.descs[num_outputs:] != [_split.describe(state) for state in states]:
         return None
 
-    def loop(arrays):
-        now, captures = arrays[len(data) : len(data) + len(states)], arrays[len(data) + len(states) :]
-        step = traced.loop_body(captures)
-        if step is None:
-            return run(arrays)
-        return _core.run_loop("foreach", count, arrays[: len(data)], now, step, None)[1]
-
-    def run(arrays, function=traced.run):
+    def inlined(arrays):
         slices = [_slices(array, count) for array in arrays[: len(data)]]
         now, captures = arrays[len(data) : len(data) + len(states)], arrays[len(data) + len(states) :]
         rows = []
-        for step in _numbered(count):
-            results = function([*[array[step] for array in slices], *now, *captures])
+        for step in range(count):
+            results = traced.inline([*[array[step] for array in slices], *now, *captures])
             rows.append(results[:num_outputs])
             now = results[num_outputs:]
         return [*[_stack(items) for items in zip(*rows)], *now]
 
     arrays = [*data, *states, *traced.captures]
     if traced.inlines and count * traced.nodes <= UNROLLED:
-        results = run(arrays, traced.inline)
+        results = inlined(arrays)
     else:
-        descs = [((count, *shape), dtype, ctx) for shape, dtype, ctx in traced.descs[:num_outputs]] + traced.descs[num_outputs:]
-        results = tracer.host("foreach", loop, arrays, descs, [traced])
+        rows = traced.descs[:num_outputs]
+        loop = _core.Routine.loop("foreach", count, len(data), len(states), traced.routine, len(traced.captures), None, 0, rows)
+        results = tracer.host("foreach", loop, arrays, [*_rows(rows, count), *traced.descs[num_outputs:]], [traced])
     return nest_outputs(results[:num_outputs]), nest_new(results[num_outputs:])
 
 
@@ -212,17 +206,16 @@ def while_loop(cond, func, loop_vars, max_iterations=None):
 
 def _padded(items, count, desc):
     """The arrays along a new first axis, with zeros behind them up to `count`."""
-    return _filled(_stack(items) if items else None, len(items), count, desc)
+    rows, missing = _stack(items), count - len(items)
+    if not missing:
+        return rows
+    shape, dtype, ctx = desc
+    return _concat([rows, _core.get_op("_full")(shape=(missing, *shape), ctx=ctx, dtype=dtype, value=0.0)])
 
 
-def _filled(rows, have, count, desc):
-    """An array of `have` rows with zeros behind them up to `count`."""
-    missing = count - have
-    parts = [rows] if have else []
-    if missing or not have:
-        shape, dtype, ctx = desc
-        parts.append(_core.get_op("_full")(shape=(missing, *shape), ctx=ctx, dtype=dtype, value=0.0))
-    return parts[0] if len(parts) == 1 else _concat(parts)
+def _rows(descs, count):
+    """What `count` arrays of each description are, along a new first axis."""
+    return [((count, *shape), dtype, ctx) for shape, dtype, ctx in descs]
 
 
 def _traced_while(tracer, cond, func, variables, nest, limit):
@@ -258,26 +251,9 @@ def _traced_while(tracer, cond, func, variables, nest, limit):
                 f"out of func as {_text(new)}. Make it {_text(new)} before the loop"
             )
 
-    def run(arrays):
-        now = arrays[: len(variables)]
-        first = arrays[len(variables) : len(variables) + len(tested.captures)]
-        second = arrays[len(variables) + len(tested.captures) :]
-        bodies = stepped.loop_body(second), tested.loop_body(first)
-        if None not in bodies:
-            count, results = _core.run_loop("while_loop", max(limit, 0), [], now, *bodies)
-            return [*[_filled(result, count, limit, desc) for result, desc in zip(results, stepped.descs[:num_outputs])], *results[num_outputs:]]
-        rows = []
-        for _ in _numbered(limit):
-            if not bool(tested.run([*now, *first])[0]):
-                break
-            results = stepped.run([*now, *second])
-            rows.append(results[:num_outputs])
-            now = results[num_outputs:]
-        return [*[_padded([row[i] for row in rows], limit, stepped.descs[i]) for i in range(num_outputs)], *now]
-
-    arrays = [*variables, *tested.captures, *stepped.captures]
-    shapes = [((limit, *shape), dtype, ctx) for shape, dtype, ctx in stepped.descs[:num_outputs]]
-    results = tracer.host("while_loop", run, arrays, [*shapes, *descs], [tested, stepped])
+    limit, rows = max(limit, 0), stepped.descs[:num_outputs]
+    loop = _core.Routine.loop("while_loop", limit, 0, len(variables), stepped.routine, len(stepped.captures), tested.routine, len(tested.captures), rows)
+    results = tracer.host("while_loop", loop, [*variables, *stepped.captures, *tested.captures], [*_rows(rows, limit), *descs], [tested, stepped])
     return nest_outputs(results[:num_outputs]), nest_new(results[num_outputs:])
 
 
@@ -311,12 +287,8 @@ def cond(pred, then_func, else_func):
     for place, (left, right) in enumerate(zip(first.descs, second.descs)):
         if left != right:
             raise ValueError(f"cond: output {place} is {_text(left)} from then_func and {_text(right)} from else_func; in a hybridized block they have to be alike")
-    split = 1 + len(first.captures)
-
-    def run(arrays):
-        return first.run(arrays[1:split]) if bool(arrays[0]) else second.run(arrays[split:])
-
-    results = tracer.host("cond", run, [pred, *first.captures, *second.captures], first.descs, [first, second])
+    branch = _core.Routine.branch(first.routine, len(first.captures), second.routine, len(second.captures), len(first.descs))
+    results = tracer.host("cond", branch, [pred, *first.captures, *second.captures], first.descs, [first, second])
     return nests[0](results)
 
 
