@@ -109,6 +109,31 @@ def test_steady_training_allocates_nothing(ops, params, devices, optimizer):
     assert steady(call)
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_many_heads_share_their_first_gradients(devices):
+    """Heads of one kind get the same ones: as if each had been given its own, variables among the heads too."""
+    from mpgluon import profiler
+
+    found = []
+    for given in (False, True):
+        variables = [nd.full((3, 2), 1.5 + i, ctx=mx.cpu(i % devices)) for i in range(6)]
+        for i, variable in enumerate(variables):
+            variable.attach_grad("add" if i > 3 else "write")
+        for _ in range(2):
+            with autograd.record():
+                heads = [variable * variable for variable in variables] + variables + [variables[0].sum(), variables[0] + variables[0]]
+            profiler.set_state("run")
+            autograd.backward(heads, [nd.ones(head.shape, ctx=head.context) for head in heads] if given else None)
+            nd.waitall()
+            profiler.set_state("stop")
+        made = sum(event["name"] == "_full_like" for event in profiler.events())
+        if not given and devices == 1:
+            assert made == 3, made
+        found.append([variable.grad.asnumpy() for variable in variables])
+    assert all((a == b).all() for a, b in zip(*found))
+    assert (found[0][1] == 2 * 2.5 + 1).all() and (found[0][5] == 2 * (2 * 6.5 + 1)).all()
+
+
 class Loop(gluon.HybridBlock):
     """A loop that is cut out of the graph: too long to be unrolled, or with a condition."""
 
@@ -123,6 +148,8 @@ class Loop(gluon.HybridBlock):
             state = F.tanh(F.dot(state, w))
             return (state.as_in_context(mx.cpu(1)) * 2).as_in_context(mx.cpu(0)) if self.devices > 1 else state
 
+        if self.kind == "branches":
+            return self.inside_each_other(F, x, step)
         if self.kind == "foreach":
             rows = F.broadcast_add(F.zeros((self.steps, 8, 8)), x.expand_dims(0))
             y, s = F.contrib.foreach(lambda row, s: (step(s) + row,) * 2, rows, x)
@@ -130,9 +157,36 @@ class Loop(gluon.HybridBlock):
             y, (_, s) = F.contrib.while_loop(lambda i, s: i < self.steps, lambda i, s: (s, [i + 1, step(s)]), [F.zeros((1,)), x], self.steps)
         return y.sum() + s.sum()
 
+    def inside_each_other(self, F, x, step):
+        def inner(i, s):
+            return s, [i + 1, F.contrib.cond(F.sum(s) > 0, lambda: step(s), lambda: s * -0.5)]
+
+        def outer(i, s):
+            y, (_, s) = F.contrib.while_loop(lambda k, s: k < 20, inner, [F.zeros((1,)), s], 20)
+            return y.sum(), [i + 1, s]
+
+        y, (_, s) = F.contrib.while_loop(lambda i, s: i < self.steps // 20, outer, [F.zeros((1,)), x], self.steps // 20)
+        return y.sum() + s.sum()
+
 
 @pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize("kind", ["foreach", "while_loop"])
+@pytest.mark.parametrize("kind", ["foreach", "while_loop", "branches"])
+def test_steady_predictions_of_loops_allocate_nothing(kind, devices):
+    net, x = Loop(kind, 400, devices), nd.ones((8, 8))
+    net.initialize()
+    net.hybridize()
+
+    def call():
+        net(x).wait_to_read()
+        nd.waitall()
+
+    for _ in range(3):
+        call()
+    assert any(allocations(call, 1) == 0 for _ in range(30)), [allocations(call, 1) for _ in range(5)]
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("kind", ["foreach", "while_loop", "branches"])
 def test_steady_loops_do_not_allocate_for_each_step(kind, devices):
     made = []
     for steps in (400, 800):

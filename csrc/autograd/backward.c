@@ -93,14 +93,24 @@ typedef struct head_list {
   mpg_value *values, *gradient_values;
 } head_list;
 
+static bool same_kind(const mpg_graph_value *a, const mpg_graph_value *b) {
+  return a->desc.dtype == b->desc.dtype && mpg_device_id_equal(a->device, b->device) && mpg_shape_equal(&a->desc.shape, &b->desc.shape);
+}
+
 static mpg_status differentiate(mpg_walk *walk, head_list *list, const mpg_value *wanted, size_t num_wanted, mpg_value *gradients,
                                 bool train) {
   walk->graph.phase = MPG_PHASE_BACKWARD;
   walk->graph.train = train;
+  int ones = -1; /* the last head whose gradient is ones: they serve heads of the same kind as well */
   for (int i = 0; i < list->count; i++) {
     list->values[i] = mpg_walk_value(walk, list->heads[i]);
     const mpg_array *gradient = list->gradients ? list->gradients[i] : NULL;
+    if (!gradient && ones >= 0 && same_kind(mpg_graph_at(&walk->graph, list->values[i]), mpg_graph_at(&walk->graph, list->values[ones]))) {
+      list->gradient_values[i] = list->gradient_values[ones];
+      continue;
+    }
     MPG_TRY(head_gradient(walk, list->heads[i], gradient, list->values[i], &list->gradient_values[i]));
+    if (!gradient) ones = i;
   }
   mpg_differentiation request = {.heads = list->values, .head_grads = list->gradient_values, .num_heads = (size_t)list->count,
                                  .wanted = wanted, .num_wanted = num_wanted, .gradients = gradients, .train = train};

@@ -19,6 +19,7 @@ enum {
   SEGMENT_SIZE = 1 << 16,
   LARGEST_RECORD = SEGMENT_SIZE / 8, /* larger tasks keep points and payload in memory of their own */
   RECORD_ALIGNMENT = 16,
+  LARGEST_KEPT = 1 << 20,
 };
 enum { AWAKE, ASLEEP }; /* queue->sleeping */
 static const int64_t SPIN_MIN_NS = 1000, WAIT_SLICE_NS = 20000000;
@@ -121,6 +122,23 @@ static void release_segment(mpg_queue *queue, mpg_queue_segment *used) {
   mpg_free(atomic_exchange_explicit(&queue->spare, used, memory_order_acq_rel));
 }
 
+/* Memory for a large task, which begins with its size; NULL: none. */
+static void *take_apart(mpg_queue *queue, size_t size) {
+  size_t *memory = atomic_exchange_explicit(&queue->spare_apart, NULL, memory_order_acq_rel);
+  if (memory && memory[-2] >= size) return memory;
+  if (memory) mpg_free(memory - 2);
+  memory = size < SIZE_MAX / 2 ? mpg_malloc(size + 2 * sizeof *memory) : NULL; /* as aligned as the allocator's */
+  if (!memory) return NULL;
+  memory[0] = size;
+  return memory + 2;
+}
+
+static void release_apart(mpg_queue *queue, void *apart) {
+  if (!apart) return;
+  if (((size_t *)apart)[-2] <= LARGEST_KEPT) apart = atomic_exchange_explicit(&queue->spare_apart, apart, memory_order_acq_rel);
+  if (apart) mpg_free((size_t *)apart - 2);
+}
+
 /* Room for `size` bytes at the write position. NULL: no memory. */
 static char *make_room(mpg_queue *queue, size_t size) {
   if (queue->write_segment && queue->write_offset + size <= SEGMENT_SIZE)
@@ -162,13 +180,13 @@ mpg_status mpg_queue_enqueue(mpg_queue *queue, mpg_device *device, void *(*worke
   size = record_points_offset() + mpg_align_up(content, RECORD_ALIGNMENT);
   char *apart = NULL;
   if (size > LARGEST_RECORD) {
-    apart = mpg_malloc(content);
+    apart = take_apart(queue, content);
     if (!apart) return mpg_out_of_host_memory(content);
     size = record_points_offset();
   }
   mpg_record *made = (mpg_record *)make_room(queue, size);
   if (!made) {
-    mpg_free(apart);
+    release_apart(queue, apart);
     return mpg_out_of_host_memory(sizeof(mpg_queue_segment));
   }
   char *points = apart ? apart : (char *)made + record_points_offset();
@@ -202,7 +220,7 @@ void mpg_queue_retract(mpg_queue *queue) {
       offset = 0;
       continue;
     }
-    mpg_free(forgotten->apart);
+    release_apart(queue, forgotten->apart);
     offset += forgotten->size;
     left--;
   }
@@ -243,7 +261,7 @@ mpg_record *mpg_queue_front(mpg_queue *queue) {
 }
 
 void mpg_queue_pop(mpg_queue *queue, mpg_record *done) {
-  mpg_free(done->apart);
+  release_apart(queue, done->apart);
   queue->read_offset += done->size;
   queue->consumed++;
 }

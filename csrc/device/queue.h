@@ -34,6 +34,7 @@ typedef struct mpg_queue {
   _Alignas(64) _Atomic(uint32_t) sleeping; /* the worker sleeps, or is about to */
   _Atomic(bool) stopping;
   _Atomic(mpg_queue_segment *) spare; /* a used segment, on its way back to the producer */
+  _Atomic(void *) spare_apart;        /* likewise memory of a large task */
   pthread_mutex_t mutex;              /* the backend may use it for waiters of its own */
   pthread_cond_t work_arrived;        /* where there is no futex */
 
