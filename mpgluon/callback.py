@@ -7,6 +7,8 @@ import logging
 import math
 import time
 
+from .model import save_checkpoint
+
 __all__ = ["Speedometer", "ProgressBar", "LogValidationMetricsCallback", "log_train_metric", "do_checkpoint", "module_checkpoint"]
 
 
@@ -32,15 +34,7 @@ def do_checkpoint(prefix, period=1):
 
     def callback(iter_no, sym, arg, aux):
         if due(iter_no):
-            from .ndarray import save
-
-            if sym is not None:
-                sym.save(f"{prefix}-symbol.json")
-            arrays = {f"arg:{name}": value for name, value in arg.items()}
-            arrays.update((f"aux:{name}", value) for name, value in aux.items())
-            path = f"{prefix}-{iter_no + 1:04d}.params"
-            save(path, arrays)
-            logging.info("Saved checkpoint to %s", path)
+            save_checkpoint(prefix, iter_no + 1, sym, arg, aux)
 
     return callback
 

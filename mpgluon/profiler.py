@@ -5,6 +5,7 @@ open it in chrome://tracing or Perfetto) and ``dumps`` (a table). ``events()`` g
 while it is off. `Domain`, `Task`, `Frame`, `Event`, `Counter` and `Marker` put what a program does itself into the trace.
 """
 
+import bisect
 import json
 import time
 import warnings
@@ -96,6 +97,7 @@ def _trace(recorded, marks=()):
     for device, number in devices.items():
         rows.append({"ph": "M", "name": "thread_name", "pid": 0, "tid": number, "args": {"name": device}})
         rows.append({"ph": "M", "name": "thread_sort_index", "pid": 0, "tid": number, "args": {"sort_index": number}})
+    busy = {device: [(event["begin"], event["end"]) for event in recorded if event["device"] == device] for device in order}
     for number, event in enumerate(recorded):
         begin, end = event["begin"] * 1e6, event["end"] * 1e6
         name = f"{event['scope']}/{event['name']}" if event["scope"] else event["name"]
@@ -110,10 +112,22 @@ def _trace(recorded, marks=()):
         rows.append(row)
         if event["kind"] == "copy" and event["peer"]:
             arrow = {"name": "copy", "cat": "copy", "id": number, "pid": 0}
-            rows.append({**arrow, "ph": "s", "tid": devices[event["device"]], "ts": begin})
-            rows.append({**arrow, "ph": "f", "bp": "e", "tid": devices[event["peer"]], "ts": end})
+            tids = {"device": devices[event["device"]], "peer": devices[event["peer"]]}
+            if event["program"]:  # programs push: from this row to what runs next on the other
+                rows.append({**arrow, "ph": "s", "tid": tids["device"], "ts": begin})
+                rows.append({**arrow, "ph": "f", "tid": tids["peer"], "ts": end})
+            else:  # else the receiver fetches: from what ran last on the other row to this one
+                rows.append({**arrow, "ph": "s", "tid": tids["peer"], "ts": _last_before(event, busy[event["peer"]])})
+                rows.append({**arrow, "ph": "f", "bp": "e", "tid": tids["device"], "ts": begin})
     rows += [{**mark, "pid": 0, "tid": devices[mark["tid"]]} for mark in marks]
     return {"traceEvents": rows, "displayTimeUnit": "ms"}
+
+
+def _last_before(event, spans):
+    """Microseconds at which the last of the spans, which are in order, that begins before the event is going on; viewers draw
+    arrows between things that run."""
+    place = bisect.bisect_right(spans, event["begin"], key=lambda span: span[0])
+    return sum(spans[place - 1]) / 2 * 1e6 if place else event["begin"] * 1e6
 
 
 def dump(finished=True, profile_process="worker"):

@@ -182,6 +182,37 @@ def test_trace(tmp_path):
     assert "FullyConnected" in profiler.dumps()
 
 
+def test_trace_of_eager_calls(tmp_path):
+    """Calls that are not compiled: backward is told from forward, and arrows go the way the data goes, from op to op."""
+    path = str(tmp_path / "trace.json")
+    x = nd.ones((4, 4), ctx=mx.cpu(0))
+    x.attach_grad()
+    nd.waitall()
+    profiler.set_config(filename=path)
+    profiler.set_state("run")
+    try:
+        with autograd.record():
+            y = nd.tanh(nd.exp(x).as_in_context(mx.cpu(1)))
+        y.backward()
+        nd.waitall()
+    finally:
+        profiler.dump()
+        profiler.set_config(filename="profile.json")
+    with open(path) as f:
+        events = json.load(f)["traceEvents"]
+    ran = [event for event in events if event["ph"] == "X" and event["cat"] != "wait"]
+    names = [event["name"] for event in ran]
+    first = next(i for i, name in enumerate(names) if name.endswith("(backward)"))
+    assert [name.rpartition("/")[2] for name in names[:first]] == ["exp", "_copyto", "tanh"], names
+    assert any(name.endswith("_copyto (backward)") for name in names)
+    rows = {event["args"]["name"]: event["tid"] for event in events if event["name"] == "thread_name"}
+    begins, ends = ([event for event in events if event["ph"] == phase] for phase in "sf")
+    ways = [(begin["tid"], end["tid"]) for begin, end in zip(begins, ends)]
+    assert ways == [(rows["cpu(0)"], rows["cpu(1)"]), (rows["cpu(1)"], rows["cpu(0)"])]
+    for arrow in begins + ends:
+        assert any(event["tid"] == arrow["tid"] and event["ts"] <= arrow["ts"] <= event["ts"] + event["dur"] for event in ran)
+
+
 def test_marks_of_programs(tmp_path):
     """What a program does itself is in the trace, in rows of its own below the devices'."""
     path = str(tmp_path / "trace.json")

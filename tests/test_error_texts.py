@@ -147,7 +147,13 @@ def test_parameter_files_by_full_names(saved):
     assert f"'net_dense0_weight' of file '{names}'" in text_of(AssertionError, lambda: network(hidden=5).load_parameters(names))
     other = nn.Dense(3, prefix="other_")
     text = text_of(AssertionError, lambda: other.load_parameters(names))
-    assert f"file '{names}' holds parameters by their full names" in text and "'other_weight'" in text and "save_parameters" in text
+    assert f"file '{names}' holds parameters by their full names" in text and "'other_weight'" in text and "same prefix" in text
+    other = nn.HybridSequential()
+    other.add(nn.Dense(3))
+    part = names.replace("names", "part")
+    nd.save(part, {"weight": nd.ones((3, 4)), "bias": nd.ones((3,))})  # of a Dense alone
+    text = text_of(AssertionError, lambda: other.load_parameters(part))
+    assert "another block ('weight', 'bias')" in text and "'0.weight', '0.bias' in files of save_parameters" in text and "like the one that was saved" in text
 
 
 def test_parameter_files_cut_off(saved, tmp_path):

@@ -98,6 +98,26 @@ def test_checkpoints(tmp_path):
     assert symbol.tojson() == classifier().tojson() and set(arguments) == set(loaded.get_params()[0]) and states == {}
 
 
+def test_logs_of_training(caplog, tmp_path):
+    """The figures of an epoch are those of all its batches, whatever callbacks reset in between."""
+    data, label = task(64)
+    caplog.set_level("INFO")
+    module = mx.mod.Module(classifier())
+    figures = []
+    module.fit(
+        mx.io.NDArrayIter(data, label, batch_size=16), num_epoch=2, eval_metric=["acc", "ce"],
+        batch_end_callback=[mx.callback.Speedometer(16, 2), lambda param: figures.append(param.eval_metric.get_global()[1])],
+        epoch_end_callback=mx.callback.module_checkpoint(module, str(tmp_path / "net"), 2, True),
+    )  # fmt: skip
+    lines = [record.getMessage() for record in caplog.records]
+    for epoch in range(2):
+        accuracy, entropy = figures[4 * epoch + 3]
+        assert f"Epoch[{epoch}] Train-accuracy={accuracy:f}" in lines and f"Epoch[{epoch}] Train-cross-entropy={entropy:f}" in lines
+    assert [line for line in lines if line.startswith("Saved")] == [
+        f'Saved checkpoint to "{tmp_path}/net-0002.params"', f'Saved optimizer state to "{tmp_path}/net-0002.states"'
+    ]  # fmt: skip
+
+
 def test_parameters():
     module = mx.mod.Module(classifier(), fixed_param_names=["fc1_weight"])
     with pytest.raises(AssertionError):

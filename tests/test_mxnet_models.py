@@ -1,6 +1,7 @@
 """Models saved by MXNet 1.9.1 (tests/data/mxnet-1.9.1) give the same outputs."""
 
 import os
+import pickle
 
 import numpy as np
 import pytest
@@ -41,6 +42,48 @@ def test_module_checkpoint():
     module.set_params(arguments, states)
     found = module.predict(mx.io.NDArrayIter(data, None, 4))
     np.testing.assert_allclose(found.asnumpy(), expected.asnumpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_states_of_an_optimizer():
+    """A Module goes on with the momentum that MXNet saved."""
+    (data,), _ = reference("module")
+    steps = mx.nd.load(os.path.join(FOLDER, "momentum.nd"))
+    module = mx.mod.Module(mx.sym.load(os.path.join(FOLDER, "module-symbol.json")))
+    module.bind([("data", (4, 4))], [("softmax_label", (4,))])
+    module.set_params({key[2:]: array for key, array in steps.items() if key[0] == "a"}, {})
+    module.init_optimizer(optimizer_params={"learning_rate": 0.1, "momentum": 0.9})
+    module.load_optimizer_states(os.path.join(FOLDER, "momentum.states"))
+    module.forward_backward(mx.io.DataBatch([data[:4]], [mx.nd.array([0, 1, 2, 0])]))
+    module.update()
+    for name, array in module.get_params()[0].items():
+        np.testing.assert_allclose(array.asnumpy(), steps[f"b:{name}"].asnumpy(), rtol=1e-5, atol=1e-6)
+        assert not (array.asnumpy() == steps[f"a:{name}"].asnumpy()).all()
+
+
+def test_states_of_another_module(tmp_path):
+    module = mx.mod.Module(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, name="other"), label_names=None)
+    module.bind([("data", (4, 4))])
+    module.init_params()
+    module.init_optimizer(optimizer_params={"momentum": 0.9})
+    with pytest.raises(mx.MXNetError, match="momentum.states holds states of 2, 3, and the module has the parameters other_weight, other_bias"):
+        module.load_optimizer_states(os.path.join(FOLDER, "momentum.states"))
+    (tmp_path / "empty.states").write_bytes(b"")
+    with pytest.raises(mx.MXNetError, match="empty.states: these bytes are no states"):
+        module.load_optimizer_states(str(tmp_path / "empty.states"))
+
+
+def test_states_that_are_none():
+    """What is no states, cut off, or holds more of MXNet than arrays is an error, and changes nothing."""
+    with open(os.path.join(FOLDER, "momentum.states"), "rb") as file:
+        saved = file.read()
+    updater = mx.optimizer.get_updater(mx.optimizer.SGD(momentum=0.9))
+    updater.set_states(saved)
+    before = updater.states
+    other = saved.replace(b"\x07NDArray", b"\x07NDArraz").replace(b"NDArray\n", b"NDArraz\n").replace(b"\x8c\x07NDArray", b"\x8c\x07NDArraz")
+    for wrong, words in ((b"", "no states"), (saved[: len(saved) // 2], "no states"), (pickle.dumps([1]), "hold a list"), (other, "NDArraz; only arrays")):
+        with pytest.raises(mx.MXNetError, match=words):
+            updater.set_states(wrong)
+        assert updater.states is before
 
 
 def test_a_model_goes_on_training():

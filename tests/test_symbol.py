@@ -309,6 +309,22 @@ def test_names_of_outputs():
     assert mx.sym.sort(x, name="s").list_outputs() == ["s_output0"] and mx.sym.linalg.det(x, name="d").list_outputs() == ["d_output0"]
 
 
+    assert mx.sym.topk(x, ret_typ="value", name="t").list_outputs() == ["t_output0"] and mx.sym.topk(x, name="t").list_outputs() == ["t_output"]
+    assert mx.sym.topk(x, ret_typ="both", name="t").list_outputs() == ["t_output0", "t_output1"]
+    assert mx.sym.SliceChannel(x, num_outputs=1, name="c").list_outputs() == ["c_output0"]
+
+
+def test_unknown_attributes_in_json():
+    """As in MXNet: an error for ops with parameters; ops without keep them, and so are attributes between underscores."""
+    text = mx.sym.FullyConnected(mx.sym.var("x"), num_hidden=3, name="f").tojson()
+    with pytest.raises(mx.MXNetError, match="f: FullyConnected has no parameter 'num_hiden'; its parameters are flatten, no_bias, num_hidden"):
+        mx.sym.load_json(text.replace('"num_hidden": "3"', '"num_hidden": "3", "num_hiden": "4"'))
+    assert mx.sym.load_json(text.replace('"num_hidden": "3"', '"num_hidden": "3", "__mine__": "4"')).attr("__mine__") == "4"
+    with mx.AttrScope(__mine__="5"):
+        text = mx.sym.relu(mx.sym.var("x")).tojson()
+    assert mx.sym.load_json(text.replace("__mine__", "mine")).attr("mine") == "5"
+
+
 HOSTILE = {
     "empty": "", "no json": "{", "a list": "[]", "no nodes": "{}", "deep": "[" * 200000, "deeper": '{"nodes":' * 100000,
     "cut": mlp().tojson()[:700],

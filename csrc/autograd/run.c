@@ -83,7 +83,7 @@ static mpg_status deliver(mpg_array *result, mpg_target *target) {
   memset(&params, 0, sizeof params);
   bool add = target->request == MPG_GRAD_ADD;
   mpg_invocation call = {.op = mpg_op_get(add ? MPG_OP_elemwise_add : MPG_OP__copyto), .params = add ? NULL : &params,
-                         .num_inputs = add ? 2 : 1, .inputs = add ? inputs : inputs + 1, .num_outputs = 1, .outputs = &output,
+                         .num_inputs = add ? 2 : 1, .inputs = add ? inputs : inputs + 1, .num_outputs = 1, .outputs = &output, .backward = true,
                          .device = mpg_tensor_device(&output)};
   if (add) call.device = NULL;
   MPG_TRY(mpg_invoke(&call));
@@ -99,7 +99,8 @@ static mpg_status fill_zero(const mpg_graph_value *value, mpg_tensor *tensor) {
   params.dtype = value->desc.dtype;
   mpg_device *device;
   MPG_TRY(mpg_device_get(value->device, &device));
-  mpg_invocation call = {.op = mpg_op_get(MPG_OP__full), .params = &params, .num_outputs = 1, .outputs = tensor, .device = device};
+  mpg_invocation call = {.op = mpg_op_get(MPG_OP__full), .params = &params, .num_outputs = 1, .outputs = tensor, .backward = true,
+                         .device = device};
   return mpg_invoke(&call);
 }
 
@@ -202,7 +203,8 @@ static mpg_status run_op(mpg_walk *walk, const mpg_node *node, mpg_tensor *tenso
   mpg_device *device = NULL;
   if (node->num_inputs == 0 || (node->op->flags & MPG_OP_COPY)) MPG_TRY(mpg_device_get(node->device, &device));
   mpg_invocation call = {.op = node->op, .params = node->params, .num_inputs = (int)node->num_inputs, .inputs = tensors,
-                         .num_outputs = (int)node->num_outputs, .outputs = outputs, .train = node->train, .scope = node->scope, .device = device};
+                         .num_outputs = (int)node->num_outputs, .outputs = outputs, .train = node->train, .scope = node->scope, .backward = true,
+                         .device = device};
   mpg_status status = mpg_invoke(&call);
   for (uint32_t i = 0; i < node->num_outputs; i++) {
     if (status == MPG_OK && walk->uses[node->values + i])

@@ -51,28 +51,28 @@ typedef struct op_task { /* followed by the views, then the parameters */
   int32_t num_inputs, num_outputs;
   mpg_device *source; /* of a copy from another device; NULL */
   uint32_t scope;
-  bool train;
+  bool train, backward;
   mpg_random_key random;
 } op_task;
 
 static size_t task_views_offset(void) { return mpg_align_up(sizeof(op_task), 16); }
 static size_t task_params_offset(int num_views) { return task_views_offset() + mpg_align_up((size_t)num_views * sizeof(mpg_view), 16); }
 
-static void record_event(const mpg_kernel_call *call, uint32_t scope, const mpg_device *source, int64_t begin) {
-  mpg_event event = {.name = call->op->name, .scope = scope, .kind = source ? MPG_EVENT_COPY : MPG_EVENT_OP, .peer = source ? source->ordinal : -1,
-                     .begin_ns = begin, .end_ns = mpg_clock_ns()};
+static void record_event(const mpg_kernel_call *call, uint32_t scope, bool backward, const mpg_device *source, int64_t begin) {
+  mpg_event event = {.name = call->op->name, .scope = scope, .backward = backward, .kind = source ? MPG_EVENT_COPY : MPG_EVENT_OP,
+                     .peer = source ? source->ordinal : -1, .begin_ns = begin, .end_ns = mpg_clock_ns()};
   if (source) event.bytes = (uint64_t)mpg_shape_size(&call->outputs[0].desc.shape) * mpg_dtype_size(call->outputs[0].desc.dtype);
   mpg_profiler_record(call->device, &event);
 }
 
-mpg_status mpg_kernel_run(mpg_kernel_fn kernel, const mpg_kernel_call *call, uint32_t scope, mpg_device *source) {
+mpg_status mpg_kernel_run(mpg_kernel_fn kernel, const mpg_kernel_call *call, uint32_t scope, bool backward, mpg_device *source) {
   bool profiling = mpg_profiler_on();
   int64_t begin = __builtin_expect(profiling, 0) ? mpg_clock_ns() : 0;
   mpg_status status = source && mpg_device_copies(call->device, source)
                           ? mpg_device_copy(call->device, call->device, call->outputs[0].data, source, call->inputs[0].data,
                                             (size_t)mpg_shape_size(&call->inputs[0].desc.shape) * mpg_dtype_size(call->inputs[0].desc.dtype))
                           : kernel(call);
-  if (__builtin_expect(profiling, 0)) record_event(call, scope, source, begin);
+  if (__builtin_expect(profiling, 0)) record_event(call, scope, backward, source, begin);
   return status;
 }
 
@@ -90,7 +90,7 @@ static mpg_status op_work(mpg_run *run, void *payload) {
                           .outputs = views + task->num_inputs,
                           .random = task->random,
                           .train = task->train};
-  return mpg_kernel_run(task->kernel, &call, task->scope, task->source);
+  return mpg_kernel_run(task->kernel, &call, task->scope, task->backward, task->source);
 }
 
 /* --- Invocation ------------------------------------------------------------------------------------------------------- */
@@ -228,7 +228,7 @@ static mpg_status queue(const mpg_invocation *inv, mpg_kernel_fn kernel, mpg_dev
   }
   bool copies_from_afar = (op->flags & MPG_OP_COPY) && mpg_tensor_device(&inv->inputs[0]) != device;
   *(op_task *)payload = (op_task){.kernel = kernel, .op = op, .num_inputs = inv->num_inputs,
-                                  .num_outputs = inv->num_outputs, .scope = inv->scope, .train = inv->train, .random = *random,
+                                  .num_outputs = inv->num_outputs, .scope = inv->scope, .train = inv->train, .backward = inv->backward, .random = *random,
                                   .source = copies_from_afar ? mpg_tensor_device(&inv->inputs[0]) : NULL};
   memcpy(payload + task_views_offset(), views, (size_t)num_views * sizeof *views);
   if (op->params->size) memcpy(payload + params_offset, inv->params, op->params->size);
@@ -335,7 +335,7 @@ static mpg_status invoke_with(mpg_invocation *inv, mpg_desc *descs, mpg_view *vi
                             .num_outputs = inv->num_outputs, .inputs = views, .outputs = views + inv->num_inputs, .random = random,
                             .train = inv->train};
     mpg_device *source = (op->flags & MPG_OP_COPY) && mpg_tensor_device(&inv->inputs[0]) != device ? mpg_tensor_device(&inv->inputs[0]) : NULL;
-    MPG_GOTO(mpg_kernel_run(kernel, &call, inv->scope, source));
+    MPG_GOTO(mpg_kernel_run(kernel, &call, inv->scope, inv->backward, source));
     for (int o = 0; o < inv->num_outputs; o++) mpg_storage_add_write(inv->outputs[o].storage, 0);
     if (written_inputs)
       for (int i = 0; i < inv->num_inputs; i++)

@@ -17,6 +17,7 @@ typedef struct mpg_invocation {
   bool train;
   const mpg_random_key *random; /* NULL: the next call number is drawn (RANDOM ops) */
   uint32_t scope;               /* block path */
+  bool backward;                /* of a backward pass; for the profiler */
   uint64_t steps;               /* of loops, as of a submission */
   mpg_device *device;           /* for CREATES and COPY ops: where; NULL for the rest */
 } mpg_invocation;
@@ -28,7 +29,7 @@ mpg_status mpg_invoke(mpg_invocation *invocation);
 enum { MPG_INLINE_ELEMENTS = 16384 };
 
 /* Runs a kernel whose arrays are ready, and tells the profiler. source: of a copy from another device, else NULL. By whoever runs the device's work. */
-mpg_status mpg_kernel_run(mpg_kernel_fn kernel, const mpg_kernel_call *call, uint32_t scope, mpg_device *source);
+mpg_status mpg_kernel_run(mpg_kernel_fn kernel, const mpg_kernel_call *call, uint32_t scope, bool backward, mpg_device *source);
 
 /* The random state: one seed, one counter of calls. mx.random.seed sets the seed and starts the count anew. */
 void mpg_random_seed(uint64_t seed);

@@ -60,7 +60,7 @@ static mpg_status update_work(mpg_run *run, void *payload) {
     set_rates(u, params, first, count, task->lr, task->correction, task->wd);
     mpg_kernel_call call = {.op = u->op, .params = params, .device = run->device, .stream = run->stream, .num_threads = run->num_threads,
                             .num_inputs = (int)inputs, .num_outputs = (int)count, .inputs = views, .outputs = views + inputs};
-    MPG_TRY(mpg_kernel_run(u->kernel, &call, task->scope, NULL));
+    MPG_TRY(mpg_kernel_run(u->kernel, &call, task->scope, false, NULL));
     views += inputs + count;
   }
   return MPG_OK;

@@ -326,12 +326,13 @@ class Block:
         structured = self._collect_params_with_prefix()
         if not any("." in name for name in loaded) and not any(name in structured for name in loaded):
             params = self.collect_params()
-            plain = {name[4:] if name.startswith(("arg:", "aux:")) else name for name in loaded}
+            plain = [name[4:] if name.startswith(("arg:", "aux:")) else name for name in loaded]
             prefix = "" if any(name in params for name in plain) else self.prefix
             if params and plain and not any(prefix + name in params for name in plain):
                 raise AssertionError(
-                    f"{source} holds parameters by their full names ({brief(plain)}), and none is one of the network's "
-                    f"({brief(params)}). Make the network with the prefix it had when it was saved, or save it with save_parameters"
+                    f"{source} holds parameters by their full names, or those of another block ({brief(plain)}); none is one of the network's "
+                    f"({brief(params)}; {brief(structured)} in files of save_parameters). Load the file into a block like the one that was "
+                    "saved: with the same layers, and for full names with the same prefix"
                 )
             params.load_dict(loaded, ctx, allow_missing, ignore_extra, prefix, filename, cast_dtype, dtype_source)
             return
@@ -553,7 +554,7 @@ class HybridBlock(Block):
             self._group2ctx = check_groups(groups)
         unknown = set(flags) - _FLAGS
         if unknown:
-            raise MXNetError(f"hybridize: unknown option {brief(sorted(unknown))}; there are {brief(sorted(_FLAGS), 20)}")
+            raise MXNetError(f"hybridize: unknown option {brief(sorted(unknown))}; there are {brief(sorted([*_FLAGS, 'group2ctx']), 20)}")
         pipeline = flags.pop("pipeline", None)
         if pipeline is not None:
             from ..parallel import Pipeline

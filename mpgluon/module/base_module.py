@@ -240,6 +240,7 @@ class BaseModule:
         for epoch in range(begin_epoch, num_epoch):
             start = time.time()
             eval_metric.reset()
+            values = []
             for number, batch in enumerate(train_data):
                 if monitor is not None:
                     monitor.tic()
@@ -249,9 +250,10 @@ class BaseModule:
                 self.update_metric(eval_metric, batch.label)
                 if monitor is not None:
                     monitor.toc_print()
+                values = eval_metric.get_global_name_value()  # of the whole epoch, whatever callbacks reset
                 if batch_end_callback is not None:
                     _call_all(batch_end_callback, BatchEndParam(epoch, number, eval_metric, locals()))
-            for name, value in eval_metric.get_name_value():
+            for name, value in values:
                 self.logger.info("Epoch[%d] Train-%s=%f", epoch, name, value)
             self.logger.info("Epoch[%d] Time cost=%.3f", epoch, time.time() - start)
             if epoch_end_callback is not None:

@@ -126,7 +126,9 @@ class Module(BaseModule):
         """Writes the symbol, the parameters, and (``prefix-0001.states``) the optimizer's states."""
         save_checkpoint(prefix, epoch, self._symbol, *self.get_params(), remove_amp_cast=remove_amp_cast)
         if save_optimizer_states:
-            self.save_optimizer_states(f"{prefix}-{epoch:04d}.states")
+            path = f"{prefix}-{epoch:04d}.states"
+            self.save_optimizer_states(path)
+            logging.info('Saved optimizer state to "%s"', path)
 
     def _release(self):
         """Gives back what the last forward keeps."""
@@ -373,10 +375,24 @@ class Module(BaseModule):
             file.write(self._updater.get_states())
 
     def load_optimizer_states(self, fname):
-        """Reads what `save_optimizer_states` wrote; load only what you trust."""
+        """Reads what `save_optimizer_states` wrote, here or in MXNet; load only what you trust.
+
+        MXNetError when the file holds no states, or states of parameters that the module does not have.
+        """
         self._require(params=True, optimizer=True)
+        updater = optimizers.get_updater(self._updater.optimizer)
         with open(fname, "rb") as file:
-            self._updater.set_states(file.read())
+            try:
+                updater.set_states(file.read())
+            except MXNetError as error:
+                raise MXNetError(f"{fname}: {error}") from None
+        names = dict(enumerate(self._param_names))  # MXNet counts parameters where no kvstore updates them
+        states = {names.get(key, key): state for key, state in updater.states.items()}
+        unknown = [str(key) for key in states if key not in self._param_names]
+        if unknown:
+            raise MXNetError(f"{fname} holds states of {', '.join(unknown[:5])}, and the module has the parameters {', '.join(self._param_names[:5])}")
+        self._updater.optimizer, self._updater.states = updater.optimizer, states
+        self._updater.states_synced = dict.fromkeys(states, False)
 
     # Computing
 

@@ -1,8 +1,41 @@
 """An optimizer together with the states of what it updates."""
 
+import io
 import pickle
+import struct
 
-from ..ndarray import NDArray
+from ..base import MXNetError
+from ..ndarray import NDArray, load_frombuffer
+
+
+class _SavedArray:
+    """Stands for an NDArray of MXNet's in a pickle; `value` becomes the array."""
+
+    def __init__(self, handle=None):
+        self.value = None
+
+    def __setstate__(self, state):
+        record = state["handle"]
+        if record is not None:  # as one array of an array file
+            (self.value,) = load_frombuffer(struct.pack("<QQQ", 0x112, 0, 1) + bytes(record) + struct.pack("<Q", 0))
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module, name):
+        if module.partition(".")[0] != "mxnet":
+            return super().find_class(module, name)
+        if name == "NDArray":
+            return _SavedArray
+        raise MXNetError(f"these states of MXNet's hold a {module}.{name}; only arrays are taken over: save them with dump_optimizer=False")
+
+
+def _taken_over(state):
+    """A state with our arrays in place of MXNet's."""
+    if isinstance(state, _SavedArray):
+        return state.value
+    if isinstance(state, (tuple, list)):
+        return type(state)([_taken_over(part) for part in state])
+    return state
 
 
 def _move(state, context):
@@ -89,12 +122,19 @@ class Updater:
         return _move(state, context)
 
     def set_states(self, states):
-        """Takes over what `get_states` returned. The bytes are a pickle: load only what you trust."""
-        loaded = pickle.loads(states)
+        """Takes over what `get_states` returned, here or in MXNet (there without its optimizer). The bytes are a pickle: load only what
+        you trust. MXNetError when they are no states."""
+        try:
+            loaded = _Unpickler(io.BytesIO(states)).load()
+        except (pickle.UnpicklingError, EOFError, struct.error) as error:
+            raise MXNetError(f"these bytes are no states of an optimizer: {error}") from None
+        optimizer = self.optimizer
         if isinstance(loaded, tuple) and len(loaded) == 2:
-            self.states, self.optimizer = loaded
-        else:
-            self.states = loaded
+            loaded, optimizer = loaded
+        if not isinstance(loaded, dict):
+            raise MXNetError(f"these bytes hold a {type(loaded).__name__}, and no states of an optimizer")
+        self.states = {index: _taken_over(state) for index, state in loaded.items()}
+        self.optimizer = optimizer
         self.states_synced = dict.fromkeys(self.states, False)
 
     def get_states(self, dump_optimizer=False):

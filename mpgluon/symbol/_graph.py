@@ -18,6 +18,15 @@ _INITS = {
 }
 
 
+def output_names(call, count):
+    """The names of the outputs of a call of `count` arrays, behind the node's."""
+    names = call.output_names(count)
+    # MXNet numbers the one output that is seen where the op has more of them with these parameters.
+    if names == ("output",) and (call.name == "SliceChannel" or call.name == "topk" and call.text("ret_typ") == "value"):
+        return ("output0",)
+    return names
+
+
 class Node:
     """A variable, or a call of an op."""
 
@@ -28,7 +37,7 @@ class Node:
         self.attrs = attrs  # texts: parameters of the op as given, and attributes
         self.call = call
         self.inputs = inputs  # entries
-        self.outputs = None if call is None else call.output_names(len(inputs))
+        self.outputs = None if call is None else output_names(call, len(inputs))
         self.origin = 0  # the user's line that made it, as `_core._origin` numbers lines
 
     @property

@@ -216,6 +216,9 @@ def _op_node(op, name, attrs, inputs, version):
     except MXNetError:
         raise MXNetError(f"{name}: there is no op {op!r} in this build") from None
     moved = _upgrade(op, attrs, version, known)
+    unknown = [key for key in attrs if key not in known and not key.startswith("__")]
+    if known and unknown:  # ops without parameters keep any attribute, as in MXNet
+        raise MXNetError(f"{name}: {op} has no parameter {unknown[0]!r}; its parameters are {', '.join(sorted(known))}. Attributes of the user's own begin and end with __")
     try:
         call = _core.OpCall(op, {key: value for key, value in attrs.items() if key in known})
     except MXNetError as error:

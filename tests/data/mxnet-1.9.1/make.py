@@ -90,3 +90,17 @@ batches = mx.io.NDArrayIter(random.randn(12, 4).astype("float32"), random.randin
 module.fit(batches, num_epoch=2, initializer=mx.init.Xavier())
 module.save_checkpoint("module", 2)
 mx.nd.save("module.nd", {"x0": batches.data[0][1], "o0": module.predict(batches)})
+
+# The checkpoint trained on with momentum: the states after a step, and the parameters before and after a second one.
+module = mx.mod.Module.load("module", 2)
+batch = mx.io.DataBatch([mx.nd.load("module.nd")["x0"][:4]], [mx.nd.array([0, 1, 2, 0])])
+module.bind([("data", (4, 4))], [("softmax_label", (4,))])
+module.init_optimizer(optimizer_params={"learning_rate": 0.1, "momentum": 0.9})
+saved = {}
+for step in "ab":
+    module.forward_backward(batch)
+    module.update()
+    saved.update({f"{step}:{name}": array.copy() for name, array in module.get_params()[0].items()})
+    if step == "a":
+        module.save_optimizer_states("momentum.states")
+mx.nd.save("momentum.nd", saved)
