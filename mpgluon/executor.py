@@ -546,11 +546,19 @@ def _check_groups(group2ctx):
         raise TypeError("group2ctx is a dict of str to Context")
 
 
+def _check_names(what, names):
+    """MXNetError when two variables have one name: arrays are given and found by names."""
+    twice = [name for i, name in enumerate(names) if name in names[:i]] if len(set(names)) < len(names) else []
+    if twice:
+        raise MXNetError(f"{what}: different variables are named {twice[0]!r}. Use one variable in all places, or give each a name of its own")
+
+
 def bind(symbol, ctx, args, args_grad, grad_req, aux_states, group2ctx, shared_exec):
     """See `Symbol.bind`."""
     _check_context(ctx)
     _check_groups(group2ctx)
     names = symbol.list_arguments()
+    _check_names("bind", names)
     args = _arrays("args", args, names, False)
     gradients = [None] * len(names) if args_grad is None else _arrays("args_grad", args_grad, names, True)
     auxiliary = _arrays("aux_states", aux_states, symbol.list_auxiliary_states(), False)
@@ -578,6 +586,7 @@ def simple_bind(symbol, ctx, grad_req, type_dict, stype_dict, group2ctx, shared_
     arguments = [node for node in variables if node not in written]
     auxiliary = [node for node in variables if node in written]
     names = [node.name for node in arguments]
+    _check_names("simple_bind", names)
     requests = _requests(grad_req, names, "simple_bind")
     shapes = {name: tuple(shape) for name, shape in shapes.items() if isinstance(shape, (tuple, list))}
     if type_dict is None:

@@ -169,9 +169,8 @@ def test_wrong_binding():
     ):
         with pytest.raises(error):
             call()
-    twice = mx.sym.var("a") + mx.sym.var("a")
     with pytest.raises(ValueError, match="Duplicate"):
-        twice.bind(on(0), [one, one]).arg_dict
+        mx.sym.Group([symbol, symbol]).bind(on(0), [one, one]).output_dict
 
 
 def test_errors_name_the_node():
@@ -368,3 +367,11 @@ def test_ops_without_gradient_are_refused_when_bound():
     mx.sym.BlockGrad(taken).simple_bind(on(0), **shapes).forward()
     taken.simple_bind(on(0), grad_req="null", **shapes).forward()
     taken.simple_bind(on(0), grad_req={"x": "null", "index": "null"}, **shapes).forward()
+
+
+def test_variables_of_one_name():
+    """An error, as in MXNet: the dicts of arrays have one place for both."""
+    symbol = mx.sym.var("a") * mx.sym.var("a")
+    for call in (lambda: symbol.bind(on(0), [mx.nd.ones((2,)), mx.nd.ones((2,))]), lambda: symbol.simple_bind(on(0), a=(2,))):
+        with pytest.raises(mx.MXNetError, match="bind: different variables are named 'a'. Use one variable in all places"):
+            call()
