@@ -1,6 +1,5 @@
 """Networks of the usual shapes, for measuring the compiler: each function returns (block, inputs) on one device."""
 
-import mpgluon as mx
 from mpgluon import gluon, nd
 from mpgluon.gluon import nn, rnn
 

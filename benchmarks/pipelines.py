@@ -17,8 +17,6 @@ import time
 os.environ["MPGLUON_CPU_THREADS"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import numpy as np  # noqa: E402
-
 import mpgluon as mx  # noqa: E402
 import sizes  # noqa: E402
 from bench import processor  # noqa: E402

@@ -7,7 +7,7 @@ import mpgluon as mx
 from mpgluon import _core, autograd, gluon, nd
 from mpgluon.gluon import nn
 
-from test_fuse import check, compiled, draw, groups, same, train
+from test_fuse import check, compiled, draw, groups, same
 
 
 def winograd(x, weight, *bias, pad=(1, 1)):

@@ -5,7 +5,7 @@ import pytest
 from places import on
 
 import mpgluon as mx
-from mpgluon import _core, autograd, nd
+from mpgluon import _core, nd
 
 from test_fuse import as_list, check, compiled, draw, groups, planned, same, train
 

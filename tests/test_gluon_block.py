@@ -8,7 +8,7 @@ import pytest
 from places import on
 
 import mpgluon as mx
-from mpgluon import autograd, gluon, nd
+from mpgluon import autograd, gluon
 from mpgluon.gluon import nn
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import mpgluon as mx
-from mpgluon import _core
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(mx.__file__)))
 

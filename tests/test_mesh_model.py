@@ -5,12 +5,12 @@ import pytest
 from places import on
 
 import mpgluon as mx
-from mpgluon import MXNetError, autograd, gluon, nd
+from mpgluon import MXNetError, gluon, nd
 from mpgluon import parallel as par
 from mpgluon.gluon import nn, rnn
+from test_mesh import LOSS, close, train
 
 DEVICES = [on(i) for i in range(8)]
-LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
 SHAPES = [{"model": 2}, {"data": 2, "model": 2}, {"stage": 2, "model": 3}, {"data": 2, "stage": 2, "model": 2}, {"model": 2, "stage": 2, "data": 2}]
 
 
@@ -63,22 +63,6 @@ def build(axes, make, when="before", hybrid=True, **options):
     return net, mesh
 
 
-def train(net, mesh, trainer, data, together=False):
-    losses = []
-    for x, y in data:
-        own = []
-        for part, label in zip(gluon.utils.split_and_load(x, mesh), mesh.split_and_load(y, stage=-1)):
-            with autograd.record():
-                own.append(LOSS(net(part), label))
-            if not together:
-                own[-1].backward()
-        if together:
-            autograd.backward(own)
-        trainer.step(len(x))
-        losses.append(float(np.mean(np.concatenate([loss.asnumpy() for loss in own]))))
-    return losses
-
-
 def values(net):
     """Of all parameters, shards put together; each replica's are the same bits."""
     found = {}
@@ -95,12 +79,6 @@ def values(net):
         else:
             found[name] = copies[0]
     return found
-
-
-def close(one, other, tolerance=1e-5):
-    assert one.keys() == other.keys()
-    for name in one:
-        assert np.abs(one[name] - other[name]).max() <= tolerance * np.abs(one[name]).max(), name
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +145,7 @@ def test_trainers(options):
         net, mesh = build(axes, mlp)
         net(mesh.split_and_load(batches((10,))[0][0])[0])
         trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9}, **options)
-        train(net, mesh, trainer, batches((10,)), together=True)
+        train(net, mesh, trainer, batches((10,)), loop="all backward together")
         results.append(values(net))
         if "shard_updates" in options:
             assert sum(len(updater.states) for updater in trainer._updaters.values()) == len(net.collect_params())

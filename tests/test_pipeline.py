@@ -329,10 +329,10 @@ def linear(stages, devices=None, **options):
 
 
 def test_schedules_have_the_known_bubbles():
-    for stages in (2, 3, 4):
+    for count in (2, 3, 4):
         for name in ("gpipe", "1f1b"):
-            table = schedules.make_table(linear(stages), 8, name)
-            assert schedules.simulate(table, linear(stages), 8).length == 3 * (8 + stages - 1)
+            table = schedules.make_table(linear(count), 8, name)
+            assert schedules.simulate(table, linear(count), 8).length == 3 * (8 + count - 1)
     graph = linear(4, deferred=True)
     assert schedules.simulate(schedules.make_table(graph, 8, "zero_bubble"), graph, 8).length < 3 * (8 + 3)
     graph = linear(4, [0, 1, 0, 1])

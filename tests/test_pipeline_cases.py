@@ -7,7 +7,7 @@ import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn
 from mpgluon.parallel import Pipeline, ScheduleError, TrainStep, schedules
-from test_pipeline import DEVICES, NETS, TARGETS, TOKENS, Chain, Recurrent, big, data, dense, gradients, loss_of, same, token_loss
+from test_pipeline import DEVICES, NETS, TARGETS, TOKENS, Chain, Recurrent, big, data, gradients, loss_of, same, token_loss
 
 
 class Parts(gluon.HybridBlock):

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from places import on
 
-import mpgluon as mx
 from mpgluon import _core, autograd, nd
 
 SPECIAL = np.array([0.0, -0.0, 1.5, -2.5, np.nan, np.inf, -np.inf, 1e-42, -1e-42, 3e38, 2.0**24 + 2, -1.0], dtype="float32").reshape(3, 4)

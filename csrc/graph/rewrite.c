@@ -130,12 +130,6 @@ bool mpg_rewrite_is_addition(const mpg_rewrite *r, const mpg_node *node) {
   return mpg_shape_equal(&mpg_graph_at(r->graph, inputs[0])->desc.shape, &mpg_graph_at(r->graph, inputs[1])->desc.shape);
 }
 
-bool mpg_rewrite_same(const mpg_rewrite *r, mpg_operand a, mpg_operand b) {
-  a = mpg_rewrite_behind(r, a);
-  b = mpg_rewrite_behind(r, b);
-  return mpg_has_value(a.value) && a.value.node == b.value.node && a.value.output == b.value.output;
-}
-
 /* --- Building --------------------------------------------------------------------------------------------------------- */
 
 static void as_node(mpg_graph *target, const mpg_node *node) {

@@ -90,8 +90,6 @@ bool mpg_rewrite_scaled(const mpg_rewrite *r, mpg_operand from, mpg_match match,
 bool mpg_rewrite_is_parameter(const mpg_rewrite *r, mpg_operand operand);
 /* A gradient with respect to the operand is wanted (where one is recorded). */
 static inline bool mpg_rewrite_wants(const mpg_rewrite *r, mpg_operand operand) { return r->wants[mpg_value_index(r->graph, operand.value)]; }
-/* Both are the same value, copies aside. */
-bool mpg_rewrite_same(const mpg_rewrite *r, mpg_operand a, mpg_operand b);
 
 /* An op that is relu; an addition of two arrays of one shape. */
 bool mpg_rewrite_is_relu(const mpg_node *node);

@@ -45,7 +45,6 @@ typedef struct mpg_batching {
 
 /* Fills out[]; fails, naming op, block and reason, where the op goes across the batch. PART and STATE are the caller's business. */
 mpg_status mpg_op_batching(mpg_batching *b);
-bool mpg_op_has_batching(const mpg_op *op);
 /* An RNN-like op, whose state may carry what steps of other pieces left. */
 bool mpg_op_carries(const mpg_op *op);
 

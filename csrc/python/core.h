@@ -160,7 +160,6 @@ extern PyMethodDef mpg_py_context_methods[];
 int mpg_py_op_init(PyObject *module);
 /* Stores a Python value into one parameter of a struct, checked; `op` is for errors. */
 int mpg_py_param_set(const mpg_param_table *table, const char *op, void *params, int index, PyObject *value);
-PyObject *mpg_py_param_get(const mpg_param_table *table, const void *params, int index); /* new: the value as Python has it */
 /* A text as the core knows it by, set like any op parameter: looks the parameter up by name. */
 int mpg_py_shape_from(PyObject *object, mpg_shape *shape, const char *what); /* an integer or a sequence of them */
 extern PyMethodDef mpg_py_op_methods[];

@@ -10,8 +10,6 @@ static const int numpy_types[MPG_DTYPE_LIMIT] = {
     [MPG_FLOAT32] = NPY_FLOAT32, [MPG_FLOAT64] = NPY_FLOAT64, [MPG_FLOAT16] = NPY_FLOAT16, [MPG_UINT8] = NPY_UINT8, [MPG_INT32] = NPY_INT32,
     [MPG_INT8] = NPY_INT8,       [MPG_INT64] = NPY_INT64,     [MPG_BOOL] = NPY_BOOL};
 
-int mpg_py_numpy_type(mpg_dtype dtype) { return dtype == MPG_BFLOAT16 ? -1 : numpy_types[dtype]; }
-
 mpg_dtype mpg_py_from_numpy_type(int type) {
   switch (type) {
     case NPY_FLOAT32: return MPG_FLOAT32;

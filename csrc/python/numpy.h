@@ -9,8 +9,7 @@
 #endif
 #include <numpy/arrayobject.h>
 
-/* NumPy's type number for a dtype; bfloat16 has none: -1. And back: MPG_DTYPE_NONE for those we do not have. */
-int mpg_py_numpy_type(mpg_dtype dtype);
+/* The dtype of a type number of NumPy; MPG_DTYPE_NONE for those we do not have. */
 mpg_dtype mpg_py_from_numpy_type(int type);
 /* A C-contiguous ndarray of that dtype from any object (float32 for bfloat16); new, or NULL with TypeError. */
 PyArrayObject *mpg_py_as_ndarray(PyObject *object, mpg_dtype dtype);

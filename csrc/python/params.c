@@ -215,68 +215,6 @@ int mpg_py_param_set(const mpg_param_table *table, const char *op, void *params,
   return 0;
 }
 
-PyObject *mpg_py_param_get(const mpg_param_table *table, const void *params, int index) {
-  const mpg_param *param = &table->params[index];
-  const char *field = (const char *)params + param->offset;
-  switch (param->kind) {
-    case MPG_PARAM_BOOL: return PyBool_FromLong(*(const bool *)field);
-    case MPG_PARAM_INT: return PyLong_FromLongLong(*(const int64_t *)field);
-    case MPG_PARAM_OPT_INT: {
-      const mpg_opt_int *value = (const mpg_opt_int *)field;
-      return value->present ? PyLong_FromLongLong(value->value) : Py_NewRef(Py_None);
-    }
-    case MPG_PARAM_FLOAT: return PyFloat_FromDouble(*(const double *)field);
-    case MPG_PARAM_OPT_FLOAT: {
-      const mpg_opt_float *value = (const mpg_opt_float *)field;
-      return value->present ? PyFloat_FromDouble(value->value) : Py_NewRef(Py_None);
-    }
-    case MPG_PARAM_SHAPE: {
-      const mpg_tuple *tuple = (const mpg_tuple *)field;
-      if (tuple->count < 0) Py_RETURN_NONE;
-      PyObject *result = PyTuple_New(tuple->count);
-      for (int i = 0; result != NULL && i < tuple->count; i++) {
-        PyObject *item = tuple->values[i] == MPG_TUPLE_NONE ? Py_NewRef(Py_None) : PyLong_FromLongLong(tuple->values[i]);
-        if (item == NULL)
-          Py_CLEAR(result);
-        else
-          PyTuple_SET_ITEM(result, i, item);
-      }
-      return result;
-    }
-    case MPG_PARAM_FLOATS: {
-      const mpg_floats *floats = (const mpg_floats *)field;
-      PyObject *result = PyTuple_New(floats->count);
-      for (int i = 0; result != NULL && i < floats->count; i++) {
-        PyObject *item = PyFloat_FromDouble(floats->values[i]);
-        if (item == NULL)
-          Py_CLEAR(result);
-        else
-          PyTuple_SET_ITEM(result, i, item);
-      }
-      return result;
-    }
-    case MPG_PARAM_DTYPE: {
-      int32_t dtype = *(const int32_t *)field;
-      return dtype < 0 ? Py_NewRef(Py_None) : PyUnicode_FromString(mpg_dtype_name((mpg_dtype)dtype));
-    }
-    case MPG_PARAM_ENUM: {
-      size_t length = 0;
-      const char *word = mpg_param_enum_word(param->constraint, *(const int32_t *)field, &length);
-      if (word == NULL || (length == 4 && memcmp(word, "None", 4) == 0)) Py_RETURN_NONE;
-      return PyUnicode_FromStringAndSize(word, (Py_ssize_t)length);
-    }
-    case MPG_PARAM_STRING: {
-      const char *text = *(const char *const *)field;
-      return text ? PyUnicode_FromString(text) : Py_NewRef(Py_None);
-    }
-    case MPG_PARAM_DEVICE: {
-      const mpg_device_id *id = (const mpg_device_id *)field;
-      return id->type ? mpg_py_context(*id) : Py_NewRef(Py_None);
-    }
-  }
-  Py_RETURN_NONE;
-}
-
 int mpg_py_shape_from(PyObject *object, mpg_shape *shape, const char *what) {
   static const mpg_param param = {.name = "shape", .default_text = "required", .constraint = "", .doc = "", .kind = MPG_PARAM_SHAPE};
   mpg_tuple tuple;

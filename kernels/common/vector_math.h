@@ -27,8 +27,6 @@ MPG_INLINE float mpg_fma(float a, float b, float c) {
 #endif
 }
 
-MPG_INLINE float mpg_select(int condition, float a, float b) { return condition ? a : b; }
-
 /* 2 to the power of n, a whole number of [-126, 127] held in a float. */
 #define MPG_ROUNDER 0x1.8p23f /* x + MPG_ROUNDER has round(x) in its low bits */
 MPG_INLINE float mpg_power_of_two(int32_t n) { return mpg_float_from_bits((uint32_t)(n + 127) << 23); }

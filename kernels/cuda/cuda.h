@@ -190,11 +190,4 @@ struct mpg_smaller {
   template <class T> MPG_MEMBER T operator()(T a, T b) const { return a != a ? a : a < b ? a : b; }
 };
 
-/* How many multiprocessors the device of this thread has. */
-static inline int mpg_cuda_multiprocessors() {
-  int card = 0, count = 1;
-  if (cudaGetDevice(&card) == cudaSuccess) cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, card);
-  return count;
-}
-
 #endif

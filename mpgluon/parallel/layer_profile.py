@@ -339,7 +339,6 @@ class _Probe(HybridBlock):
         if isinstance(function, HybridBlock):
             self.layer = function
         self._function, self._structure, self._shapes = function, structure, [a.shape for a in flat]
-        self._float = [np.dtype(a.dtype).kind == "f" for a in flat]
 
     def forward(self, *arrays):
         arrays = [a.reshape(shape) for a, shape in zip(arrays, self._shapes)]

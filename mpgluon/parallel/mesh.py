@@ -12,7 +12,7 @@ from ..gluon.nn import HybridSequential, Sequential
 from ..gluon.utils import brief, shape_is_known, split_data
 from .layers import _SplitLayer
 from .shards import HomeParameter
-from .splitting import every_layer, matches, split_layers
+from .splitting import every_layer, matches, split_layers, walk
 
 __all__ = ["Mesh"]
 
@@ -188,7 +188,7 @@ class Mesh:
             listed = list(stages.items())
         else:
             listed = [(block, stage) for stage, blocks in enumerate(stages) for block in (blocks if isinstance(blocks, (list, tuple)) else [blocks])]
-        paths = dict(_descendants(net, ""))
+        paths = {"": net, **{path: block for _, _, path, block in walk(net)}}
         known = set(paths.values())
         assigned = {}
         for block, stage in listed:
@@ -276,12 +276,6 @@ def _stages(net, assigned):
 
     visit(net, 0)
     return stages
-
-
-def _descendants(block, path):
-    yield path, block
-    for name, child in block._children.items():
-        yield from _descendants(child, f"{path}.{name}" if path else name)
 
 
 def _chain(block):

@@ -7,6 +7,7 @@ from ..gluon.block import HybridBlock
 from . import layer_profile, schedules
 from .placement import Search
 from .report import draw_spans, new_figure
+from .splitting import walk
 from .trials import improve
 
 __all__ = ["Comparison", "Plan", "plan"]
@@ -215,7 +216,7 @@ class Plan(layer_profile.SavedAsJson):
         Every layer becomes a group of devices of its own (as by ``mx.AttrScope(ctx_group=...)``), so what it gets is moved to it;
         operators between layers run where their first input is. Optimizer states follow with the next step. Returns the network.
         """
-        found = dict(_every(net))
+        found = {path: block for _, _, path, block in walk(net)}
         placement = self.placement
         for layer in self.profile.layers:
             if not layer.path:
@@ -328,14 +329,6 @@ class Plan(layer_profile.SavedAsJson):
 
 def _span(names):
     return names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]} ({len(names)})" if names else "(sends the batch)"
-
-
-def _every(block, path=""):
-    """The blocks below one: (path, block)."""
-    for name, child in block._children.items():
-        where = f"{path}.{name}" if path else name
-        yield where, child
-        yield from _every(child, where)
 
 
 class Comparison:

@@ -93,11 +93,12 @@ _KINDS = {
 _EVERY = {nn.Dense: "column", nn.Conv2D: "column", nn.Embedding: "vocab", rnn.LSTM: "gates"}
 
 
-def _walk(block, path=""):
+def walk(block, path=""):
+    """The blocks below one: (parent, its name for the block, path, block)."""
     for name, child in list(block._children.items()):
         place = f"{path}.{name}" if path else name
         yield block, name, place, child
-        yield from _walk(child, place)
+        yield from walk(child, place)
 
 
 def _take_over(old, new):
@@ -165,7 +166,7 @@ def matches(net, plan, who):
             rules.append((re.compile(pattern), kind, options))
         except re.error as error:
             raise ValueError(f"{who}: '{pattern}' is no regular expression: {error}; any text is '.*'") from error
-    places, used, work = list(_walk(net)), set(), {}
+    places, used, work = list(walk(net)), set(), {}
     for parent, _, path, layer in places:
         if parent in work and work[parent][1] != "heads":
             continue  # a layer's own activation goes with it
@@ -204,7 +205,7 @@ def _divide_heads(block, path, options, work, who):
 def every_layer(net, count):
     """What there is to split over `count` devices: every layer that can be, and is large enough; as `matches` gives it."""
     shared, work = set(_shared(net)), {}
-    for _, _, path, layer in _walk(net):
+    for _, _, path, layer in walk(net):
         kind = _EVERY.get(type(layer))
         if kind is None or layer in shared or layer in work:
             continue
@@ -217,7 +218,7 @@ def every_layer(net, count):
 def _shared(net):
     """The layers that have parameters together with others."""
     owners = {}
-    for _, _, _, layer in _walk(net):
+    for _, _, _, layer in walk(net):
         for param in layer._reg_params.values():
             if owners.setdefault(param, layer) is not layer:
                 yield layer
@@ -239,7 +240,7 @@ def split_layers(net, work, ctx_of, who):
     dict
         layer -> what it became.
     """
-    places, made, shared = list(_walk(net)), {}, set(_shared(net))
+    places, made, shared = list(walk(net)), {}, set(_shared(net))
     for layer, (path, _, _) in work.items():
         if layer in shared:
             raise MXNetError(f"{who}: '{path}' shares parameters with another layer; shared parameters can't be split")

@@ -1,7 +1,6 @@
 """Symbols as text: MXNet's ``-symbol.json``, of version 1.x to write and of all versions to read."""
 
 import json
-import re
 import textwrap
 
 from .. import _core
@@ -244,8 +243,3 @@ def _op_node(op, name, attrs, inputs, version):
             if target == key and node.call is None:
                 node.attrs[attr] = value
     return Node(name, attrs, call, tuple(inputs))
-
-
-def looks_like_path(text):
-    """Whether a text is a file's name and not JSON."""
-    return re.match(r"\s*\{", text) is None

@@ -122,7 +122,6 @@ def im2col(data, kernel, stride=(), dilate=(), pad=()):
 
 
 def col2im(data, output_size, kernel, stride=(), dilate=(), pad=()):
-    n = len(kernel)
     channels = data.shape[1] // int(np.prod(kernel))
     size = channels * int(np.prod(output_size))
     index = im2col(np.arange(size, dtype=np.float64).reshape((1, channels) + tuple(output_size)) + 1, kernel, stride, dilate, pad)[0]
