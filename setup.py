@@ -6,7 +6,7 @@ Settings (environment variables):
   MPGLUON_SANITIZE  "address,undefined" or "thread": a sanitizer build
   MPGLUON_DEBUG     1: no optimisation, graph verification between passes
   MPGLUON_ONEDNN    folder with include/ (and lib/) of another oneDNN >= 3.2; "0": build without oneDNN
-  MPGLUON_CUDA      1: build the GPU library, or fail; 0: don't; default: where nvcc is found, if it can (NVCC, CUDA_HOME, PATH, /usr/local/cuda)
+  MPGLUON_CUDA      1: build the GPU library, or fail; 0: don't; default: where nvcc is found, if it can (NVCC, CUDA_HOME, PATH, /usr/local/cuda*, NVIDIA's wheels)
   MPGLUON_CUDA_ARCH compute capabilities of the GPU kernels, comma-separated; default: 90. Newer GPUs compile from the last one's PTX.
   CC, CFLAGS, MAX_JOBS  as usual
 """

@@ -5,6 +5,7 @@ As a program it builds the GPU library alone, into build/: MPGLUON_CUDA=1 python
 
 import glob
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,16 +18,27 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 CUDA_SHARED = ["csrc/op/stamp.c", "csrc/op/geometry.c", "csrc/op/rnn_size.c", "csrc/tensor/dtype.c", "csrc/tensor/shape.c", "csrc/base/memory.c"]
 
 
+def toolkits():
+    """Folders where a CUDA toolkit may be, the newest first: the usual ones, and those of NVIDIA's wheels (nvidia-cuda-nvcc with nvidia-nvvm,
+    nvidia-cuda-crt and nvidia-cuda-runtime, from CUDA 13 on; older wheels have no nvcc)."""
+
+    def newest(pattern):
+        return sorted(glob.glob(pattern), key=lambda path: [int(n) for n in re.findall(r"\d+", os.path.basename(path))], reverse=True)
+
+    wheels = [path for path in dict.fromkeys([sysconfig.get_paths()["purelib"], *sys.path]) if path]
+    return ["/usr/local/cuda", *newest("/usr/local/cuda-[0-9]*"), *(home for path in wheels for home in newest(os.path.join(path, "nvidia", "cu[0-9]*")))]
+
+
 def find_nvcc():
     """The path of nvcc, or None when the GPU library is not to be built."""
     setting = os.environ.get("MPGLUON_CUDA", "auto")
     if setting == "0":
         return None
     home = os.environ.get("CUDA_HOME")
-    places = [os.environ.get("NVCC"), home and os.path.join(home, "bin", "nvcc"), "nvcc", "/usr/local/cuda/bin/nvcc"]
+    places = [os.environ.get("NVCC"), home and os.path.join(home, "bin", "nvcc"), "nvcc", *(os.path.join(path, "bin", "nvcc") for path in toolkits())]
     found = next(filter(None, (shutil.which(place) for place in places if place)), None)
     if not found and setting == "1":
-        raise SystemExit("mpgluon: MPGLUON_CUDA=1, but nvcc was not found: put it on the PATH, or name it with NVCC or CUDA_HOME")
+        raise SystemExit("mpgluon: MPGLUON_CUDA=1, but nvcc was not found: put it on the PATH, name it with NVCC or CUDA_HOME, or pip install nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-runtime nvidia-cuda-cccl")
     return found
 
 

@@ -33,6 +33,7 @@ BENCHMARKS = os.path.join(ROOT, "benchmarks")
 # The suites of a GPU; the longest ones in as many parts as there are processes to run them (tests/conftest.py).
 SUITES = "test_ops.py test_gpu.py test_gpu_fused.py test_gpu_libraries.py test_model_parallel.py test_pipeline.py test_collectives.py test_gluon_trainer.py".split()
 ONE_GPU = ("test_gpu", "test_ops")  # what makes sense on one; all the others span devices
+RESERVED = 150  # seconds that the benchmarks leave to the suites
 LONG = ("test_ops.py", "test_gpu.py")
 SANITIZED = "test_gpu.py -k test_values_are_those_of_the_cpu"
 
@@ -54,8 +55,10 @@ class Check:
         self.wanted = arguments.parts.split(",") if arguments.parts else None
         self.suites = [os.path.basename(name) for name in arguments.tests.split()] if arguments.tests else SUITES
         self.workers = arguments.workers or max(1, min(12, (os.cpu_count() or 1) - 2))
+        self.threads = str(max(1, (os.cpu_count() or 1) // self.workers))  # of a suite's process
         self.site = os.path.join(self.folder, "site")
         self.lock = threading.Lock()
+        self.running = set()
         self.results = {"date": datetime.date.today().isoformat(), "tiny": self.tiny, "machine": {}, "parts": {}, "cases": {}, "suites": {}}
         os.makedirs(self.folder, exist_ok=True)
         self.environment = dict(os.environ, PYTHONUNBUFFERED="1", PYTHONPATH=python_with(own_package() if self.tiny else self.site))
@@ -79,7 +82,9 @@ class Check:
                 try:
                     process = subprocess.Popen(command, cwd=cwd, env=dict(self.environment, **settings), stdout=log, stderr=subprocess.STDOUT,
                                                stdin=subprocess.DEVNULL, start_new_session=True)  # fmt: skip
+                    self.running.add(process.pid)
                     code = self.wait(process, limit)
+                    self.running.discard(process.pid)
                 except OSError as error:
                     log.write(f"{error}\n")
                     code = 127
@@ -94,6 +99,15 @@ class Check:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             return None
+
+    def stopped(self, number, frame):
+        """Somebody ends the check: what it has found is written already, and what it started does not go on."""
+        for pid in list(self.running):
+            try:
+                os.killpg(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass  # it has just ended
+        os._exit(128 + number)
 
     def note(self, part, held, seconds, told=""):
         with self.lock:
@@ -118,11 +132,14 @@ class Check:
             found[name] = text.strip().splitlines()[-1] if code == 0 else None
 
     @staticmethod
-    def nvcc():
+    def tools():
         spec = importlib.util.spec_from_file_location("mpgluon_build", os.path.join(ROOT, "kernels", "build.py"))
         tools = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(tools)
-        return tools.find_nvcc()
+        return tools
+
+    def nvcc(self):
+        return self.tools().find_nvcc()
 
     def build(self):
         if self.tiny:
@@ -147,7 +164,8 @@ class Check:
             if not self.has(case.name):
                 continue
             seconds, limit = (0.2, 60) if self.tiny else (4, 75)
-            code, taken, text = self.run(case.name, [sys.executable, "gpu.py", case.name, "--seconds", str(seconds), "--limit", str(limit)], 2 * limit + 5, cwd=BENCHMARKS)
+            most = min(2 * limit + 5, self.left() - RESERVED) if self.has("suites-1") or self.has("suites-4") else 2 * limit + 5
+            code, taken, text = self.run(case.name, [sys.executable, "gpu.py", case.name, "--seconds", str(seconds), "--limit", str(limit)], most, cwd=BENCHMARKS)
             lines = [json.loads(line) for line in text.splitlines() if line.startswith('{"case"')]
             with self.lock:
                 self.results["cases"][case.name] = {line["library"]: line for line in lines}
@@ -163,7 +181,7 @@ class Check:
                 continue
             shards = max(1, self.workers - 2) if name in LONG and not self.tiny else 1
             for shard in range(shards):
-                settings = {"MPGLUON_GPU_LOGICAL": str(gpus), "MPGLUON_TEST_DEVICES": devices}
+                settings = {"MPGLUON_GPU_LOGICAL": str(gpus), "MPGLUON_TEST_DEVICES": devices, "MPGLUON_CPU_THREADS": self.threads, "OMP_NUM_THREADS": self.threads}
                 if shards > 1:
                     settings["MPGLUON_TEST_SHARD"] = f"{shard}/{shards}"
                 label = f"{name[5:-3]}-{gpus}" + (f"-{shard}" if shards > 1 else "")
@@ -191,10 +209,10 @@ class Check:
                 one.result()
 
     def sanitizer(self, tool):
-        beside = os.path.join(os.path.dirname(os.path.realpath(self.nvcc() or "")), "compute-sanitizer")
-        program = shutil.which("compute-sanitizer") or beside
+        places = [os.path.dirname(os.path.realpath(self.nvcc() or "")), *(os.path.join(home, part) for home in self.tools().toolkits() for part in ("bin", "compute-sanitizer"))]
+        program = next(filter(None, (shutil.which(place) for place in ["compute-sanitizer", *(os.path.join(p, "compute-sanitizer") for p in places)])), "compute-sanitizer")
         command = [program, "--tool", tool, "--error-exitcode", "9", "--target-processes", "all", sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", *SANITIZED.split()]
-        if self.tiny and not os.path.exists(program):
+        if self.tiny and not shutil.which(program):
             return self.note(tool, True, 0, "left out: a card's, and there is none")
         share = "0/20" if tool == "memcheck" else "3/60"
         code, seconds, text = self.run(tool, command, 280, cwd=TESTS, MPGLUON_TEST_SHARD=share, MPGLUON_TEST_DEVICES="gpu(0)")
@@ -204,10 +222,11 @@ class Check:
     # --- Results ------------------------------------------------------------------------------------------------------------
 
     def write(self):
-        with open(os.path.join(self.folder, "gpu-check.json"), "w") as f:
-            json.dump(self.results, f, indent=1)
-        with open(os.path.join(self.folder, "gpu-check.md"), "w") as f:
-            f.write("\n".join(report(self.results)) + "\n")
+        for name, text in (("gpu-check.json", json.dumps(self.results, indent=1)), ("gpu-check.md", "\n".join(report(self.results)) + "\n")):
+            path = os.path.join(self.folder, name)
+            with open(path + ".new", "w") as f:
+                f.write(text)
+            os.replace(path + ".new", path)  # whole at any moment
 
 
 def count(text):
@@ -287,6 +306,8 @@ def main():
     import gpu_cases
 
     check = Check(arguments)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, check.stopped)
     check.machine()
     warming = threading.Thread(target=check.warm_pytorch if not check.tiny and check.has("gpt") else lambda: None)
     warming.start()

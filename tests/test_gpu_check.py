@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -44,3 +45,14 @@ def test_without_time_parts_fail_at_once(tmp_path):
     assert done.returncode == 1
     assert [told["held"] for told in found["parts"].values()] == [False, False]
     assert "there was no time left" in found["parts"]["gpt"]["told"]
+
+
+def test_what_was_found_is_there_when_it_is_stopped(tmp_path):
+    command = [sys.executable, os.path.join(HERE, "gpu_check.py"), str(tmp_path), "--tiny", "--parts", "build,add,recorded,gpt"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ, MPGLUON_CUDA_LIBRARY=os.path.abspath(STAND_IN)))
+    assert process.stdout.readline().startswith("build: held")
+    process.terminate()
+    assert process.wait() == 128 + signal.SIGTERM
+    found = json.loads((tmp_path / "gpu-check.json").read_text())
+    assert found["parts"]["build"]["held"] and "gpt" not in found["parts"]
+    assert "parts held." in (tmp_path / "gpu-check.md").read_text()

@@ -101,7 +101,8 @@ static mpg_status make_pool(mpg_gpu *gpu) {
   for (int peer = 0; peer < cuda_state.cards; peer++) {
     int can = 0;
     if (peer == gpu->card || cudaDeviceCanAccessPeer(&can, peer, gpu->card) != cudaSuccess || !can) continue;
-    struct cudaMemAccessDesc access = {{cudaMemLocationTypeDevice, peer}, cudaMemAccessFlagsProtReadWrite};
+    struct cudaMemAccessDesc access = {.location = {.type = cudaMemLocationTypeDevice}, .flags = cudaMemAccessFlagsProtReadWrite};
+    access.location.id = peer; /* within a union from CUDA 13.1 on */
     MPG_CUDA_TRY(cudaMemPoolSetAccess(gpu->pool, &access, 1));
   }
   return MPG_OK;
