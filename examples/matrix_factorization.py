@@ -1,82 +1,123 @@
-"""Matrix factorisation over two devices: the tables of users and of items on one, the network on top of them on another.
+"""Matrix factorisation over two devices: the tables of users and of items are what is large, so they are split, in two ways.
 
-The tables are what is large, so they get a device of their own; only a batch's rows cross. Groups (``AttrScope(ctx_group=...)``) say what
-belongs together, ``group2ctxs`` of `Module` where it lives. Ratings are made up: hidden tastes of users and items, and noise.
+`by table`: the users' half of the network, table and layers, lies on the first device, the items' half on the last, and only a batch's rows
+cross (``as_in_context``). `by rows`: each device has some rows of both tables, so that one table may be larger than any device
+(``mx.parallel.shard``). Both are compared with one device: time, error, parameters and memory. Ratings are made up: hidden tastes of users and items, and noise.
 
     python matrix_factorization.py
     python matrix_factorization.py --devices "gpu(0)" "gpu(1)"
 """
 
-import argparse
-import logging
-
 import numpy as np
-from common import device, print_table
+from common import difference, milliseconds, parameters, parser, plain_step, print_table, take_turns
 
 import mpgluon as mx
+from mpgluon import gluon
+from mpgluon.gluon import nn
 
 
-def network(users, items, factors, hidden):
-    """Predicts ratings: the product of two towers, each an embedding with a layer on top."""
-    towers = []
-    for kind, count in (("user", users), ("item", items)):
-        with mx.AttrScope(ctx_group="tables"):
-            rows = mx.sym.Embedding(mx.sym.Variable(kind), input_dim=count, output_dim=factors, name=f"{kind}_table")
-        with mx.AttrScope(ctx_group="network"):
-            rows = mx.sym.Activation(mx.sym.FullyConnected(rows, num_hidden=hidden, name=f"{kind}_hidden"), act_type="relu")
-            towers.append(mx.sym.FullyConnected(rows, num_hidden=factors, name=f"{kind}_out"))
-    with mx.AttrScope(ctx_group="network"):
-        ratings = mx.sym.sum(towers[0] * towers[1], axis=1)
-        return mx.sym.LinearRegressionOutput(ratings, mx.sym.Variable("score"), name="rating")
+class Factorization(gluon.HybridBlock):
+    """Predicts ratings: the product of two towers, each a table with two layers on top, on `user_ctx` and on `item_ctx`."""
+
+    def __init__(self, users, items, factors, hidden, user_ctx, item_ctx):
+        super().__init__(prefix="factorization_")
+        self.user_ctx, self.item_ctx = user_ctx, item_ctx
+        with self.name_scope():
+            self.user_table, self.item_table = nn.Embedding(users, factors), nn.Embedding(items, factors)
+            self.user_tower, self.item_tower = (nn.HybridSequential(prefix=f"{kind}_") for kind in ("user", "item"))
+            for tower in (self.user_tower, self.item_tower):
+                with tower.name_scope():
+                    tower.add(nn.Dense(hidden, in_units=factors, activation="relu"), nn.Dense(factors, in_units=hidden))
+
+    def hybrid_forward(self, F, pairs):
+        users = pairs.slice_axis(axis=1, begin=0, end=1).reshape((-1,)).as_in_context(self.user_ctx)
+        items = pairs.slice_axis(axis=1, begin=1, end=2).reshape((-1,)).as_in_context(self.item_ctx)
+        user, item = self.user_tower(self.user_table(users)), self.item_tower(self.item_table(items))
+        return F.sum(user * item.as_in_context(self.user_ctx), axis=1)
 
 
-def ratings(users, items, count, seed=0):
-    """(users, items, scores): products of hidden tastes, with noise of standard deviation 0.1."""
+def network(options, devices, by_rows=False):
+    """On one device, a tower and its table on each (`devices` are two then), or with the rows of both tables divided over all devices."""
+    mx.random.seed(options.seed)
+    places = [devices[0]] * 2 if by_rows else [devices[0], devices[-1]]
+    net = Factorization(options.users, options.items, options.factors, options.hidden, *places)
+    if by_rows:
+        mx.parallel.shard(net, {".*_table": "vocab"}, devices)
+    for block, ctx in ((net.user_table, places[0]), (net.user_tower, places[0]), (net.item_table, places[1]), (net.item_tower, places[1])):
+        block.initialize(mx.init.Xavier(factor_type="in", magnitude=2.34), ctx=ctx)
+    net.hybridize()
+    return net
+
+
+def ratings(users, items, count, seed):
+    """(pairs of user and item, scores): products of hidden tastes, with noise of standard deviation 0.1."""
     draw = np.random.RandomState(seed)
     user_taste, item_taste = draw.normal(size=(users, 3)) / 3**0.5, draw.normal(size=(items, 3)) / 3**0.5
     user, item = draw.randint(0, users, count), draw.randint(0, items, count)
-    return user, item, (user_taste[user] * item_taste[item]).sum(axis=1) + 0.1 * draw.normal(size=count)
+    scores = (user_taste[user] * item_taste[item]).sum(axis=1) + 0.1 * draw.normal(size=count)
+    return np.stack([user, item], axis=1).astype("float32"), scores.astype("float32")
+
+
+def batches(pairs, scores, size, seed):
+    """One pass in random order; what is left over waits for the next."""
+    order = np.random.RandomState(seed).permutation(len(pairs))
+    for at in range(0, len(order) - size + 1, size):
+        part = order[at : at + size]
+        yield pairs[part], scores[part]
+
+
+def whole(net):
+    """Parameters as NumPy arrays by name, those that are split put together."""
+    values = parameters(net)
+    for kind, table in (("user", net.user_table), ("item", net.item_table)):
+        parts = [param for param in table.collect_params().values() if hasattr(param, "index")]
+        if parts:
+            values[f"factorization_{kind}_table"] = np.concatenate([values.pop(p.name) for p in sorted(parts, key=lambda p: p.index)])
+        else:
+            values[f"factorization_{kind}_table"] = values.pop(table.weight.name)
+    return values
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--devices", nargs=2, type=device, default=[mx.cpu(0), mx.cpu(1)], help="of the tables and of the network")
-    parser.add_argument("--users", type=int, default=3000)
-    parser.add_argument("--items", type=int, default=2000)
-    parser.add_argument("--ratings", type=int, default=200_000)
-    parser.add_argument("--factors", type=int, default=16)
-    parser.add_argument("--hidden", type=int, default=32)
-    parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--lr", type=float, default=5e-3)
-    options = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    np.random.seed(1)
-    mx.random.seed(1)
-
-    user, item, score = ratings(options.users, options.items, options.ratings)
+    options = parser(__doc__, devices=2, steps=2800)
+    options.add_argument("--users", type=int, default=3000)
+    options.add_argument("--items", type=int, default=2000)
+    options.add_argument("--ratings", type=int, default=200_000)
+    options.add_argument("--factors", type=int, default=16)
+    options.add_argument("--hidden", type=int, default=32)
+    options.add_argument("--batch", type=int, default=256)
+    options.add_argument("--lr", type=float, default=5e-3)
+    options = options.parse_args()
+    if len(options.devices) < 2:
+        raise SystemExit("--devices takes two devices or more, over which the tables are split")
+    pairs, scores = ratings(options.users, options.items, options.ratings, options.seed)
     cut = options.ratings * 9 // 10
-    iterators = [
-        mx.io.NDArrayIter({"user": user[part], "item": item[part]}, {"score": score[part]}, options.batch, shuffle=part.start is None)
-        for part in (slice(None, cut), slice(cut, None))
-    ]
-    groups = dict(zip(("tables", "network"), options.devices))
-    module = mx.mod.Module(
-        network(options.users, options.items, options.factors, options.hidden), data_names=("user", "item"), label_names=("score",), group2ctxs=groups
-    )
-    module.fit(
-        iterators[0], iterators[1], eval_metric="rmse", optimizer="adam", optimizer_params={"learning_rate": options.lr, "rescale_grad": 1.0 / options.batch},
-        initializer=mx.init.Xavier(factor_type="in", magnitude=2.34), num_epoch=options.epochs, batch_end_callback=mx.callback.Speedometer(options.batch, 200),
-    )  # fmt: skip
-    error = dict(module.score(iterators[1], "rmse"))["rmse"]
-    print(f"validation error {error:.3f}; the mean has {score[cut:].std():.3f}, the noise 0.100")
-    rows = [("on", "group", "parameters", "MB of parameters", "MB at most")]
-    shapes = {name: array.shape for name, array in module.get_params()[0].items()}
-    for group, ctx in groups.items():
-        names = [name for name in shapes if ("table" in name) == (group == "tables")]
-        size = sum(np.prod(shapes[name]) for name in names) * 4 / 1e6
-        rows.append((ctx, group, ", ".join(names), f"{size:.2f}", f"{mx.context.memory_stats(ctx)['peak_in_use'] / 1e6:.1f}"))
+    home, loss = options.devices[0], gluon.loss.L2Loss()
+    nets = {
+        "1 device": network(options, [home]),
+        "split by table": network(options, [home, options.devices[1]]),
+        "split by rows": network(options, options.devices, by_rows=True),
+    }
+    ways = {}
+    for name, net in nets.items():
+        step = plain_step(net, loss, gluon.Trainer(net.collect_params(), "adam", {"learning_rate": options.lr}))
+        ways[name] = lambda x, y, step=step: step(mx.nd.array(x, ctx=home), mx.nd.array(y, ctx=home))
+    results = take_turns(ways, lambda: batches(pairs[:cut], scores[:cut], options.batch, options.seed), options.steps)
+
+    rows = [("", "ms a step", "validation error", "largest difference", "MB of tables", "MB of all parameters")]
+    for name, net in nets.items():
+        predicted = net(mx.nd.array(pairs[cut:], ctx=home)).asnumpy()
+        error = ((predicted - scores[cut:]) ** 2).mean() ** 0.5
+        sizes = {}
+        for param in net.collect_params().values():
+            table, everything = sizes.get(param.list_ctx()[0], (0, 0))
+            size = param.data().size * 4 / 1e6
+            sizes[param.list_ctx()[0]] = table + size * ("tower" not in param.name and "_dense" not in param.name), everything + size
+        held = [", ".join(f"{ctx}: {pair[k]:.3f}" for ctx, pair in sorted(sizes.items(), key=lambda item: str(item[0]))) for k in (0, 1)]
+        rows.append((name, milliseconds(results[name][1]), f"{error:.3f}", difference(whole(nets["1 device"]), whole(net)), *held))
+    print()
     print_table(*rows)
+    print(f"the mean has a validation error of {scores[cut:].std():.3f}, the noise is 0.100")
 
 
 if __name__ == "__main__":

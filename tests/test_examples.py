@@ -89,10 +89,19 @@ def test_bucketing_lm(tmp_path):
 
 
 def test_matrix_factorization(tmp_path):
-    output = run("matrix_factorization.py", "--users", "300", "--items", "200", "--ratings", "20000", "--batch", "64", "--epochs", "6", cwd=tmp_path)
-    error, mean = map(float, re.search(r"validation error ([\d.]+); the mean has ([\d.]+)", output).groups())
-    assert error < 0.5 * mean
-    assert re.search(r"cpu\(0\) +tables +user_table_weight, item_table_weight", output) and re.search(r"cpu\(1\) +network +user_hidden_weight", output)
+    small = ["--users", "300", "--items", "200", "--ratings", "20000", "--batch", "64", "--steps", "1500"]
+    output = run("matrix_factorization.py", *small, "--devices", "cpu(0)", "cpu(1)", "cpu(2)", cwd=tmp_path)
+    mean = float(re.search(r"the mean has a validation error of ([\d.]+)", output)[1])
+    table = {line.split("  ")[0]: line for line in output.splitlines()}
+    assert {"1 device", "split by table", "split by rows"} <= table.keys()
+    for name in ("1 device", "split by table", "split by rows"):
+        row = re.split(r"  +", table[name])
+        assert float(row[2]) < 0.5 * mean and row[3] == "equal bit for bit"
+        assert row[4].count("cpu(") == {"1 device": 1, "split by table": 2, "split by rows": 3}[name]
+    sizes = [float(size) for size in re.findall(r": ([\d.]+)", re.split(r"  +", table["split by rows"])[4])]
+    assert max(sizes) < 0.012 and "cpu(0): 0.032" in table["1 device"]  # a third of each table
+    with pytest.raises(AssertionError, match="--devices takes two devices or more"):
+        run("matrix_factorization.py", *small, "--devices", "cpu(0)", cwd=tmp_path)
 
 
 PIPELINES = {
