@@ -1,11 +1,13 @@
 """The devices that tests run on: MPGLUON_TEST_DEVICES, as "gpu(0),gpu(1)", or CPU devices."""
 
+import contextlib
 import os
 import re
 
 import pytest
 
 import mpgluon as mx
+from mpgluon import _core
 
 
 def test_devices():
@@ -28,3 +30,24 @@ def on(index):
 
 
 cpus_only = pytest.mark.skipif(on(0).device_type != "cpu", reason="of CPU devices alone")
+
+
+@contextlib.contextmanager
+def held(ctx):
+    """The device does nothing of what is queued from here on until the block ends, however long that takes (ten minutes at most)."""
+    if _core.engine_mode() != "async":
+        pytest.skip("other engine modes run nothing while other things go on")
+    read, write = os.pipe()
+    _core._stall(ctx, 600, read)
+    behind = mx.nd.zeros((1,), ctx=ctx)
+    try:
+        yield
+    finally:
+        os.close(write)
+        behind.wait_to_read()
+        os.close(read)
+
+
+def at_work(ctx):
+    """Whether the device has not done all that is queued."""
+    return any(device == str(ctx) and completed < submitted for device, completed, submitted, *_ in _core.engine_standing())

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -234,11 +235,9 @@ def dying(i):
 
 def test_a_worker_that_dies_is_an_error_at_once(monkeypatch):
     monkeypatch.setenv("DATA_TEST_DIES", "1")
-    loader = data.DataLoader(Function(8, dying), batch_size=2, num_workers=2)
-    begin = time.time()
+    loader = data.DataLoader(Function(8, dying), batch_size=2, num_workers=2, timeout=100_000)
     with pytest.raises(RuntimeError, match="killed by SIGKILL"):
         list(loader)
-    assert time.time() - begin < 10
     monkeypatch.setenv("DATA_TEST_DIES", "0")
     assert len(list(loader)) == 4
 
@@ -253,17 +252,16 @@ def test_a_worker_that_exits_is_an_error():
 
 
 def slow(i):
-    time.sleep(30)
+    time.sleep(600)
 
 
 @pytest.mark.parametrize("way", ["processes", "threads"])
 def test_timeout(way):
-    if way == "threads":
-        loader = data.DataLoader(Function(2, lambda i: time.sleep(2)), batch_size=2, timeout=0.2, **WAYS[way])
-    else:
-        loader = data.DataLoader(Function(2, slow), batch_size=2, timeout=0.2, **WAYS[way])
+    ended = threading.Event()
+    loader = data.DataLoader(Function(2, (lambda i: ended.wait()) if way == "threads" else slow), batch_size=2, timeout=0.2, **WAYS[way])
     with pytest.raises(TimeoutError, match="0.2 s"):
         list(loader)
+    ended.set()
 
 
 SCRIPT = """
@@ -315,7 +313,7 @@ def test_workers_end_when_their_parent_is_killed():
     child.wait()
     child.stdout.close()
     child.stderr.close()
-    end = time.time() + 15
+    end = time.time() + 120
     while time.time() < end and any(alive(pid) for pid in workers):
         time.sleep(0.1)
     assert not any(alive(pid) for pid in workers)

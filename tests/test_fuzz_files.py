@@ -126,12 +126,12 @@ def test_damaged_symbols(mutate):
     slowest, fine = 0, 0
     for number in deadline(600):
         text = mutate(random.Random(number), files[number % len(files)])
-        begin = time.perf_counter()
+        begin = time.process_time()
         try:
             fine += use(text)
         except Exception as error:
             raise AssertionError(f"mutation {number}: {type(error).__name__}: {error}\n{text}") from error
-        slowest = max(slowest, time.perf_counter() - begin)
+        slowest = max(slowest, time.process_time() - begin)
     assert slowest < 5
     assert fine > 0
 
@@ -158,7 +158,7 @@ def test_damaged_parameters(tmp_path):
                 break
         with open(name, "wb") as file:
             file.write(data)
-        begin = time.perf_counter()
+        begin = time.process_time()
         try:
             loaded = mx.nd.load(name)
             for array in loaded.values() if isinstance(loaded, dict) else loaded:
@@ -168,7 +168,7 @@ def test_damaged_parameters(tmp_path):
             pass
         except MemoryError as error:
             assert isinstance(error, MXNetError), error
-        assert time.perf_counter() - begin < 5
+        assert time.process_time() - begin < 5
 
 
 def nested(depth):

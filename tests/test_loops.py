@@ -6,7 +6,6 @@ import re
 import signal
 import sys
 import threading
-import time
 import weakref
 from contextlib import suppress
 
@@ -299,14 +298,12 @@ def test_loops_without_end_are_interrupted():
     net = make(lambda F, x, s, w: F.contrib.while_loop(lambda st: F.sum(st) * 0 < 1, lambda st: ([], F.tanh(F.dot(st, w))), s, max_iterations=10**9)[1], True)
     x, s = arrays()
     timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
-    begin = time.monotonic()
-    timer.start()
+    timer.start()  # of itself it would take hours
     try:
         with pytest.raises(KeyboardInterrupt):
             net(x, s).wait_to_read()
     finally:
         timer.cancel()
-    assert time.monotonic() - begin < 20
     assert (nd.ones((2,)) + 1).asnumpy().sum() == 4
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from places import cpus_only, on
+from places import at_work, cpus_only, held, on
 
 import mpgluon as mx
 from mpgluon import MXNetError, _core, autograd, gluon, nd
@@ -298,23 +298,23 @@ def test_pipelined_ordinary_loop_over_data_and_stages():
 @cpus_only
 def test_later_stages_are_reduced_while_earlier_ones_still_go_backward():
     """The last stage's gradients are summed as soon as they are there, with nobody waiting for the first stage."""
-    net, mesh = build({"data": 2, "stage": 2}, make=lambda: mlp(700))
+    net, mesh = build({"data": 2, "stage": 2})
     trainer = gluon.Trainer(net.collect_params(), "sgd")
-    x, y = nd.random.normal(shape=(512, 700)), nd.zeros(512)
-    for attempt in range(8):
-        train(net, mesh, trainer, [(x, y)], loop="all backward together")
-        nd.waitall()
-        mx.profiler.start()
-        train(net, mesh, trainer, [(x, y)], loop="all backward together")
-        nd.waitall()
-        mx.profiler.stop()
-        events = mx.profiler.events()
-        first, last = [str(ctx) for ctx in mesh.line("data", stage=0)], [str(ctx) for ctx in mesh.line("data", stage=1)]
-        reduced = min(event["begin"] for event in events if event["device"].removesuffix(" side") in last and event["name"] == "sum of replicas")
-        backward = [event["end"] for event in events if str(event["device"]) in first and event["name"] in ("FullyConnected", "dot", "_backward_FullyConnected")]
-        if reduced < max(backward):
-            return
-    pytest.fail("sums of the last stage always began behind the backward pass of the first")
+    x, y = nd.random.normal(shape=(16, 12)), nd.zeros(16)
+    train(net, mesh, trainer, [(x, y)], loop="all backward together")
+    with autograd.record():
+        losses = [LOSS(net(part), label) for part, label in zip(mesh.split_and_load(x), mesh.split_and_load(y, stage=-1))]
+    nd.waitall()
+    first, last = mesh.line("data", stage=0), mesh.line("data", stage=1)
+    with held(first[0]), held(first[1]):
+        autograd.backward(losses)
+        trainer.allreduce_grads()
+        sums = [param.list_grad() for param in net.collect_params().values() if param.list_ctx() == last]
+        assert sums
+        for grads in sums:
+            assert np.array_equal(grads[0].asnumpy(), grads[1].asnumpy()) and grads[0].asnumpy().any()
+        assert all(at_work(ctx) for ctx in first)
+    trainer.update(16)
 
 
 @cpus_only
@@ -328,7 +328,9 @@ def test_sums_do_not_wait_for_the_end_of_backward(stages):
     nd.waitall()
     first, last = [list(net[layer].weight._grad.values())[1] for layer in (0, 3)]  # some megabytes each; backward makes the last layer's first
     overlapped = False
-    for attempt in range(8):
+    for attempt in range(100):  # a loaded machine may keep the side queue's thread from it for long
+        if overlapped:
+            break
         mx.profiler.start()
         with autograd.record():
             losses = [LOSS(net(part), label) for part, label in zip(mesh.split_and_load(x), mesh.split_and_load(y, stage=-1))]
@@ -377,9 +379,9 @@ def test_a_failed_gradient_fails_its_sum():
     """And nothing else; the next sums work."""
     lists = [[nd.ones((3,), ctx=ctx), nd.ones((2,), ctx=ctx)] for ctx in DEVICES[:2]]
     nd.waitall()
-    _core._stall(on(1), 0.1)  # what comes is queued, and fails later
-    nd.broadcast_add(lists[1][0], nd.linalg.potrf(-nd.ones((1, 1), ctx=DEVICES[1])).reshape((1,)), out=lists[1][0])
-    assert _core.sum_replicas(lists, 0, True)
+    with held(DEVICES[1]):  # what comes is queued, and fails later
+        nd.broadcast_add(lists[1][0], nd.linalg.potrf(-nd.ones((1, 1), ctx=DEVICES[1])).reshape((1,)), out=lists[1][0])
+        assert _core.sum_replicas(lists, 0, True)
     for own in lists:
         with pytest.raises(MXNetError):
             own[0].asnumpy()

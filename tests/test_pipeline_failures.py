@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 import pytest
-from places import cpus_only, on
+from places import at_work, cpus_only, held, on
 
 import mpgluon as mx
 from mpgluon import _core, _watchdog, autograd, gluon, nd
@@ -163,14 +163,14 @@ def test_interrupted_while_waiting_for_a_stalled_device():
     mx.random.seed(5)
     expected = train(data((10, 16)), []).asnumpy()
     nd.waitall()
-    _core._stall(on(1), 0.6)
     mx.random.seed(5)
-    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        train(data((10, 16)), []).asnumpy()
-        time.sleep(1)
-    timer.join()
+    with held(on(1)):
+        timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            train(data((10, 16)), []).asnumpy()
+        timer.join()
+        assert at_work(on(1))
     nd.waitall()
     mx.random.seed(5)
     assert np.array_equal(train(data((10, 16)), []).asnumpy(), expected)
@@ -275,13 +275,18 @@ def test_the_watchdog_names_who_waits_for_whom(watchdog, capfd):
     net.hybridize(pipeline=Pipeline(4))
     net(data((10, 16)))
     nd.waitall()
-    assert watchdog(0.1) is None
-    _core._stall(on(0), 0.8)
-    out = net(data((10, 16)))
+    x, text = data((10, 16)), ""
+    nd.waitall()
+    with held(on(0)):
+        out = net(x)
+        assert watchdog(0.1) is None
+        while "ticks are left" not in text.rpartition(f"{on(1)} waits")[2]:
+            text += capfd.readouterr().err
+            time.sleep(0.01)
+        assert watchdog(None) == 0.1
     out.wait_to_read()
     nd.waitall()
-    assert watchdog(None) == 0.1
-    text = capfd.readouterr().err
+    text += capfd.readouterr().err
     assert text.count("mpgluon watchdog: no device has finished anything") == 1, text
     assert f"{on(0)} is running stall" in text
     assert f"{on(1)} waits for {on(0)}, tick" in text
@@ -291,20 +296,24 @@ def test_the_watchdog_names_who_waits_for_whom(watchdog, capfd):
 
 @cpus_only  # a GPU's queue tells how far it is when it has been emptied, or after some works
 def test_the_watchdog_is_silent_while_things_move(watchdog, capfd):
-    watchdog(0.15)
-    for _ in range(8):
-        _core._stall(on(0), 0.05)
+    watchdog(0.5)
+    for _ in range(60):
+        _core._stall(on(0), 0.01)  # a fiftieth of it, so that a loaded machine does not make it look as if nothing moved
     nd.waitall()
-    time.sleep(0.3)  # nothing is queued
+    time.sleep(0.6)  # nothing is queued
     assert capfd.readouterr().err == ""
 
 
 def test_the_watchdog_of_the_environment():
-    code = "import mpgluon as mx; from mpgluon import _core; _core._stall(mx.cpu(0), 0.6); mx.nd.waitall()"
+    code = "import mpgluon as mx; from mpgluon import _core; _core._stall(mx.cpu(0), 600, 0); mx.nd.waitall(); print('done')"
     root = os.path.dirname(os.path.dirname(mx.__file__))
     env = {**os.environ, "PYTHONPATH": root + os.pathsep + os.environ.get("PYTHONPATH", "")}
-    done = subprocess.run([sys.executable, "-c", code], env={**env, "MPGLUON_WATCHDOG": "0.1"}, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0 and "cpu(0) is running stall" in done.stderr
+    pipes = dict.fromkeys(["stdin", "stdout", "stderr"], subprocess.PIPE)
+    with subprocess.Popen([sys.executable, "-c", code], env={**env, "MPGLUON_WATCHDOG": "0.1"}, text=True, **pipes) as process:
+        assert "no device has finished anything" in process.stderr.readline()
+        assert "cpu(0) is running stall" in process.stderr.readline()
+        process.stdin.close()  # ends the stall
+        assert process.stdout.read() == "done\n"
     done = subprocess.run([sys.executable, "-c", code], env={**env, "MPGLUON_WATCHDOG": "soon"}, capture_output=True, text=True, timeout=60)
     assert done.returncode != 0 and "MPGLUON_WATCHDOG is 'soon'" in done.stderr
     with pytest.raises(ValueError, match="a number of seconds"):

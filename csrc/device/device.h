@@ -266,8 +266,8 @@ typedef struct mpg_standing {
   const mpg_submitted *peer_work; /* which work reaches that tick; NULL likewise */
 } mpg_standing;
 mpg_standing mpg_device_standing(const mpg_device *device);
-/* Queues work that does nothing for that long; for tests. */
-mpg_status mpg_device_stall(mpg_device *device, int64_t ns);
+/* Queues work that does nothing for that long, or until a file descriptor (-1: none) can be read or is at its end; for tests. */
+mpg_status mpg_device_stall(mpg_device *device, int32_t ms, int until);
 
 /* Execution mode. Set before the first device is opened (environment MPGLUON_ENGINE=async|sync|shuffle, and MXNet's
  * MXNET_ENGINE_TYPE=NaiveEngine for sync) or by this call, which waits for all work first. `shuffle` is the mock

@@ -1,5 +1,6 @@
 /* Where the devices' queues stand: what a watchdog asks when nothing moves. */
-#include <time.h>
+#include <errno.h>
+#include <poll.h>
 
 #include "device/internal.h"
 
@@ -30,14 +31,21 @@ mpg_standing mpg_device_standing(const mpg_device *device) {
   return standing;
 }
 
+struct stall {
+  int32_t ms;
+  int until;
+};
+
 static mpg_status stall(mpg_run *run, void *payload) {
-  int64_t ns = *(int64_t *)payload;
+  const struct stall *how = payload;
   (void)run;
-  nanosleep(&(struct timespec){.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000}, NULL);
+  struct pollfd until = {.fd = how->until, .events = POLLIN}; /* a negative one is passed over */
+  while (poll(&until, 1, how->ms) < 0 && errno == EINTR) continue;
   return MPG_OK;
 }
 
-mpg_status mpg_device_stall(mpg_device *device, int64_t ns) {
-  mpg_submission submission = {.name = "stall", .work = stall, .payload = &ns, .payload_size = sizeof ns};
+mpg_status mpg_device_stall(mpg_device *device, int32_t ms, int until) {
+  struct stall how = {ms, until};
+  mpg_submission submission = {.name = "stall", .work = stall, .payload = &how, .payload_size = sizeof how};
   return mpg_device_submit(device, &submission, NULL);
 }

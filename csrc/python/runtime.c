@@ -150,10 +150,11 @@ static PyObject *stall(PyObject *module, PyObject *args) {
   PyObject *ctx;
   double seconds;
   mpg_device_id id;
-  if (!PyArg_ParseTuple(args, "Od:_stall", &ctx, &seconds) || mpg_py_device_id(ctx, &id) < 0) return NULL;
+  int until = -1;
+  if (!PyArg_ParseTuple(args, "Od|i:_stall", &ctx, &seconds, &until) || mpg_py_device_id(ctx, &id) < 0) return NULL;
   mpg_device *device;
   MPG_PY_TRY(mpg_device_get(id, &device));
-  MPG_PY_TRY(mpg_device_stall(device, (int64_t)(seconds * 1e9)));
+  MPG_PY_TRY(mpg_device_stall(device, (int32_t)(seconds * 1e3), until));
   Py_RETURN_NONE;
 }
 
@@ -174,7 +175,7 @@ PyMethodDef mpg_py_runtime_methods[] = {
      "waits for or None, the tick it waits for, the work there). Work is (name, line, block path, stage, micro-batch) or None."},
     {"handed_over", handed_over, METH_O,
      "handed_over(ctx)\n--\n\nWhen the worker of a device could see what was queued there last, by time.perf_counter's clock; None where the profiler was off."},
-    {"_stall", stall, METH_VARARGS, "_stall(ctx, seconds)\n--\n\nQueues work on the device that does nothing for so long; for tests."},
+    {"_stall", stall, METH_VARARGS, "_stall(ctx, seconds, until=-1)\n--\n\nQueues work on the device that does nothing for so long, or until a file descriptor can be read; for tests."},
     {"waitall", waitall, METH_NOARGS, "waitall()\n--\n\nWaits for everything queued on all devices; raises the first failure not raised before."},
     {"random_seed", random_seed, METH_O, "random_seed(seed)\n--\n\nSets the seed of all random ops and starts their count anew."},
     {"random_state", random_state, METH_NOARGS, "random_state()\n--\n\n(seed, number of random calls so far)."},
