@@ -17,6 +17,12 @@ from mpgluon import parallel as par
 DEVICES = [on(i) for i in range(5)]
 
 
+@pytest.fixture(autouse=True)
+def local():
+    with par.collectives.transport("local"):
+        yield
+
+
 def arrays_of(count, shape, seed=0, scale=True):
     """One a device, of very different sizes, so that another order of summation has other bits."""
     rng = np.random.RandomState(seed)
@@ -263,7 +269,7 @@ def test_compiled_collectives_are_copies_between_programs():
         (lambda x: par.all_reduce([x[0], 3]), TypeError, "rank 1 is a int"),
         (lambda x: par.gather(x, "cpu"), mx.MXNetError, "must be a Context"),
         (lambda x: par.all_reduce(x, "ring"), ValueError, "no algorithm 'ring'"),
-        (lambda x: par.all_reduce(x, transport="nccl"), NotImplementedError, "NCCL"),
+        (lambda x: par.all_reduce([x[0], x[0].as_in_context(mx.cpu())], transport="nccl"), mx.MXNetError, "NCCL"),
         (lambda x: par.broadcast(x[0], DEVICES, transport="mpi"), NotImplementedError, "MPI"),
         (lambda x: par.broadcast(x[0], DEVICES, transport="smoke"), ValueError, "no transport 'smoke'"),
     ],
@@ -278,6 +284,6 @@ def test_shuffled_orders():
     script = "import test_collectives as t\nfor name in t.NAMES:\n  for hybrid in (False, True):\n    t.check(3, (7, 5), 1, name, hybrid)\nprint('same')"
     here = os.path.dirname(os.path.abspath(__file__))
     root = os.path.dirname(os.path.dirname(os.path.abspath(mx.__file__)))
-    env = dict(os.environ, MPGLUON_ENGINE="shuffle", PYTHONPATH=os.pathsep.join([root, here]))
+    env = dict(os.environ, MPGLUON_ENGINE="shuffle", MPGLUON_COLLECTIVES="local", PYTHONPATH=os.pathsep.join([root, here]))
     result = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=280)
     assert result.stdout.strip() == "same", result.stderr

@@ -22,7 +22,7 @@ def folder_with(header, *patterns):
     return None
 
 
-@pytest.mark.parametrize("name, header, wheel", [("cublaslt", "cublasLt.h", "nvidia-cublas"), ("cudnn", "cudnn.h", "nvidia-cudnn-cu13")])
+@pytest.mark.parametrize("name, header, wheel", [("cublaslt", "cublasLt.h", "nvidia-cublas"), ("cudnn", "cudnn.h", "nvidia-cudnn-cu13"), ("nccl", "nccl.h", "nvidia-nccl-cu13")])
 def test_our_declarations_are_those_of_the_library(name, header, wheel, tmp_path):
     """Types, constants and signatures, compiled against NVIDIA's own header where there is one."""
     folder, runtime = folder_with(header, "/usr/local/cuda", "/opt/*/nvidia/*"), folder_with("crt/host_defines.h", "/usr/local/cuda", "/opt/*/nvidia/cu13")

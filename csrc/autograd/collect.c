@@ -197,7 +197,7 @@ static mpg_status add_op(mpg_walk *walk, mpg_tape_node *node) {
   }
   uint32_t number;
   MPG_TRY(mpg_graph_known(graph, node->op, node->op ? NULL : node, node->params, walk->edges, num_inputs + together, node->num_outputs,
-                          node->devices[node->num_inputs]->id, &number));
+                          node->devices[node->op && node->op->flags & MPG_OP_SPANS ? 0 : node->num_inputs]->id, &number));
   mpg_node *graph_node = &graph->nodes[number];
   graph_node->train = node->train;
   graph_node->scope = node->scope;

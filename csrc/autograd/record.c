@@ -178,7 +178,7 @@ static mpg_status check_out(const mpg_op *op, mpg_array *const *inputs, int num_
 mpg_status mpg_call(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs, mpg_array *outputs,
                     int num_visible, mpg_array *const *out) {
   mpg_trace *trace = find_trace(op, inputs, num_inputs);
-  if (__builtin_expect(mode.group.active, 0) && !(op->flags & MPG_OP_COPY))
+  if (__builtin_expect(mode.group.active, 0) && !(op->flags & (MPG_OP_COPY | MPG_OP_SPANS)))
     return mpg_group_call(trace, op, params, inputs, num_inputs, outputs, num_visible, out);
   if (__builtin_expect(trace != NULL, 0)) {
     for (int i = 0; out && i < num_visible; i++) MPG_TRY(mpg_trace_check_write(out[i], op->name));

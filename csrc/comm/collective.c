@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "op/collective.h"
+
 typedef struct mpg_comm_slot {
   mpg_desc desc;
   mpg_device_id device;
@@ -222,7 +224,219 @@ static mpg_status plan_local(const mpg_comm_request *r, mpg_comm_plan *plan) {
   return MPG_OK;
 }
 
+/* --- As single ops ------------------------------------------------------------------------------------------------------------ */
+
+/* One op for all of `inputs`, whose outputs, described by `descs`, lie on `devices`; *first is the first of their slots. */
+static mpg_status span(mpg_comm_plan *plan, mpg_collective_kind kind, const uint32_t *inputs, int num_inputs, const mpg_desc *descs, const mpg_device_id *devices,
+                       int num_outputs, uint32_t *first) {
+  mpg_device_id from[MPG_MAX_SPANNED];
+  for (int i = 0; i < num_inputs; i++) from[i] = plan->slots[inputs[i]].device;
+  mpg_collective_params params = {.kind = kind, .from = mpg_collective_text(from, num_inputs), .to = mpg_collective_text(devices, num_outputs)};
+  if (!params.from || !params.to) return mpg_out_of_host_memory((size_t)num_inputs * sizeof *from);
+  MPG_TRY(add_step(plan, MPG_OP__collective, &params, inputs, num_inputs, descs, num_outputs, devices[0], first));
+  for (int i = 0; i < num_outputs; i++) plan->slots[*first + (uint32_t)i].device = devices[i];
+  return MPG_OK;
+}
+
+/* Brings slots to other devices, all at once; what is there already stays. */
+static mpg_status exchange(mpg_comm_plan *plan, uint32_t *slots, const mpg_device_id *devices, size_t count) {
+  uint32_t inputs[MPG_MAX_SPANNED], first;
+  mpg_desc *descs = mpg_malloc(MPG_MAX_SPANNED * sizeof *descs);
+  mpg_device_id to[MPG_MAX_SPANNED];
+  mpg_status status = MPG_OK;
+  if (!descs) return mpg_out_of_host_memory(MPG_MAX_SPANNED * sizeof *descs);
+  for (size_t begin = 0; begin < count;) {
+    size_t end = begin;
+    int moved = 0;
+    for (; end < count && moved < MPG_MAX_SPANNED; end++) {
+      const slot *s = &plan->slots[slots[end]];
+      if (same_device(s->device, devices[end])) continue;
+      size_t bytes;
+      MPG_GOTO(mpg_shape_check(&s->desc.shape, s->desc.dtype, &bytes));
+      plan->num_copies++;
+      plan->bytes += bytes;
+      inputs[moved] = slots[end];
+      descs[moved] = s->desc;
+      to[moved++] = devices[end];
+    }
+    if (moved) MPG_GOTO(span(plan, MPG_EXCHANGE, inputs, moved, descs, to, moved, &first));
+    for (size_t i = begin; moved && i < end; i++)
+      if (!same_device(plan->slots[slots[i]].device, devices[i])) slots[i] = first++;
+    begin = end;
+  }
+fail:
+  mpg_free(descs);
+  return status;
+}
+
+static mpg_status transpose(mpg_comm_plan *plan, uint32_t from, uint32_t *to) { /* of the first two axes of three */
+  slot old = plan->slots[from];
+  mpg_transpose_params params = {.axes = {.count = 3, .values = {1, 0, 2}}};
+  int64_t rows = old.desc.shape.dims[0];
+  old.desc.shape.dims[0] = old.desc.shape.dims[1];
+  old.desc.shape.dims[1] = rows;
+  return add_step(plan, MPG_OP_transpose, &params, &from, 1, &old.desc, 1, old.device, to);
+}
+
+/* The array with its axis in front, as (size of the axis / within, what is before it, within and behind it): of n equal parts, `within` each. */
+static mpg_shape fold(const mpg_shape *shape, int axis, int64_t within, bool in_front) {
+  int64_t before = 1, behind = within;
+  for (int d = 0; d < axis; d++) before *= shape->dims[d];
+  for (int d = axis + 1; d < shape->ndim; d++) behind *= shape->dims[d];
+  int64_t parts = within ? shape->dims[axis] / within : 0;
+  return (mpg_shape){.ndim = 3, .dims = {in_front ? parts : before, in_front ? before : parts, behind}};
+}
+
+static mpg_status bring_front(mpg_comm_plan *plan, uint32_t from, int axis, int64_t within, uint32_t *to) {
+  mpg_shape folded = fold(&plan->slots[from].desc.shape, axis, within, false);
+  MPG_TRY(reshape(plan, from, &folded, to));
+  return folded.dims[0] == 1 ? reshape(plan, *to, &(mpg_shape){.ndim = 3, .dims = {folded.dims[1], 1, folded.dims[2]}}, to) : transpose(plan, *to, to);
+}
+
+static mpg_status bring_back(mpg_comm_plan *plan, uint32_t from, const mpg_shape *shape, uint32_t *to) {
+  *to = from;
+  if (plan->slots[from].desc.shape.dims[1] != 1) MPG_TRY(transpose(plan, from, to));
+  return reshape(plan, *to, shape, to);
+}
+
+static mpg_status span_reduce_scatter(mpg_comm_plan *plan, const mpg_comm_request *r, const uint32_t *from, uint32_t *results) {
+  int n = r->num_ranks;
+  int64_t total = r->inputs[0].shape.dims[r->axis];
+  uint32_t front[MPG_COMM_MAX_RANKS] = {0}, first, *parts;
+  if (total % n == 0 && mpg_shape_size(&r->inputs[0].shape)) {
+    mpg_desc descs[MPG_COMM_MAX_RANKS] = {0};
+    mpg_shape part = r->inputs[0].shape;
+    part.dims[r->axis] = total / n;
+    for (int i = 0; i < n; i++) MPG_TRY(bring_front(plan, from[i], r->axis, total / n, &front[i]));
+    for (int i = 0; i < n; i++) {
+      descs[i] = plan->slots[front[0]].desc;
+      descs[i].shape.dims[0] = 1;
+    }
+    MPG_TRY(span(plan, MPG_SUM_TO_PARTS, front, n, descs, r->devices, n, &first));
+    for (int i = 0; i < n; i++) MPG_TRY(reshape(plan, first + (uint32_t)i, &part, &results[i]));
+    return MPG_OK;
+  }
+  MPG_TRY(cut_all(plan, from, n, r->axis, &parts));
+  for (int rank = 0; rank < n; rank++) {
+    for (int i = 0; i < n; i++) front[i] = parts[i * n + rank];
+    mpg_desc desc = plan->slots[front[0]].desc;
+    MPG_TRY(span(plan, MPG_SUM_TO_ONE, front, n, &desc, &r->devices[rank], 1, &results[rank]));
+  }
+  return MPG_OK;
+}
+
+/* All arrays on all of these devices, joined. */
+static mpg_status span_gather(mpg_comm_plan *plan, const mpg_comm_request *r, const uint32_t *from, const mpg_device_id *devices, int count, uint32_t *results) {
+  int n = r->num_ranks;
+  bool even = count == n && mpg_shape_size(&r->inputs[0].shape);
+  for (int i = 1; i < n; i++) even = even && mpg_shape_equal(&r->inputs[i].shape, &r->inputs[0].shape);
+  for (int i = 0; i < n; i++) even = even && same_device(r->input_devices[i], devices[i]);
+  if (even) {
+    uint32_t lines[MPG_COMM_MAX_RANKS] = {0}, first;
+    mpg_desc descs[MPG_COMM_MAX_RANKS] = {0};
+    mpg_shape whole = r->inputs[0].shape, line = fold(&whole, r->axis, whole.dims[r->axis], true);
+    whole.dims[r->axis] *= n;
+    for (int i = 0; i < n; i++) MPG_TRY(reshape(plan, from[i], &line, &lines[i]));
+    for (int i = 0; i < n; i++) {
+      descs[i] = plan->slots[lines[0]].desc;
+      descs[i].shape.dims[0] = n;
+    }
+    MPG_TRY(span(plan, MPG_JOIN_TO_ALL, lines, n, descs, devices, n, &first));
+    for (int i = 0; i < n; i++) MPG_TRY(bring_back(plan, first + (uint32_t)i, &whole, &results[i]));
+    return MPG_OK;
+  }
+  size_t cells = (size_t)count * (size_t)n;
+  uint32_t *slots = mpg_arena_alloc(&plan->arena, cells * sizeof *slots);
+  mpg_device_id *to = mpg_arena_alloc(&plan->arena, cells * sizeof *to);
+  if (!slots || !to) return mpg_out_of_host_memory(cells * sizeof *to);
+  for (size_t k = 0; k < cells; k++) {
+    slots[k] = from[k % (size_t)n];
+    to[k] = devices[k / (size_t)n];
+  }
+  MPG_TRY(exchange(plan, slots, to, cells));
+  for (int i = 0; i < count; i++) MPG_TRY(join(plan, slots + i * n, n, r->axis, &results[i]));
+  return MPG_OK;
+}
+
+static mpg_status span_all_to_all(mpg_comm_plan *plan, const mpg_comm_request *r, const uint32_t *from, uint32_t *results) {
+  int n = r->num_ranks;
+  uint32_t *parts, *own_parts = mpg_arena_alloc(&plan->arena, (size_t)n * (size_t)n * sizeof *own_parts);
+  mpg_device_id *to = mpg_arena_alloc(&plan->arena, (size_t)n * (size_t)n * sizeof *to);
+  if (!own_parts || !to) return mpg_out_of_host_memory((size_t)n * (size_t)n * sizeof *to);
+  MPG_TRY(cut_all(plan, from, n, r->axis, &parts));
+  for (int k = 0; k < n * n; k++) {
+    own_parts[k] = parts[k % n * n + k / n];
+    to[k] = r->devices[k / n];
+  }
+  MPG_TRY(exchange(plan, own_parts, to, (size_t)n * (size_t)n));
+  for (int rank = 0; rank < n; rank++) MPG_TRY(join(plan, own_parts + rank * n, n, r->other_axis, &results[rank]));
+  return MPG_OK;
+}
+
+static mpg_status plan_single(const mpg_comm_request *r, mpg_comm_plan *plan) {
+  uint32_t from[MPG_COMM_MAX_RANKS], *results = plan->results, first;
+  mpg_desc descs[MPG_COMM_MAX_RANKS] = {0};
+  int n = r->num_ranks;
+  for (int i = 0; i < r->num_inputs; i++) from[i] = (uint32_t)i;
+  for (int i = 0; i < n; i++) descs[i] = r->inputs[0];
+  switch (r->kind) {
+    case MPG_ALL_REDUCE:
+      MPG_TRY(span(plan, MPG_SUM_TO_ALL, from, n, descs, r->devices, n, &first));
+      for (int i = 0; i < n; i++) results[i] = first + (uint32_t)i;
+      break;
+    case MPG_REDUCE: MPG_TRY(span(plan, MPG_SUM_TO_ONE, from, n, descs, &r->root, 1, results)); break;
+    case MPG_REDUCE_SCATTER: MPG_TRY(span_reduce_scatter(plan, r, from, results)); break;
+    case MPG_ALL_GATHER: MPG_TRY(span_gather(plan, r, from, r->devices, n, results)); break;
+    case MPG_GATHER: MPG_TRY(span_gather(plan, r, from, &r->root, 1, results)); break;
+    case MPG_SCATTER:
+      MPG_TRY(cut(plan, 0, n, r->axis, results));
+      MPG_TRY(exchange(plan, results, r->devices, (size_t)n));
+      break;
+    case MPG_BROADCAST:
+      MPG_TRY(span(plan, MPG_ONE_TO_ALL, from, 1, descs, r->devices, n, &first));
+      for (int i = 0; i < n; i++) results[i] = first + (uint32_t)i;
+      break;
+    case MPG_ALL_TO_ALL: MPG_TRY(span_all_to_all(plan, r, from, results)); break;
+    case MPG_COLLECTIVE_COUNT: MPG_ASSERT(false);
+  }
+  for (int i = 0; i < plan->num_results; i++) MPG_TRY(own(plan, r, &results[i]));
+  return MPG_OK;
+}
+
 /* --- Transports ------------------------------------------------------------------------------------------------------------- */
+
+static const char *kind_text(mpg_device_id id) {
+  return id.type == MPG_GPU ? "gpu" : id.type == MPG_CPU ? "cpu" : "device";
+}
+
+/* Whether the devices of the inputs and results can have a communicator: MPG_OK, or why not. */
+static mpg_status check_nccl(const mpg_comm_request *r) {
+  mpg_device_id all[3 * MPG_COMM_MAX_RANKS];
+  int count = 0;
+  bool twice = false;
+  for (int i = 0; i < r->num_inputs + r->num_ranks + 1; i++) {
+    mpg_device_id id = i < r->num_inputs ? r->input_devices[i] : i < r->num_inputs + r->num_ranks ? r->devices[i - r->num_inputs] : r->root;
+    int known = 0;
+    while (known < count && !same_device(all[known], id)) known++;
+    for (int k = i < r->num_inputs ? 0 : r->num_inputs; k < i && i < r->num_inputs + r->num_ranks; k++)
+      twice |= same_device(id, k < r->num_inputs ? r->input_devices[k] : r->devices[k - r->num_inputs]);
+    if (twice)
+      return mpg_fail(MPG_ERROR, "two arrays are on %s(%d); NCCL takes one array from each GPU. transport='local' has no such limit", kind_text(id), id.index);
+    if (known == count) all[count++] = id;
+  }
+  return mpg_gpu_collectives(all, count);
+}
+
+static mpg_status plan_nccl(const mpg_comm_request *r, mpg_comm_plan *plan) {
+  MPG_TRY(check_nccl(r));
+  return plan_single(r, plan);
+}
+
+static mpg_status plan_auto(const mpg_comm_request *r, mpg_comm_plan *plan) {
+  bool gpus = r->num_ranks > 1 && r->algorithm == MPG_COMM_AUTO;
+  for (int i = 0; gpus && i < r->num_ranks; i++) gpus = r->devices[i].type == MPG_GPU;
+  return gpus && check_nccl(r) == MPG_OK ? plan_single(r, plan) : plan_local(r, plan);
+}
 
 typedef struct transport {
   const char *name;
@@ -232,15 +446,13 @@ typedef struct transport {
 
 static const transport transports[] = {
     {"local", plan_local, NULL},
-    {"nccl", NULL, "collectives through NCCL are not there yet; transport='local' works between all devices of a process"},
+    {"single", plan_single, NULL}, /* what NCCL is asked for, of whatever devices: for tests */
+    {"nccl", plan_nccl, NULL},
+    {"auto", plan_auto, NULL},
     {"mpi", NULL, "collectives between processes, through MPI, are not there yet; transport='local' works between the devices of one process"},
 };
 
 /* --- Checks ----------------------------------------------------------------------------------------------------------------- */
-
-static const char *kind_text(mpg_device_id id) {
-  return id.type == MPG_GPU ? "gpu" : id.type == MPG_CPU ? "cpu" : "device";
-}
 
 /* All arrays have one dtype and number of dimensions, and the same sizes but along `axis` (-1: along all). */
 static mpg_status check_alike(const mpg_comm_request *r, int axis) {
@@ -284,7 +496,7 @@ mpg_status mpg_comm_plan_make(const char *name, const mpg_comm_request *request,
   const transport *found = NULL;
   for (size_t i = 0; i < sizeof transports / sizeof *transports; i++)
     if (strcmp(transports[i].name, name) == 0) found = &transports[i];
-  if (found == NULL) return mpg_fail(MPG_VALUE_ERROR, "there is no transport '%s'; there is 'local' (and nccl and mpi are planned)", name);
+  if (found == NULL) return mpg_fail(MPG_VALUE_ERROR, "there is no transport '%s'; there are 'auto', 'local' and 'nccl' (and mpi is planned)", name);
   if (found->plan == NULL) return mpg_fail(MPG_NOT_IMPLEMENTED, "%s: %s", mpg_collective_name(request->kind), found->missing);
   mpg_comm_request checked = *request;
   MPG_TRY(check(request, &checked.axis, &checked.other_axis));

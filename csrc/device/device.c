@@ -44,6 +44,19 @@ int mpg_gpu_count(void) {
   return library ? library->driver->count(&reason) : 0;
 }
 
+mpg_status mpg_gpu_collectives(const mpg_device_id *ids, int count) {
+  enum { MOST = 64 };
+  const char *reason;
+  int indices[MOST];
+  for (int i = 0; i < count; i++) {
+    if (i == MOST) return mpg_fail(MPG_NOT_IMPLEMENTED, "at most %d GPUs can take part", MOST);
+    if (ids[i].type != MPG_GPU) return mpg_fail(MPG_NOT_IMPLEMENTED, "NCCL is between GPUs, and %s(%d) is none; transport='local' is between any devices", ids[i].type == MPG_CPU ? "cpu" : "device", (int)ids[i].index);
+    indices[i] = ids[i].index;
+  }
+  const mpg_gpu_library *library = mpg_gpu_library_get(&reason);
+  return library ? library->driver->collectives(indices, count) : mpg_fail(MPG_ERROR, "%s", reason);
+}
+
 static bool is_cpu(const mpg_device *device) { return device->id.type == MPG_CPU || device->id.type == MPG_CPU_SIDE; }
 
 static void share_threads(void) {

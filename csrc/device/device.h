@@ -176,6 +176,8 @@ mpg_status mpg_device_get(mpg_device_id id, mpg_device **device);
 mpg_status mpg_device_side(mpg_device *device, mpg_device **side);
 int mpg_device_count(void);               /* opened so far */
 mpg_device *mpg_device_at(int ordinal);
+/* MPG_OK if these devices can take part in collectives as single ops, that is through NCCL: GPUs on cards of their own, and the library is there. Else why not. Host lock. */
+mpg_status mpg_gpu_collectives(const mpg_device_id *ids, int count);
 int mpg_gpu_count(void);                  /* GPUs that could be opened; 0 without driver or library */
 mpg_status mpg_device_memory(mpg_device *device, size_t *free_bytes, size_t *total); /* of a GPU; a limit counts as its size */
 static inline const char *mpg_device_text(const mpg_device *device) { return device->text; }

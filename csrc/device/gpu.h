@@ -80,6 +80,8 @@ typedef struct mpg_gpu_driver {
   mpg_status (*capture_end)(mpg_gpu *gpu, bool keep, void **capture);
   mpg_status (*capture_run)(mpg_gpu *gpu, void *capture);
   void (*capture_free)(void *capture); /* any thread; it may still be running */
+  /* MPG_OK if the devices of these numbers can take part in one collective; else why not. Host lock. */
+  mpg_status (*collectives)(const int *indices, int count);
   const char *(*describe)(mpg_gpu *gpu); /* "NVIDIA H100 80GB HBM3 (compute capability 9.0)" */
 } mpg_gpu_driver;
 

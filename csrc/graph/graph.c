@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "op/collective.h"
+
 struct mpg_value_block {
   struct mpg_value_block *older;
   mpg_graph_value values[];
@@ -151,8 +153,10 @@ mpg_status mpg_graph_emit(mpg_graph *graph, const mpg_op *op, const void *params
   MPG_TRY(append(graph, &fields, inputs, &number));
   if (op->flags & MPG_OP_RANDOM) graph->num_random++;
   mpg_graph_value *values = graph->values + graph->nodes[number].values;
+  mpg_device_id places[MPG_MAX_SPANNED];
+  bool elsewhere = op->flags & MPG_OP_SPANS && mpg_collective_places(((const mpg_collective_params *)params)->to, places, num_outputs) > 0;
   for (int i = 0; i < num_outputs; i++) {
-    values[i] = (mpg_graph_value){out[i], device};
+    values[i] = (mpg_graph_value){out[i], elsewhere ? places[i] : device};
     outputs[i] = (mpg_value){number, (uint32_t)i};
   }
   return MPG_OK;

@@ -94,6 +94,8 @@ static inline mpg_graph_value *mpg_graph_at(const mpg_graph *graph, mpg_value va
 static inline const mpg_value *mpg_node_inputs(const mpg_graph *graph, const mpg_node *node) { return graph->inputs + node->inputs; }
 static inline bool mpg_node_is_input(const mpg_node *node) { return !node->op && !node->opaque; }
 static inline bool mpg_node_flag(const mpg_node *node, uint32_t flag) { return node->op && (node->op->flags & flag); }
+/* Several devices take part in it at once (op/collective.h). */
+static inline bool mpg_node_spans(const mpg_node *node) { return mpg_node_flag(node, MPG_OP_SPANS); }
 static inline bool mpg_device_id_equal(mpg_device_id a, mpg_device_id b) { return a.type == b.type && a.index == b.index; }
 static inline size_t mpg_desc_bytes(const mpg_desc *desc) {
   return (size_t)mpg_shape_size(&desc->shape) * mpg_dtype_size(desc->dtype);

@@ -81,7 +81,7 @@ static mpg_status add_operand(lowering *l, uint32_t slot, mpg_value value, bool 
   program->views[program->num_operands] = (mpg_view){NULL, mpg_graph_at(l->graph, value)->desc};
   program->num_operands++;
   bool pushes = mpg_plan_slot(l->plan, mpg_graph_at(l->graph, value)->device) != slot;
-  return contents ? note_access(l, slot, location.base, reads, writes, pushes) : MPG_OK;
+  return reads || writes ? note_access(l, slot, location.base, reads, writes, pushes) : MPG_OK;
 }
 
 static mpg_status wait_for(lowering *l, uint32_t slot, mpg_value value) {
@@ -103,6 +103,50 @@ static mpg_status copy_params(lowering *l, const mpg_node *node, const void **pa
   return *params ? MPG_OK : mpg_out_of_host_memory(node->op->params->size);
 }
 
+/* An operand of an op that spans devices: it counts as touched by the program of the device it is on, which waits for the op. */
+static mpg_status add_spanned(lowering *l, uint32_t slot, mpg_value value, bool writes) {
+  uint32_t own = mpg_plan_slot(l->plan, mpg_graph_at(l->graph, value)->device), base = l->plan->locations[mpg_value_index(l->graph, value)].base;
+  MPG_TRY(add_operand(l, slot, value, true, false, false));
+  return note_access(l, own, base, !writes, writes, false);
+}
+
+static mpg_status signal_to(lowering *l, uint32_t slot, mpg_instruction *wait, uint32_t *number) {
+  mpg_instruction signal = {.kind = MPG_SIGNAL, .tick = l->set->segments[l->current[slot]].num_signals++};
+  *wait = (mpg_instruction){.kind = MPG_WAIT, .peer = slot, .segment = l->current[slot], .tick = signal.tick};
+  *number = ++l->signals[slot];
+  return add(l, slot, &signal);
+}
+
+/* `slot` waits for all that `source` has been given so far. */
+static mpg_status join(lowering *l, uint32_t slot, uint32_t source) {
+  mpg_instruction wait;
+  uint32_t number;
+  MPG_TRY(signal_to(l, source, &wait, &number));
+  l->waited[slot * l->plan->num_devices + source] = number;
+  return add(l, slot, &wait);
+}
+
+/* The programs of all devices that take part come together: one runs it when all are there, the others go on when it has run. */
+static mpg_status lower_spanning(lowering *l, const mpg_node *node, mpg_instruction *instruction, uint32_t slot) {
+  const mpg_value *inputs = mpg_node_inputs(l->graph, node);
+  uint32_t number = (uint32_t)(node - l->graph->nodes), others[MPG_MAX_GRAPH_DEVICES], num_others = 0;
+  for (uint32_t i = 0; i < node->num_inputs + node->num_outputs; i++) {
+    mpg_value value = i < node->num_inputs ? inputs[i] : (mpg_value){number, i - node->num_inputs};
+    uint32_t other = mpg_plan_slot(l->plan, mpg_graph_at(l->graph, value)->device), known = 0;
+    while (known < num_others && others[known] != other) known++;
+    if (other != slot && known == num_others) others[num_others++] = other;
+    MPG_TRY(enter_segment(l, other, NULL));
+    if (i < node->num_inputs) MPG_TRY(wait_for(l, other, value));
+  }
+  for (uint32_t k = 0; k < num_others; k++) MPG_TRY(join(l, slot, others[k]));
+  instruction->operands = l->set->programs[slot].num_operands;
+  for (uint32_t i = 0; i < node->num_inputs; i++) MPG_TRY(add_spanned(l, slot, inputs[i], false));
+  for (uint32_t i = 0; i < node->num_outputs; i++) MPG_TRY(add_spanned(l, slot, (mpg_value){number, i}, true));
+  MPG_TRY(add(l, slot, instruction));
+  for (uint32_t k = 0; k < num_others; k++) MPG_TRY(join(l, others[k], slot));
+  return MPG_OK;
+}
+
 static mpg_status lower_node(lowering *l, const mpg_node *node, const mpg_segment *segment) {
   const mpg_value *inputs = mpg_node_inputs(l->graph, node);
   uint32_t number = (uint32_t)(node - l->graph->nodes), slot = mpg_plan_slot(l->plan, node->device);
@@ -114,15 +158,16 @@ static mpg_status lower_node(lowering *l, const mpg_node *node, const mpg_segmen
   MPG_TRY(mpg_kernel_find(program->device, node->op, &kernel));
   MPG_TRY(enter_segment(l, runs_on, segment));
   bool contents = !mpg_node_flag(node, MPG_OP_SHAPE_ONLY);
-  for (uint32_t i = 0; i < node->num_inputs && contents; i++) MPG_TRY(wait_for(l, runs_on, inputs[i]));
+  for (uint32_t i = 0; i < node->num_inputs && contents && !mpg_node_spans(node); i++) MPG_TRY(wait_for(l, runs_on, inputs[i]));
   mpg_instruction instruction = {.kind = crosses ? MPG_COPY : MPG_RUN, .train = node->train, .backward = node->phase == MPG_PHASE_BACKWARD, .repeats = node->repeats,
                                  .peer = slot, .op = node->op, .kernel = kernel,
                                  .operands = program->num_operands, .num_inputs = node->num_inputs, .num_outputs = node->num_outputs,
                                  .random = node->random, .scope = node->scope, .origin = node->origin,
                                  .bytes = crosses ? mpg_desc_bytes(&l->graph->values[node->values].desc) : 0};
   MPG_TRY(copy_params(l, node, &instruction.params));
+  if (mpg_node_spans(node)) return lower_spanning(l, node, &instruction, runs_on);
   for (uint32_t i = 0; i < node->num_inputs; i++)
-    MPG_TRY(add_operand(l, runs_on, inputs[i], contents, true, mpg_op_input_mutable(node->op, (int)i)));
+    MPG_TRY(add_operand(l, runs_on, inputs[i], contents, contents, mpg_op_input_mutable(node->op, (int)i)));
   for (uint32_t i = 0; i < node->num_outputs; i++) MPG_TRY(add_operand(l, runs_on, (mpg_value){number, i}, true, false, true));
   if (node->random != MPG_NO_RANDOM && node->random >= l->set->num_random) l->set->num_random = node->random + 1;
   MPG_TRY(add(l, runs_on, &instruction));
@@ -173,9 +218,11 @@ static void find_final(lowering *l, const mpg_order *order) {
     const mpg_fusion_group *group = mpg_order_group(order, k);
     uint32_t at = (uint32_t)(group ? group->first : k), slot = mpg_plan_slot(l->plan, node->device);
     uint32_t runs_on = mpg_node_crosses(l->graph, node) ? mpg_plan_slot(l->plan, mpg_graph_at(l->graph, inputs[0])->device) : slot;
-    for (uint32_t i = 0; i < node->num_inputs; i++) touch(l, inputs[i], at, runs_on, mpg_op_input_mutable(node->op, (int)i));
+    bool spans = mpg_node_spans(node); /* then each device touches what is on it */
+    for (uint32_t i = 0; i < node->num_inputs; i++)
+      touch(l, inputs[i], at, spans ? mpg_plan_slot(l->plan, mpg_graph_at(l->graph, inputs[i])->device) : runs_on, mpg_op_input_mutable(node->op, (int)i));
     for (uint32_t i = 0; i < node->num_outputs; i++) {
-      touch(l, (mpg_value){order->nodes[k], i}, at, runs_on, true);
+      touch(l, (mpg_value){order->nodes[k], i}, at, spans ? mpg_plan_slot(l->plan, l->graph->values[node->values + i].device) : runs_on, true);
       if (runs_on != slot) touch(l, (mpg_value){order->nodes[k], i}, at, slot, true); /* which waits for it */
     }
   }

@@ -122,7 +122,7 @@ mpg_status mpg_order_hurry(const mpg_graph *graph, const mpg_order *order, mpg_o
   if (!urgent || !next || !hurried->nodes) MPG_GOTO(mpg_out_of_host_memory(graph->num_nodes * sizeof *next));
   for (size_t k = order->count; k-- > 0;) {
     const mpg_node *node = &graph->nodes[order->nodes[k]];
-    if (!urgent[order->nodes[k]] && !mpg_node_crosses(graph, node)) continue;
+    if (!urgent[order->nodes[k]] && !mpg_node_crosses(graph, node) && !mpg_node_spans(node)) continue;
     urgent[order->nodes[k]] = true;
     for (uint32_t i = 0; i < node->num_inputs; i++) {
       mpg_value input = mpg_node_inputs(graph, node)[i];

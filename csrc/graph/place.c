@@ -40,6 +40,7 @@ mpg_status mpg_place(const mpg_graph *graph, const mpg_op *op, const void *param
     return MPG_OK;
   }
   *device = mpg_graph_at(graph, inputs[0])->device;
+  if (op->flags & MPG_OP_SPANS) return MPG_OK;
   for (int i = 1; i < num_inputs; i++) {
     if (mpg_device_id_equal(mpg_graph_at(graph, inputs[i])->device, *device)) continue;
     mpg_device_id devices[16];

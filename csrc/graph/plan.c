@@ -159,6 +159,8 @@ static mpg_status give_places(planner *p) {
       plan->blocks[number].size += value_bytes(p, node->values);
       continue;
     }
+    for (uint32_t i = 0; i < node->num_outputs && mpg_node_spans(node); i++) MPG_TRY(add_device(plan, graph->values[node->values + i].device));
+    for (uint32_t i = 0; i < node->num_inputs && mpg_node_spans(node); i++) MPG_TRY(add_device(plan, mpg_graph_at(graph, mpg_node_inputs(graph, node)[i])->device));
     for (uint32_t i = 0; i < node->num_outputs; i++)
       if (find(plan, node->values + i) == node->values + i && !has_place(p, node->values + i) && !has_no_memory(p, node->values + i))
         p->planned[node->values + i] = true;

@@ -182,7 +182,7 @@ static size_t peak_of(schedule *s, const mpg_order *order) {
     const mpg_node *node = &graph->nodes[n];
     if (s->position[n] != NOBODY) continue;
     for (uint32_t i = 0; i < node->num_outputs; i++)
-      if (s->uses[node->values + i] || s->stays[node->values + i]) alive[slot_of(s, node->device)] += s->bytes[node->values + i];
+      if (s->uses[node->values + i] || s->stays[node->values + i]) alive[slot_of(s, graph->values[node->values + i].device)] += s->bytes[node->values + i];
   }
   memcpy(peak, alive, sizeof peak);
   for (size_t k = 0; k < order->count; k++) {

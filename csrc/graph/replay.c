@@ -38,6 +38,7 @@ struct mpg_replays {
 /* Whether an instruction is issued the same way whenever its addresses are. */
 static bool can_repeat(const mpg_program_set *set, const mpg_program *program, const mpg_instruction *instruction) {
   if (instruction->kind == MPG_COPY) return set->programs[instruction->peer].device->backend == program->device->backend;
+  if (instruction->op && instruction->op->flags & MPG_OP_SPANS) return false; /* it involves other devices' streams */
   return instruction->random == MPG_NO_RANDOM && !(instruction->fused && instruction->fused->num_draws);
 }
 

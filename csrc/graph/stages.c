@@ -128,6 +128,9 @@ mpg_status mpg_graph_stages(const mpg_graph *graph, mpg_order *order, const mpg_
   result.segment_of = mpg_malloc((count + 1) * sizeof *result.segment_of);
   if (!devices || !device_of || !s.position || !s.depth || !s.late || !s.floor || !result.nodes || !result.segment_of)
     MPG_GOTO(mpg_out_of_host_memory(graph->num_nodes * sizeof *s.position));
+  for (size_t k = 0; k < count; k++)
+    if (mpg_node_spans(&graph->nodes[order->nodes[k]]))
+      MPG_GOTO(mpg_fail(MPG_NOT_IMPLEMENTED, "a pipeline cannot hold collectives of transport='nccl': use transport='local' (or 'auto', which does)"));
   for (size_t n = 0; n < graph->num_nodes; n++) s.position[n] = UINT32_MAX;
   for (size_t k = 0; k < count; k++) s.position[order->nodes[k]] = (uint32_t)k;
   find_depths(&s);

@@ -351,6 +351,7 @@ fail:
 }
 
 static mpg_status invoke(mpg_invocation *inv) {
+  if (__builtin_expect(inv->op->flags & MPG_OP_SPANS, 0)) return mpg_invoke_spanning(inv);
   int count = inv->num_inputs + inv->num_outputs;
   if (__builtin_expect(count <= STACK_ARRAYS, 1)) {
     mpg_desc descs[STACK_ARRAYS];

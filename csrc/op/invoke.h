@@ -25,6 +25,9 @@ typedef struct mpg_invocation {
 /* On failure outputs that were NULL are NULL again. */
 mpg_status mpg_invoke(mpg_invocation *invocation);
 
+/* spanning.c: the same for an op whose arrays are on several devices. */
+mpg_status mpg_invoke_spanning(mpg_invocation *invocation);
+
 /* Arrays with at most this many elements, inputs and outputs together, are worth less than a hand-over to the worker. */
 enum { MPG_INLINE_ELEMENTS = 16384 };
 

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "kernels/cuda/nccl.h"
 #include "kernels/cuda/runtime.h"
 #include "kernels/cuda/staging.h"
 
@@ -136,7 +137,26 @@ fail:
   return status;
 }
 
+mpg_status mpg_cuda_device_card(int index, int *card, cudaEvent_t *arrived) {
+  mpg_gpu *gpu = index >= 0 && index < 64 ? atomic_load(&cuda_state.opened[index]) : NULL;
+  if (!gpu) return mpg_fail(MPG_ERROR, "gpu(%d) is not open", index);
+  *card = gpu->card;
+  *arrived = gpu->arrived;
+  return MPG_OK;
+}
+
+static mpg_status driver_collectives(const int *indices, int count) {
+  int cards = cuda_state.cards;
+  for (int i = 0; i < count; i++)
+    for (int k = 0; k < i; k++)
+      if (indices[i] % cards == indices[k] % cards)
+        return mpg_fail(MPG_NOT_IMPLEMENTED, "gpu(%d) and gpu(%d) are on one card; NCCL takes part with each card once. transport='local' has no such limit", indices[k], indices[i]);
+  return mpg_nccl_find();
+}
+
 static void driver_close(mpg_gpu *gpu) {
+  cudaSetDevice(gpu->card);
+  mpg_nccl_close(gpu->card); /* first, as work may wait for a collective that has failed */
   cudaSetDevice(gpu->card);
   cudaStreamSynchronize(gpu->compute); /* the process ends: streams and memory go with it */
   cudaGetLastError();
@@ -197,8 +217,9 @@ static mpg_status driver_check(mpg_gpu *gpu) {
   cudaError_t error = cudaStreamQuery(gpu->compute);
   if (error == cudaErrorNotReady) {
     cudaGetLastError();
-    return MPG_OK;
+    return mpg_nccl_check(gpu->card);
   }
+  if (error == cudaSuccess) MPG_TRY(mpg_nccl_check(gpu->card));
   return error == cudaSuccess ? MPG_OK : mpg_fail(MPG_ERROR, "%s", cudaGetErrorString(error));
 }
 
@@ -293,5 +314,6 @@ const mpg_gpu_driver mpg_cuda_driver = {
     .capture_end = driver_capture_end,
     .capture_run = driver_capture_run,
     .capture_free = driver_capture_free,
+    .collectives = driver_collectives,
     .describe = driver_describe,
 };

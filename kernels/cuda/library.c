@@ -18,6 +18,7 @@ static const struct {
     [MPG_CUDA_CUBLASLT] = {"cuBLAS", "MPGLUON_CUBLAS", "nvidia-cublas", "cublas",
                            {MAJOR >= 13 ? "libcublasLt.so.13" : "libcublasLt.so.12", MAJOR >= 13 ? "libcublasLt.so.12" : "libcublasLt.so.13"}},
     [MPG_CUDA_CUDNN] = {"cuDNN", "MPGLUON_CUDNN", "nvidia-cudnn-cu13", "cudnn", {"libcudnn.so.9", NULL}},
+    [MPG_CUDA_NCCL] = {"NCCL", "MPGLUON_NCCL", "nvidia-nccl-cu13", "nccl", {"libnccl.so.2", NULL}},
     [MPG_CUDA_NVRTC] = {"NVRTC", "MPGLUON_NVRTC", "nvidia-cuda-nvrtc", "cuda_nvrtc",
                         {MAJOR >= 13 ? "libnvrtc.so.13" : "libnvrtc.so.12", MAJOR >= 13 ? "libnvrtc.so.12" : "libnvrtc.so.13"}},
 };

@@ -1,4 +1,4 @@
-/* NVIDIA's libraries, opened when first needed, never linked: cuBLASLt, cuDNN, NVRTC.
+/* NVIDIA's libraries, opened when first needed, never linked: cuBLASLt, cuDNN, NCCL, NVRTC.
  *
  * Each is looked for beside this library, in the folder its setting names, in the wheels of the host's site-packages (NVIDIA's own, as PyTorch's
  * wheels bring them too), then by its plain name (the system's search path). What was found, or not, stays so. Any thread.
@@ -11,7 +11,7 @@
 
 #include "base/status.h"
 
-typedef enum mpg_cuda_library_id { MPG_CUDA_CUBLASLT, MPG_CUDA_CUDNN, MPG_CUDA_NVRTC, MPG_CUDA_LIBRARIES } mpg_cuda_library_id;
+typedef enum mpg_cuda_library_id { MPG_CUDA_CUBLASLT, MPG_CUDA_CUDNN, MPG_CUDA_NCCL, MPG_CUDA_NVRTC, MPG_CUDA_LIBRARIES } mpg_cuda_library_id;
 
 #define MPG_CUDA_FUNCTION(result, name, parameters) result(*name) parameters;
 #define MPG_CUDA_FUNCTION_NAME(result, name, parameters) #name,

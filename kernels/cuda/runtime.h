@@ -9,6 +9,8 @@
 extern const mpg_gpu_services *mpg_cuda_services; /* set once, when the library is opened */
 extern const mpg_gpu_driver mpg_cuda_driver;
 
+/* The card of an open device; and the event behind the latest copy from the host to it. */
+mpg_status mpg_cuda_device_card(int index, int *card, cudaEvent_t *arrived);
 /* MPG_OK, or MPG_ERROR with "<what> failed: <CUDA's text>". */
 mpg_status mpg_cuda_check(cudaError_t error, const char *what);
 #define MPG_CUDA_TRY(call) MPG_TRY(mpg_cuda_check((call), #call))

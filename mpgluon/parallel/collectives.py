@@ -1,15 +1,19 @@
 """Collectives: sums, copies and exchanges of arrays on several devices, one array a device.
 
 They are made of ordinary operators and copies, so they are recorded, differentiated and compiled like everything else; the gradient
-of each is the conjugate one (of a sum a broadcast, of joining cutting). Sums are taken in the order of the arrays, so all devices get the same bits.
+of each is the conjugate one (of a sum a broadcast, of joining cutting). All devices get the same bits of a sum. Between several cards it is NCCL's operators
+where it is there (`transport`).
 """
+
+import contextlib
+import os
 
 from .. import _core
 from ..base import MXNetError
 from ..context import Context
 from ..ndarray import NDArray
 
-__all__ = ["all_reduce", "reduce", "reduce_scatter", "all_gather", "gather", "scatter", "broadcast", "all_to_all", "divide"]
+__all__ = ["all_reduce", "reduce", "reduce_scatter", "all_gather", "gather", "scatter", "broadcast", "all_to_all", "divide", "transport"]
 
 
 def divide(total, count):
@@ -51,15 +55,53 @@ def contexts(ctx, name):
     return ctx
 
 
-def _run(kind, arrays, ctx, axis=0, other_axis=0, root=None, algorithm="auto", transport="local"):
+_TRANSPORTS = ("auto", "local", "nccl")
+_default = None  # the transport of calls that name none; read from the environment by the first
+
+
+def default_transport():
+    """What collectives go through that name no transport: MPGLUON_COLLECTIVES, or what `transport` says."""
+    global _default
+    if _default is None:
+        _default = os.environ.get("MPGLUON_COLLECTIVES") or "auto"
+        if _default not in _TRANSPORTS:
+            wrong, _default = _default, None
+            raise ValueError(f"MPGLUON_COLLECTIVES is {wrong!r}; it can be {', '.join(_TRANSPORTS)}")
+    return _default
+
+
+@contextlib.contextmanager
+def transport(name):
+    """What collectives go through that name no transport, for the time of a `with`.
+
+    Parameters
+    ----------
+    name : {'auto', 'local', 'nccl'}
+        See `all_reduce`.
+    """
+    global _default
+    former = default_transport()
+    _default = name
+    try:
+        yield
+    finally:
+        _default = former
+
+
+def in_pipeline():
+    """A pipeline's stages are between copies: 'auto' is 'local' there."""
+    return transport("local") if default_transport() == "auto" else contextlib.nullcontext()
+
+
+def _run(kind, arrays, ctx, axis=0, other_axis=0, root=None, algorithm="auto", transport=None):
     if not isinstance(axis, int) or not isinstance(other_axis, int):
         raise TypeError(f"{kind}: an axis is a whole number, not {axis!r}" if not isinstance(axis, int) else f"{kind}: an axis is a whole number, not {other_axis!r}")
     if root is not None and not isinstance(root, Context):
         raise MXNetError(f"{kind}: the result's device must be a Context, not {root!r}")
-    return _core.collective(kind, arrays, ctx, axis, other_axis, root, algorithm, transport)
+    return _core.collective(kind, arrays, ctx, axis, other_axis, root, algorithm, transport or default_transport())
 
 
-def all_reduce(arrays, algorithm="auto", transport="local"):
+def all_reduce(arrays, algorithm="auto", transport=None):
     """The sum of all arrays, on each of their devices.
 
     Parameters
@@ -69,8 +111,10 @@ def all_reduce(arrays, algorithm="auto", transport="local"):
     algorithm : {'auto', 'one_shot', 'two_shot'}
         'one_shot': every device gets all arrays and adds them up. 'two_shot': a `reduce_scatter`, then an `all_gather`, which passes
         no more bytes than a ring does. 'auto' goes by the number of devices and bytes. The bits are the same.
-    transport : str
-        'local', within this process. 'nccl' and 'mpi' are not there yet.
+    transport : {'auto', 'local', 'nccl'}, optional
+        'local': copies and sums by the devices themselves, in the order of the arrays: the same bits on any devices. 'nccl': NVIDIA's library; each
+        array must be on a GPU (a card) of its own, and sums are taken in NCCL's order. 'auto': 'nccl' where it can be, else 'local', also in pipelines.
+        By default what the setting MPGLUON_COLLECTIVES says, which is 'auto' if not set. 'mpi' is not there yet.
 
     Returns
     -------
@@ -80,14 +124,14 @@ def all_reduce(arrays, algorithm="auto", transport="local"):
     return _run("all_reduce", arrays, [a.context for a in arrays], algorithm=algorithm, transport=transport)
 
 
-def reduce(arrays, ctx=None, transport="local"):
+def reduce(arrays, ctx=None, transport=None):
     """The sum of all arrays on one device: `ctx`, by default the first array's. Returns an NDArray."""
     arrays = _listed(arrays, "reduce")
     devices = [a.context for a in arrays]
     return _run("reduce", arrays, devices, root=devices[0] if ctx is None else ctx, transport=transport)[0]
 
 
-def reduce_scatter(arrays, axis=0, transport="local"):
+def reduce_scatter(arrays, axis=0, transport=None):
     """The sum of all arrays, cut along `axis`: each device gets a part. Where it doesn't divide evenly, the first get one more.
 
     Returns
@@ -98,20 +142,20 @@ def reduce_scatter(arrays, axis=0, transport="local"):
     return _run("reduce_scatter", arrays, [a.context for a in arrays], axis, transport=transport)
 
 
-def all_gather(arrays, axis=0, transport="local"):
+def all_gather(arrays, axis=0, transport=None):
     """All arrays, joined along `axis`, on each of their devices. They may have different sizes there. Returns a list of NDArray."""
     arrays = _listed(arrays, "all_gather")
     return _run("all_gather", arrays, [a.context for a in arrays], axis, transport=transport)
 
 
-def gather(arrays, ctx=None, axis=0, transport="local"):
+def gather(arrays, ctx=None, axis=0, transport=None):
     """All arrays, joined along `axis`, on one device: `ctx`, by default the first array's. Returns an NDArray."""
     arrays = _listed(arrays, "gather")
     devices = [a.context for a in arrays]
     return _run("gather", arrays, devices, axis, root=devices[0] if ctx is None else ctx, transport=transport)[0]
 
 
-def scatter(array, ctx, axis=0, transport="local"):
+def scatter(array, ctx, axis=0, transport=None):
     """An array cut along `axis`: each device of the list `ctx` gets a part. Where it doesn't divide evenly, the first get one more.
 
     Returns
@@ -121,12 +165,12 @@ def scatter(array, ctx, axis=0, transport="local"):
     return _run("scatter", _single(array, "scatter"), contexts(ctx, "scatter"), axis, transport=transport)
 
 
-def broadcast(array, ctx, transport="local"):
+def broadcast(array, ctx, transport=None):
     """A copy of an array on each device of the list `ctx`. Returns a list of NDArray."""
     return _run("broadcast", _single(array, "broadcast"), contexts(ctx, "broadcast"), transport=transport)
 
 
-def all_to_all(arrays, split_axis=0, concat_axis=0, transport="local"):
+def all_to_all(arrays, split_axis=0, concat_axis=0, transport=None):
     """Every array is cut along `split_axis` into a part for each device; the parts a device gets are joined along `concat_axis`.
 
     Turns arrays that are divided along `concat_axis` into arrays that are divided along `split_axis`.

@@ -11,7 +11,7 @@ from .. import ndarray as nd
 from ..base import MXNetError
 from ..context import memory_stats
 from ..gluon import _compiled, _recompute, _statistics
-from . import schedules
+from . import collectives, schedules
 from .collectives import divide
 from .report import Report
 from .stages import Stages
@@ -169,7 +169,8 @@ class _Entry:
         count = len(self.kinds)
         arrays = [*[_leading(a, axis) if kind == SPLIT else a for a, kind in zip(arrays, self.kinds)], *arrays[count:]]
         with _statistics.Statistics() if self.pipeline.statistics == "batch" and self.pipeline.micro_batches > 1 else _NONE as statistics:
-            outputs = self.signature.trace(*arrays)
+            with collectives.in_pipeline():
+                outputs = self.signature.trace(*arrays)
         self.statistics = statistics.layers if statistics else []
         carried = self._carried_outputs()
         self.misshapen = None

@@ -414,6 +414,14 @@ cudaError_t hostcuda_put(cudaStream_t stream, void (*function)(const void *data)
   memcpy(copy.get(), data, size);
   return put_work(stream, [=] { function(copy.get()); });
 }
+int hostcuda_memory_card(const void *memory, size_t bytes) {
+  std::lock_guard<std::mutex> guard(memory_lock);
+  auto at = allocations().upper_bound((char *)memory);
+  if (at == allocations().begin()) return -1;
+  --at;
+  return (char *)memory + bytes <= at->first + at->second.size ? at->second.device : -1;
+}
+int hostcuda_stream_card(cudaStream_t stream) { return stream->device; }
 long hostcuda_count(const char *what) {
   const struct {
     const char *name;

@@ -86,7 +86,7 @@ enum { cudaEnableDefault = 0 };
 
 cudaError_t cudaGetDeviceCount(int *count);
 cudaError_t cudaDriverGetVersion(int *version);
-cudaError_t cudaSetDevice(int device);
+HOSTCUDA_SHARED cudaError_t cudaSetDevice(int device);
 HOSTCUDA_SHARED cudaError_t cudaGetDevice(int *device);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device);
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device);
@@ -142,7 +142,7 @@ cudaError_t cudaMemPoolTrimTo(cudaMemPool_t pool, size_t keep);
 cudaError_t cudaMallocFromPoolAsync(void **memory, size_t size, cudaMemPool_t pool, cudaStream_t stream);
 cudaError_t cudaFreeAsync(void *memory, cudaStream_t stream);
 cudaError_t cudaMemcpy(void *to, const void *from, size_t size, cudaMemcpyKind kind);
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size, cudaMemcpyKind kind, cudaStream_t stream);
+HOSTCUDA_SHARED cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size, cudaMemcpyKind kind, cudaStream_t stream);
 cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t size, cudaStream_t stream);
 cudaError_t cudaMemsetAsync(void *memory, int value, size_t size, cudaStream_t stream);
 cudaError_t cudaFuncSetAttribute(const void *function, enum cudaFuncAttribute attribute, int value);
@@ -155,6 +155,8 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function
 HOSTCUDA_SHARED void hostcuda_break(int device);
 HOSTCUDA_SHARED void hostcuda_break_after(int device, long launches);
 HOSTCUDA_SHARED long hostcuda_count(const char *what);
+HOSTCUDA_SHARED int hostcuda_memory_card(const void *memory, size_t bytes); // of which it is; -1: of none
+HOSTCUDA_SHARED int hostcuda_stream_card(cudaStream_t stream);
 /* Work of a stand-in library, in the stream's order: function(a copy of the data), every time that it runs, as it may be captured. */
 HOSTCUDA_SHARED cudaError_t hostcuda_put(cudaStream_t stream, void (*function)(const void *data), const void *data, size_t size);
 

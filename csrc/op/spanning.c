@@ -1,0 +1,164 @@
+/* Running an op whose arrays are on several devices: it is queued on its first input's, and every other device that has an array of it
+ * waits there for its end, so that all it writes is written by a tick of the device it is on. */
+#include <string.h>
+
+#include "base/host.h"
+#include "base/memory.h"
+#include "op/collective.h"
+#include "op/invoke.h"
+
+enum { MAX_DEVICES = 64 };
+
+typedef struct spanning_task { /* followed by the views, then the parameters */
+  mpg_kernel_fn kernel;
+  const mpg_op *op;
+  int32_t num_inputs, num_outputs;
+  uint32_t scope;
+  bool backward;
+} spanning_task;
+
+static size_t views_offset(void) { return mpg_align_up(sizeof(spanning_task), 16); }
+static size_t params_offset(int num_views) { return views_offset() + mpg_align_up((size_t)num_views * sizeof(mpg_view), 16); }
+
+static mpg_status spanning_work(mpg_run *run, void *payload) {
+  const spanning_task *task = payload;
+  const mpg_view *views = (const mpg_view *)((char *)payload + views_offset());
+  mpg_kernel_call call = {.op = task->op, .params = (char *)payload + params_offset(task->num_inputs + task->num_outputs), .device = run->device,
+                          .stream = run->stream, .num_threads = run->num_threads, .num_inputs = task->num_inputs, .num_outputs = task->num_outputs,
+                          .inputs = views, .outputs = views + task->num_inputs};
+  return mpg_kernel_run(task->kernel, &call, task->scope, task->backward, NULL);
+}
+
+static mpg_status nothing(mpg_run *run, void *payload) {
+  (void)run, (void)payload;
+  return MPG_OK;
+}
+
+static mpg_status add_device(mpg_device **devices, int *count, mpg_device *device) {
+  for (int i = 0; i < *count; i++)
+    if (devices[i] == device) return MPG_OK;
+  if (*count == MAX_DEVICES) return mpg_fail(MPG_ERROR, "one collective can span up to %d devices", MAX_DEVICES);
+  devices[(*count)++] = device;
+  return MPG_OK;
+}
+
+static bool overlaps(const mpg_tensor *a, const mpg_tensor *b) {
+  return a->storage == b->storage && a->offset < b->offset + mpg_tensor_bytes(b) && b->offset < a->offset + mpg_tensor_bytes(a);
+}
+
+static mpg_status queue(const mpg_invocation *inv, mpg_kernel_fn kernel, mpg_device *const *devices, int num_devices, const mpg_view *views) {
+  int num_views = inv->num_inputs + inv->num_outputs, count = 0;
+  size_t size = params_offset(num_views) + inv->op->params->size;
+  char *payload = mpg_space_take(size);
+  mpg_point *points = mpg_space_take((size_t)num_views * (3 + MPG_FOREIGN_READS) * sizeof *points);
+  mpg_submission submissions[MAX_DEVICES];
+  mpg_tick ticks[MAX_DEVICES];
+  mpg_status status = MPG_OK;
+  if (!payload || !points) MPG_GOTO(mpg_out_of_host_memory(size));
+  for (int i = 0; i < num_devices; i++) MPG_GOTO(mpg_device_make_room(devices[i]));
+  *(spanning_task *)payload = (spanning_task){kernel, inv->op, inv->num_inputs, inv->num_outputs, inv->scope, inv->backward};
+  memcpy(payload + views_offset(), views, (size_t)num_views * sizeof *views);
+  memcpy(payload + params_offset(num_views), inv->params, inv->op->params->size);
+  for (int i = 0; i < inv->num_inputs; i++) mpg_storage_read_points(inv->inputs[i].storage, devices[0], points, &count);
+  for (int i = 0; i < inv->num_outputs; i++) {
+    mpg_storage *storage = inv->outputs[i].storage;
+    const mpg_uses *uses = &storage->block.uses;
+    mpg_tick last = uses->write > uses->read ? uses->write : uses->read;
+    mpg_tensor_write_points(&inv->outputs[i], storage->device, points, &count);
+    if (storage->device != devices[0] && last) points[count++] = (mpg_point){.device = storage->device, .tick = last};
+  }
+  uint32_t origin = mpg_host_get()->origin();
+  mpg_point end = {.device = devices[0], .tick = mpg_device_next_tick(devices[0]), .data = true};
+  submissions[0] = (mpg_submission){.name = inv->op->name, .work = spanning_work, .payload = payload, .payload_size = size, .points = points,
+                                    .num_points = count, .origin = origin, .scope = inv->scope, .steps = inv->steps};
+  for (int i = 1; i < num_devices; i++)
+    submissions[i] = (mpg_submission){.name = inv->op->name, .work = nothing, .points = &end, .num_points = 1, .origin = origin, .scope = inv->scope, .steps = inv->steps};
+  MPG_GOTO(mpg_device_submit_together(devices, submissions, num_devices, ticks));
+  for (int i = 0; i < inv->num_inputs; i++) {
+    mpg_storage *storage = inv->inputs[i].storage;
+    if (storage->device == devices[0])
+      storage->block.uses.read = ticks[0];
+    else
+      MPG_GOTO(mpg_storage_add_read(storage, devices[0], ticks[0]));
+  }
+  for (int i = 0; i < inv->num_outputs; i++) {
+    int at = 0;
+    while (devices[at] != inv->outputs[i].storage->device) at++;
+    mpg_storage_add_write(inv->outputs[i].storage, ticks[at]);
+  }
+fail:
+  mpg_space_give(payload);
+  mpg_space_give(points);
+  return status;
+}
+
+/* Where its arrays are to be, against where they are. */
+static mpg_status find_devices(const mpg_invocation *inv, mpg_device **outputs, mpg_device **devices, int *num_devices) {
+  const mpg_collective_params *params = inv->params;
+  mpg_device_id places[MPG_MAX_SPANNED];
+  int named = mpg_collective_places(params->from, places, MPG_MAX_SPANNED);
+  for (int i = 0; i < inv->num_inputs; i++) {
+    mpg_device *device = mpg_tensor_device(&inv->inputs[i]), *wanted = mpg_tensor_device(&inv->inputs[0]);
+    if (named) MPG_TRY(mpg_device_get(places[i], &wanted));
+    if (device != wanted)
+      return mpg_fail(MPG_ERROR, "%s: input %d is on %s, not on %s; move it with as_in_context", inv->op->name, i, mpg_device_text(device), mpg_device_text(wanted));
+    MPG_TRY(add_device(devices, num_devices, device));
+  }
+  named = mpg_collective_places(params->to, places, MPG_MAX_SPANNED);
+  for (int i = 0; i < inv->num_outputs; i++) {
+    outputs[i] = mpg_tensor_device(&inv->inputs[0]);
+    if (named) MPG_TRY(mpg_device_get(places[i], &outputs[i]));
+    MPG_TRY(add_device(devices, num_devices, outputs[i]));
+    if (inv->outputs[i].storage && mpg_tensor_device(&inv->outputs[i]) != outputs[i])
+      return mpg_fail(MPG_ERROR, "%s: out is on %s, but the result is on %s", inv->op->name, mpg_device_text(mpg_tensor_device(&inv->outputs[i])), mpg_device_text(outputs[i]));
+  }
+  return MPG_OK;
+}
+
+static mpg_status invoke_with(mpg_invocation *inv, mpg_desc *descs, mpg_view *views, mpg_device **outputs, bool *made) {
+  mpg_device *devices[MAX_DEVICES];
+  int num_devices = 0;
+  mpg_desc *output_descs = descs + inv->num_inputs;
+  mpg_status status = MPG_OK;
+  mpg_kernel_fn kernel;
+  for (int i = 0; i < inv->num_inputs; i++) descs[i] = inv->inputs[i].desc;
+  for (int i = 0; i < inv->num_outputs; i++) made[i] = false;
+  MPG_TRY(mpg_op_infer(inv->op, inv->params, inv->train, descs, inv->num_inputs, output_descs, inv->num_outputs));
+  MPG_TRY(find_devices(inv, outputs, devices, &num_devices));
+  MPG_TRY(mpg_kernel_find(devices[0], inv->op, &kernel));
+  for (int i = 0; i < inv->num_outputs; i++) {
+    mpg_tensor *output = &inv->outputs[i];
+    if (!output->storage) continue;
+    if (!mpg_shape_equal(&output->desc.shape, &output_descs[i].shape) || output->desc.dtype != output_descs[i].dtype)
+      return mpg_fail(MPG_ERROR, "%s: out has another shape or dtype than the result", inv->op->name);
+    for (int k = 0; k < inv->num_inputs; k++)
+      if (overlaps(output, &inv->inputs[k])) return mpg_fail(MPG_ERROR, "%s: out overlaps an input", inv->op->name);
+  }
+  for (int i = 0; i < inv->num_outputs; i++) {
+    if (inv->outputs[i].storage) continue;
+    MPG_GOTO(mpg_tensor_create(outputs[i], &output_descs[i], &inv->outputs[i]));
+    made[i] = true;
+  }
+  for (int i = 0; i < inv->num_inputs; i++) views[i] = (mpg_view){mpg_tensor_data(&inv->inputs[i]), descs[i]};
+  for (int i = 0; i < inv->num_outputs; i++) views[inv->num_inputs + i] = (mpg_view){mpg_tensor_data(&inv->outputs[i]), output_descs[i]};
+  MPG_GOTO(queue(inv, kernel, devices, num_devices, views));
+  return MPG_OK;
+fail:
+  for (int i = 0; i < inv->num_outputs; i++)
+    if (made[i]) mpg_tensor_release(&inv->outputs[i]);
+  return status;
+}
+
+mpg_status mpg_invoke_spanning(mpg_invocation *inv) {
+  if (inv->num_inputs > MPG_MAX_SPANNED || inv->num_outputs > MPG_MAX_SPANNED)
+    return mpg_fail(MPG_ERROR, "%s: at most %d arrays take part", inv->op->name, MPG_MAX_SPANNED);
+  size_t count = (size_t)(inv->num_inputs + inv->num_outputs);
+  char *memory = mpg_space_take(count * (sizeof(mpg_view) + sizeof(mpg_desc) + sizeof(mpg_device *) + sizeof(bool)));
+  if (!memory) return mpg_out_of_host_memory(count * sizeof(mpg_view));
+  mpg_view *views = (mpg_view *)memory;
+  mpg_desc *descs = (mpg_desc *)(views + count);
+  mpg_device **outputs = (mpg_device **)(descs + count);
+  mpg_status status = invoke_with(inv, descs, views, outputs, (bool *)(outputs + count));
+  mpg_space_give(memory);
+  return status;
+}
