@@ -1,15 +1,21 @@
 """The planner's choice against all contiguous splits, each measured: how far the choice is from the best, and the prediction from what was measured.
 
-    python benchmarks/plan_choice.py [--cases mlp,transformer,convolutions] [--seconds S] [--wide] [--json FILE]
+    python benchmarks/plan_choice.py [--cases mlp,transformer,convolutions] [--seconds S] [--wide] [--keep FILE] [--json FILE]
 
-Two CPU devices with a thread each. All splits of the layers over the two devices run with the number of micro-batches and the schedule of the
-plan, and so does the choice; they take turns step by step, and the quickest step of each counts. With --wide the choice is also held against
-all other schedules and numbers of micro-batches for its split. The prediction is held against the choice running alone. Memory is predicted
-beside what the devices held at most in a step. Where other programs have the processors meanwhile, nothing is measured but those.
+Two CPU devices with a thread each. All splits of the layers over the two devices run with the number of micro-batches and the schedule of the plan; the
+choice, where it is one of them, is measured as that one. In every round each of them has a turn, in an order that is drawn anew: steps that warm up what the former
+left cold, then steps that count, the quickest of them. Within a round times are divided by each other, and over the rounds the median of the ratios counts. From the fourth
+round on only those go on that were within 15% of the choice. The prediction is held against the choice running alone, between the rounds. With --wide
+the choice is also held against all other schedules and numbers of micro-batches for its placement. Memory is predicted beside what the devices held at most in a step.
+
+With --keep, plans and rounds are kept in a file, and the next call goes on where the last one stopped (with the plans made then): a long measurement can be made in
+pieces. Each call takes about S seconds in all for its cases, and the results are of all calls.
 """
 
 import argparse
 import json
+import os
+import random
 import statistics
 import time
 
@@ -19,7 +25,7 @@ import mpgluon as mx
 import sizes
 from mpgluon import nd
 from mpgluon.gluon import nn
-from mpgluon.parallel import TrainStep, plan
+from mpgluon.parallel import Plan, TrainStep, plan
 
 
 def chain(*layers):
@@ -49,83 +55,171 @@ def convolutions():
 
 SCHEDULES = ["gpipe", "1f1b", "zero_bubble"]
 CASES = {"mlp": mlp, "transformer": transformer, "convolutions": convolutions}
+ALL, NEAR = 3, 1.15  # rounds that all take part in, and how near to the choice are those that go on
+WARM, TIMED, SECONDS = 1, 3, 0.05  # steps of a turn, those that count at least, and for how long at least
+ALONE = 1.0  # seconds, at least, that the choice runs alone for, each time
 
 
-def run(case, seconds, wide):
+class Contender:
+    """A placement with a form, ready to be run."""
+
+    def __init__(self, case, made, x, places, form):
+        self.net, _ = CASES[case]()
+        for layer, d in zip(list(made.placement), places):
+            made.move(layer, DEVICES[d])
+        made.change(*form)
+        self.net.place(made)
+        self.step, self.x, self.predicted, self.memory = TrainStep(self.net, square_loss, trainer_of(self.net), made.pipeline()), x, made.seconds, made.memory
+        for _ in range(3):
+            self.seconds()
+
+    def seconds(self):
+        nd.waitall()
+        begin = time.perf_counter()
+        self.step(self.x, [])
+        nd.waitall()
+        return time.perf_counter() - begin
+
+    def turn(self):
+        for _ in range(WARM):
+            self.seconds()
+        taken, end = [], time.perf_counter() + SECONDS
+        while len(taken) < TIMED or time.perf_counter() < end:
+            taken.append(self.seconds())
+        return min(taken)
+
+    def bytes(self):
+        """[predicted, measured] of each device: parameters, gradients and states of this network, and the most that a step takes beside."""
+        nd.waitall()
+        before = {ctx: mx.context.memory_stats(ctx)["in_use"] for ctx in DEVICES}
+        for ctx in DEVICES:
+            mx.context.reset_peak_memory(ctx)
+        self.step(self.x, [])
+        nd.waitall()
+        found = []
+        for ctx in DEVICES:
+            params = [p for p in self.net.collect_params().values() if p.list_ctx() == [ctx]]
+            held = sum(p.data().size * 4 * (2 if p.grad_req != "null" else 1) for p in params)
+            found.append([self.memory[ctx], held + mx.context.memory_stats(ctx)["peak_in_use"] - before[ctx]])
+        return found
+
+
+def name_of(places, form, own):
+    cut = sum(d == 0 for d in places)
+    split = f"first {cut} layers on {DEVICES[0]}" if list(places) == sorted(places) else f"layers on {''.join(map(str, places))}"
+    return split if form == own else f"{form[0]} micro-batches, {form[1]}"
+
+
+def contenders_of(made, wide):
+    """(places, form) by name, the choice first."""
+    own, count = (made.micro_batches, made.schedule), len(made.placement)
+    chosen = tuple(DEVICES.index(ctx) for ctx in made.placement.values())
+    every = [(chosen, own)] + [((0,) * cut + (1,) * (count - cut), own) for cut in range(1, count + 1)]
+    if wide:
+        every += [(chosen, (m, name)) for m in (2, 4, 8) for name in SCHEDULES]
+    return {name_of(*one, own): one for one in every}
+
+
+def measure(case, kept, seconds, wide):
+    """Goes on with the rounds of a case: ``kept`` has what was measured before."""
+    end = time.perf_counter() + seconds
     net, shape = CASES[case]()
     x = nd.random.normal(shape=shape)
-    begin = time.perf_counter()
-    made = plan(net, x, DEVICES, loss=square_loss, schedules=SCHEDULES, progress=False)
-    spent = time.perf_counter() - begin
-    layers, chosen, predicted = list(made.placement), dict(made.placement), made.seconds
-    print(made, flush=True)
-    contenders, memory = {}, {}
-    own_form = made.micro_batches, made.schedule
-    others = [(0, m, name) for m in (2, 4, 8) for name in SCHEDULES if (m, name) != own_form] if wide else []
-    for cut, m, schedule in [(cut, *own_form) for cut in range(len(layers) + 1)] + others:  # 0: the choice, which may begin on the other device
-        own, _ = CASES[case]()
-        for i, layer in enumerate(layers):
-            made.move(layer, DEVICES[i >= cut] if cut else chosen[layer])
-        own.place(made.change(m, schedule))
-        step = TrainStep(own, square_loss, trainer_of(own), made.pipeline())
-        key = cut if (m, schedule) == own_form else (m, schedule)
-        contenders[key] = step, made.seconds
-        memory[key] = memory_of(step, x, own, made)
-        if not key:  # as it is trained: alone
-            alone = min(seconds_of(step, x) for _ in range(max(8, round(2 / made.seconds))))
-    taken, end = {cut: [] for cut in contenders}, time.perf_counter() + seconds
-    while len(taken[0]) < 3 or time.perf_counter() < end:
-        for cut, (step, _) in contenders.items():
-            taken[cut].append(seconds_of(step, x))
-    quickest = {cut: min(times) for cut, times in taken.items()}
-    for cut, (_, expected) in contenders.items():
-        name = f"{cut[0]} micro-batches, {cut[1]}" if isinstance(cut, tuple) else f"first {cut} layers on {DEVICES[0]}" if cut else "the choice"
-        held = ", ".join(f"{expected:,} and {measured:,}" for expected, measured in memory[cut])
-        print(f"  {name}: predicted {expected * 1e3:.2f} ms, measured {quickest[cut] * 1e3:.2f} ms (median {statistics.median(taken[cut]) * 1e3:.2f}); bytes {held}")
-    shortest, splits = min(quickest.values()), sum(not isinstance(cut, tuple) for cut in contenders)
-    off = [expected / measured - 1 for expected, measured in memory[0]]
+    if "plan" not in kept:
+        begin = time.perf_counter()
+        made = plan(net, x, DEVICES, loss=square_loss, schedules=SCHEDULES, progress=False)
+        kept.update(plan=made.to_json(), planning=time.perf_counter() - begin, rounds=[], alone=[])
+        print(made, flush=True)
+        chosen = [DEVICES.index(ctx) for ctx in made.placement.values()]
+        kept["alone"].append(alone(Contender(case, Plan.from_json(kept["plan"]), x, chosen, (made.micro_batches, made.schedule))))
+    made = Plan.from_json(kept["plan"])
+    every = contenders_of(made, wide)
+    choice = next(iter(every))
+    first = {key: one for key, one in every.items() if len(kept["rounds"]) < ALL or key in going_on(kept, choice)}
+    running = {key: Contender(case, Plan.from_json(kept["plan"]), x, *one) for key, one in first.items()}
+    kept.setdefault("bytes", running[choice].bytes())
+    kept["choice"], kept["predicted"] = choice, {**kept.get("predicted", {}), **{key: one.predicted for key, one in running.items()}}
+    order = list(running)
+    while True:
+        begin = time.perf_counter()
+        kept["alone"].append(alone(running[choice]))
+        if len(kept["rounds"]) >= ALL:
+            order = [key for key in order if key in going_on(kept, choice)]
+        random.shuffle(order)
+        kept["rounds"].append({key: running[key].turn() for key in order})
+        if time.perf_counter() + (time.perf_counter() - begin) > end:
+            return
+
+
+def alone(contender):
+    """Seconds of the quickest step, while it runs for some time."""
+    taken, end = [], time.perf_counter() + ALONE
+    while time.perf_counter() < end or len(taken) < 5:
+        taken.append(contender.seconds())
+    return min(taken[1:])
+
+
+def ratios(kept, choice):
+    """For each contender, its time in parts of the choice's, in each round in which it took part."""
+    found = {}
+    for one in kept["rounds"]:
+        for key, taken in one.items():
+            found.setdefault(key, []).append(taken / one[choice])
+    return found
+
+
+def going_on(kept, choice):
+    return {key for key, values in ratios(kept, choice).items() if statistics.median(values) <= NEAR}
+
+
+def show(case, kept):
+    made, choice = Plan.from_json(kept["plan"]), kept["choice"]
+    own, parts = (made.micro_batches, made.schedule), ratios(kept, choice)
+    medians = {key: statistics.median(values) for key, values in parts.items()}
+    splits = {key: value for key, value in medians.items() if "micro-batches" not in key}
+    for key, values in parts.items():
+        taken = [one[key] for one in kept["rounds"] if key in one]
+        mark = " (the choice)" if key == choice else ""
+        print(f"  {key}{mark}: {medians[key]:.3f} of the choice ({min(values):.3f} to {max(values):.3f}, {len(values)} rounds), median {statistics.median(taken) * 1e3:.2f} ms, predicted {kept['predicted'][key] * 1e3:.2f}")
+    measured, best = statistics.median(kept["alone"]), min(splits, key=splits.get)
+    off = [expected / measured - 1 for expected, measured in kept["bytes"]]
+    result = {
+        "form": own, "rounds": len(kept["rounds"]), "splits": len(splits), "best": best, "above_best": 1 / splits[best] - 1, "predicted_ms": made.seconds * 1e3,
+        "measured_ms": measured * 1e3, "prediction_off": made.seconds / measured - 1, "memory_off": off, "seconds_of_planning": kept["planning"],
+    }  # fmt: skip
+    wide = ""
+    if len(splits) < len(medians):
+        form = min(medians, key=medians.get)
+        result.update(best_form=form, above_best_form=1 / medians[form] - 1)
+        wide = f", {result['above_best_form']:+.1%} from the best of {len(medians) - len(splits)} other forms and those ({form})"
     print(
-        f"{case}: chosen in {spent:.1f} s; {quickest[0] / shortest - 1:+.1%} from the best of {splits} splits{f' and {len(others)} forms' if wide else ''}; predicted {predicted * 1e3:.2f} ms, "
-        f"measured {alone * 1e3:.2f} ms ({predicted / alone - 1:+.1%}); memory {', '.join(f'{x:+.1%}' for x in off)}; {len(taken[0])} rounds",
+        f"{case}: {own[0]} micro-batches, {own[1]}, chosen in {kept['planning']:.1f} s; {result['above_best']:+.1%} from the best of {len(splits)} splits ({best}){wide}; predicted "
+        f"{result['predicted_ms']:.2f} ms, measured {result['measured_ms']:.2f} ms ({result['prediction_off']:+.1%}); memory {', '.join(f'{x:+.1%}' for x in off)}; {result['rounds']} rounds",
         flush=True,
     )
-    return {"chosen_ms": quickest[0] * 1e3, "best_ms": shortest * 1e3, "predicted_ms": predicted * 1e3, "measured_ms": alone * 1e3, "memory_off": off, "seconds_of_planning": spent}
-
-
-def seconds_of(step, x):
-    nd.waitall()
-    begin = time.perf_counter()
-    step(x, [])
-    nd.waitall()
-    return time.perf_counter() - begin
-
-
-def memory_of(step, x, net, made):
-    """(predicted, measured) bytes of each device: parameters, gradients and states of this network, and the most that a step takes beside."""
-    for _ in range(2):
-        step(x, [])
-    nd.waitall()
-    found = []
-    before = {ctx: mx.context.memory_stats(ctx)["in_use"] for ctx in DEVICES}
-    for ctx in DEVICES:
-        mx.context.reset_peak_memory(ctx)
-    step(x, [])
-    nd.waitall()
-    for ctx in DEVICES:
-        params = [p for p in net.collect_params().values() if p.list_ctx() == [ctx]]
-        held = sum(p.data().size * 4 * (2 if p.grad_req != "null" else 1) for p in params)
-        found.append((made.memory[ctx], held + mx.context.memory_stats(ctx)["peak_in_use"] - before[ctx]))
-    return found
+    return result
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", default=",".join(CASES))
-    parser.add_argument("--seconds", type=float, default=25, help="for each case")
+    parser.add_argument("--seconds", type=float, default=90, help="for all cases of this call")
     parser.add_argument("--wide", action="store_true", help="other schedules and numbers of micro-batches, too")
+    parser.add_argument("--keep", help="a file that keeps what was measured from call to call")
     parser.add_argument("--json")
     args = parser.parse_args()
-    results = {case: run(case, args.seconds, args.wide) for case in args.cases.split(",")}
+    kept, cases, results = {}, args.cases.split(","), {}
+    if args.keep and os.path.exists(args.keep):
+        with open(args.keep) as f:
+            kept = json.load(f)
+    for case in cases:
+        key = f"{case}, wide" if args.wide else case
+        measure(case, kept.setdefault(key, {}), args.seconds / len(cases), args.wide)
+        results[key] = show(case, kept[key])
+        if args.keep:
+            with open(f"{args.keep}.new", "w") as f:
+                json.dump(kept, f)
+            os.replace(f"{args.keep}.new", args.keep)
     if args.json:
         with open(args.json, "w") as f:
             json.dump(results, f, indent=1)

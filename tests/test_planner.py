@@ -10,7 +10,7 @@ import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn
 from mpgluon.gluon.contrib.nn import HybridConcurrent
-from mpgluon.parallel import Pipeline, Plan, Profile, TrainStep, plan, schedules, trials
+from mpgluon.parallel import Pipeline, Plan, Profile, TrainStep, plan, layer_profile, schedules, trials
 from mpgluon.parallel.layer_profile import Cost, Layer, Trial
 from mpgluon.parallel.placement import Search
 
@@ -180,7 +180,7 @@ def test_a_small_network(tmp_path):
 def test_the_choice_was_run_and_is_predicted_as_measured():
     made = small_plan(layered())
     key = made._candidate.placement, made.micro_batches, made.schedule
-    seconds, sizes, times = made.profile.trials[key]
+    seconds, sizes, times, _ = made.profile.trials[key]
     assert len(made.profile.trials) <= 6 and made.seconds == seconds
     assert made.pipeline()._expected.times == times
     net = layered()
@@ -189,6 +189,7 @@ def test_the_choice_was_run_and_is_predicted_as_measured():
     train(net, pipeline, 2)
     assert [size for _, size in made._candidate.memory] == sizes == [pipeline.report().planned_bytes.get(ctx, 0) for ctx in CPU[:2]]
     assert all(measured == expected for expected, measured in made.compare(pipeline.report()).memory.values())
+    assert made.compare(pipeline.report()).predicted == made.profile.trials[key].span > 0
     assert not small_plan(layered(), trials=0).profile.trials
 
 
@@ -231,18 +232,18 @@ def test_what_is_run_next(monkeypatch):
     """The search's own choice, then the best of those near to it, as long as they are predicted to be nearly as quick."""
     profile = synthetic(3, 6)
     numbers, names, tried = [2, 4], ["1f1b"], []
-    while (candidate := trials._next(profile, None, numbers, names, bool(tried), True)) is not None:
+    while (candidate := trials._next(profile, None, numbers, names, None, True)) is not None:
         assert candidate not in tried
         tried.append(candidate)
-        profile.trials[trials._key(candidate)] = Trial(candidate.seconds, [100, 100], candidate.times)
+        profile.trials[layer_profile.key_of(candidate)] = Trial(candidate.seconds, [100, 100], candidate.times)
     best = Search(profile, None, numbers, names).run()
     search = Search(synthetic(3, 6), None, numbers, names)
     expected = {key for key in search.near(best) if search.evaluate(*key).seconds <= trials.NEAR * best.seconds}
-    assert len(tried) > 1 and {trials._key(c) for c in tried} >= expected
-    assert trials._next(synthetic(3, 6), None, numbers, names, False, False).seconds == best.seconds
-    assert trials._next(profile, None, numbers, names, True, False) is None
+    assert len(tried) > 1 and {layer_profile.key_of(c) for c in tried} >= expected
+    assert trials._next(synthetic(3, 6), None, numbers, names, None, False).seconds == best.seconds
+    assert trials._next(profile, None, numbers, names, None, False) is None
     monkeypatch.setattr(trials, "NEAR", 1.0)
-    assert trials._next(profile, None, numbers, names, True, True) is None
+    assert trials._next(profile, None, numbers, names, None, True) is None
 
 
 def test_what_was_not_run_may_be_a_little_above_a_limit():
@@ -252,7 +253,7 @@ def test_what_was_not_run_may_be_a_little_above_a_limit():
     limits = {CPU[d]: fixed + round(0.9 * moving)}
     assert Search(profile, limits, [4], ["1f1b"]).excess(candidate)[0] == moving - round(0.9 * moving)
     assert not Search(profile, limits, [4], ["1f1b"], slack=0.2).excess(candidate)[0]
-    profile.trials[trials._key(candidate)] = Trial(candidate.seconds, [m for _, m in candidate.memory], candidate.times)
+    profile.trials[layer_profile.key_of(candidate)] = Trial(candidate.seconds, [m for _, m in candidate.memory], candidate.times)
     assert Search(profile, limits, [4], ["1f1b"], slack=0.2).excess(candidate)[0]
 
 
@@ -261,9 +262,9 @@ def test_a_run_plan_keeps_the_times_of_its_schedule():
     profile = synthetic(4, 6)
     found = Search(profile, None, [4], ["zero_bubble"]).run()
     times = {key: 1.5 * seconds for key, seconds in found.times.items()}
-    profile.trials[trials._key(found)] = Trial(0.5, [300, 200], times)
+    profile.trials[layer_profile.key_of(found)] = Trial(0.5, [300, 200], times)
     for _ in range(2):
-        again = Search(profile, None, [4], ["zero_bubble"]).evaluate(*trials._key(found))
+        again = Search(profile, None, [4], ["zero_bubble"]).evaluate(*layer_profile.key_of(found))
         assert again.times == times and again.seconds == 0.5 and [m for _, m in again.memory] == [300, 200]
         assert again.simulation.length == pytest.approx(1.5 * found.simulation.length, rel=0.05)
         for column in profile.costs[CPU[0]].values():
@@ -362,7 +363,28 @@ def test_errors(tmp_path):
         plan(_with(nn.Dense(3)), x, CPU[:2])
     with pytest.raises(mx.MXNetError, match="has no children"):
         plan(nn.HybridSequential(), x, CPU[:2])
+    for memory in ("1G", -5, True, {CPU[0]: "1G"}):
+        with pytest.raises(ValueError, match="memory must be a number of bytes, or a dict of Context to that, not "):
+            plan(net, x, CPU[:2], memory=memory)
+    with pytest.raises(ValueError, match="schedules must name one at least"):
+        plan(net, x, CPU[:2], schedules=[])
+    for sample in ([], nd.array(3.0).reshape(()), np.ones((4, 10)), [x, 3]):
+        with pytest.raises(ValueError, match="sample must be an NDArray with the batch along axis 0, or a list of such, not "):
+            plan(net, sample, CPU[:2])
+    with pytest.raises(ValueError, match="label 1 has 3 rows, the sample 12"):
+        plan(net, x, CPU[:2], loss=square, labels=[x, nd.ones(3)])
+    with pytest.raises(ValueError, match="labels must be an NDArray, or a list of such, not int"):
+        plan(net, x, CPU[:2], loss=square, labels=3)
+    for option in ({"repeats": 0}, {"trials": -1}):
+        with pytest.raises(ValueError, match=f"{next(iter(option))} must be a whole number from"):
+            plan(net, x, CPU[:2], **option)
+    with pytest.raises(mx.MXNetError, match="there is no placement for interleaved and 1 micro-batches of 7 layers on 2 devices"):
+        plan(net, x, CPU[:2], schedules="interleaved", micro_batches=1, repeats=1, progress=False)
+    with pytest.raises(TypeError, match="place: str is neither a Mesh nor a Plan"):
+        net.place("cpu")
     made = small_plan(net)
+    with pytest.raises(TypeError, match="report must be what pipeline.report.. gives, not Pipeline"):
+        made.compare(made.pipeline())
     with pytest.raises(ValueError, match="there is no layer 'x'; there are 0, 1.0, 1.1"):
         made.move("x", CPU[0])
     with pytest.raises(ValueError, match=r"cpu\(3\) is not among the plan's devices"):
@@ -383,6 +405,13 @@ def test_errors(tmp_path):
     del data["placement"]["0"]
     with pytest.raises(mx.MXNetError, match="the plan is damaged: KeyError: '0'"):
         Plan.from_json(data)
+    for name, value, said in (("micro_batches", 0, "0 micro-batches"), ("micro_batches", 13, "13 micro-batches"), ("schedule", "2f2b", "'2f2b'"), ("placement", {"0": "cpu(7)"}, "")):
+        with pytest.raises(mx.MXNetError, match=f"the plan is damaged: .*{said}"):
+            Plan.from_json({**made.to_json(), name: value})
+    data = made.profile.to_json()
+    data["layers"][1]["sources"] = [[9, 4]]
+    with pytest.raises(mx.MXNetError, match="the profile is damaged: .*behind it"):
+        Profile.from_json(data)
     with pytest.raises(mx.MXNetError, match="this is no profile"):
         Profile.from_json([])
     grouped = layered()

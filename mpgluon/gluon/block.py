@@ -256,6 +256,8 @@ class Block:
 
     def place(self, where, *args, **options):
         """Places the block on devices: ``where.place(block, ...)``, as of `mpgluon.parallel.Mesh` and `Plan`. Returns the block."""
+        if not hasattr(where, "place"):
+            raise TypeError(f"place: {type(where).__name__} is neither a Mesh nor a Plan; devices are named by as_in_context and reset_ctx")
         return where.place(self, *args, **options)
 
     def zero_grad(self):

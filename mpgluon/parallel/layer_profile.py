@@ -35,8 +35,9 @@ Cost = collections.namedtuple("Cost", ["forward", "backward", "inputs", "weights
 NOTHING = Cost(0.0, 0.0, 0.0, 0.0, 0, 0)
 
 # A plan that was run: seconds of its quickest step, bytes of micro-batches on each device, and seconds of one micro-batch's passes, (kind, stage) ->
-# seconds, from which its schedule's table was made; None where the compiled stages are others than planned.
-Trial = collections.namedtuple("Trial", ["seconds", "memory", "times"])
+# seconds, from which its schedule's table was made; None where the compiled stages are others than planned; and seconds from the first stage's begin to the
+# last one's end.
+Trial = collections.namedtuple("Trial", ["seconds", "memory", "times", "span"], defaults=[None])
 
 
 class Layer:
@@ -119,11 +120,11 @@ class Profile(SavedAsJson):
         Seconds of a step beside its stages and the updates: what the host does.
     trials : dict
         Plans that were run: (placement, micro-batches, schedule) -> `Trial`, where a placement is the number of each layer's device.
-    memory_factor : float
-        By how much the bytes of micro-batches in compiled pipelines differ from those of layers compiled alone.
+    weights : dict
+        Plans that were compiled: (placement, micro-batches, schedule) -> bytes of micro-batches on each device, with the table of stages that are equally heavy.
     """
 
-    def __init__(self, layers, devices, rows, costs, update=None, state_factor=0.0, transfer=None, home=None, input_bytes=0, waits=None, beside=0.0, trials=None, memory_factor=1.0):
+    def __init__(self, layers, devices, rows, costs, update=None, state_factor=0.0, transfer=None, home=None, input_bytes=0, waits=None, beside=0.0, trials=None, weights=None):
         self.layers, self.devices, self.rows, self.costs = list(layers), list(devices), rows, costs
         self.update = update or {ctx: 0.0 for ctx in devices}
         self.state_factor = state_factor
@@ -131,11 +132,15 @@ class Profile(SavedAsJson):
         self.home, self.input_bytes = home, input_bytes
         self.waits = waits or dict.fromkeys(self.transfer, 0.0)
         self.beside = beside
-        self.trials, self.memory_factor = dict(trials or {}), memory_factor
+        self.trials, self.weights = dict(trials or {}), dict(weights or {})
 
     def trial(self, candidate):
         """The `Trial` of a `Candidate` that was run; None where it was not."""
-        return self.trials.get((candidate.placement, candidate.micro_batches, candidate.schedule))
+        return self.trials.get(key_of(candidate))
+
+    def is_weighed(self, candidate):
+        """Whether the candidate's bytes are those of a compiled plan."""
+        return key_of(candidate) in self.trials or key_of(candidate) in self.weights
 
     def piece_rows(self, micro_batches):
         """Rows of the largest micro-batch."""
@@ -172,8 +177,8 @@ class Profile(SavedAsJson):
             "input_bytes": self.input_bytes,
             "waits": [[str(a), str(b), seconds] for (a, b), seconds in self.waits.items()],
             "beside": self.beside,
-            "trials": [[*key, t.seconds, t.memory, t.times and [[*k, seconds] for k, seconds in t.times.items()]] for key, t in self.trials.items()],
-            "memory_factor": self.memory_factor,
+            "trials": [[*key, t.seconds, t.memory, t.times and [[*k, seconds] for k, seconds in t.times.items()], t.span] for key, t in self.trials.items()],
+            "weights": [[*key, sizes] for key, sizes in self.weights.items()],
             "transfer": [[str(a), str(b), *seconds] for (a, b), seconds in self.transfer.items()],
         }
 
@@ -183,6 +188,8 @@ class Profile(SavedAsJson):
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise MXNetError(f"this is no profile: its format is {data.get('format') if isinstance(data, dict) else data!r}, not {FORMAT!r}")
         try:
+            if any(not 0 <= s < i for i, y in enumerate(data["layers"]) for s, _ in y["sources"]):
+                raise ValueError("a layer gets what comes behind it")
             return cls(
                 [Layer(y["path"], y["kind"], y["sources"], y["follows"], y["params"]) for y in data["layers"]],
                 [parse_context(name) for name in data["devices"]],
@@ -196,12 +203,12 @@ class Profile(SavedAsJson):
                 {(parse_context(a), parse_context(b)): seconds for a, b, seconds in data["waits"]},
                 data["beside"],
                 {
-                    (tuple(placement), m, schedule): Trial(seconds, sizes, times and {(kind, s): value for kind, s, value in times})
-                    for placement, m, schedule, seconds, sizes, times in data["trials"]
+                    (tuple(placement), m, schedule): Trial(seconds, sizes, times and {(kind, s): value for kind, s, value in times}, *span)
+                    for placement, m, schedule, seconds, sizes, times, *span in data["trials"]
                 },
-                data["memory_factor"],
+                {(tuple(placement), m, schedule): sizes for placement, m, schedule, sizes in data.get("weights", ())},
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, IndexError, TypeError, ValueError) as error:
             raise MXNetError(f"the profile is damaged: {type(error).__name__}: {error}") from error
 
     def __repr__(self):
@@ -211,6 +218,11 @@ class Profile(SavedAsJson):
             costs = [self.costs[ctx][size][i] for ctx in self.devices]
             rows.append((layer.path, layer.kind, *[f"{c.forward * 1e3:.3f} + {c.backward * 1e3:.3f}" for c in costs], f"{costs[0].saved:,.0f}", f"{layer.param_bytes:,}"))
         return "\n".join([f"{len(self.layers)} layers, forward + backward of micro-batches of {size} rows (of {self.rows})", *_compiled._table(rows)])
+
+
+def key_of(candidate):
+    """What a `Candidate` is kept by: (placement, micro-batches, schedule)."""
+    return candidate.placement, candidate.micro_batches, candidate.schedule
 
 
 def parse_context(name):

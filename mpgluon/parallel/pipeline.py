@@ -493,6 +493,11 @@ class _Driver:
         run.submit(items)
         self._note(run, stages, table, "F", items, "F", recording)
 
+    def peaks(self, run):
+        """The most bytes that both passes, interleaved, take on each device."""
+        stages, _, items = self._prepare(run, "FB")
+        return stages.peaks(items, "FB")
+
     def train(self, run):
         """Both passes, interleaved."""
         self._choose(run)

@@ -13,16 +13,19 @@ import itertools
 from ..base import MXNetError
 from . import schedules
 from .schedules import StageGraph
+from .stages import SENDING
 
 __all__ = ["Candidate", "Search"]
 
 LISTED = 20000  # placements that are listed; beyond, dynamic programming
 SIMULATED = 600  # simulations, beyond which what is found is improved step by step
+CLIMBING = 4  # of the leanest candidates those whose neighbours are looked at
 CHUNKS = 2  # stages per device of the interleaved schedule
 
-Candidate = collections.namedtuple("Candidate", ["seconds", "placement", "micro_batches", "schedule", "stages", "where", "times", "simulation", "memory"])
+Candidate = collections.namedtuple("Candidate", ["seconds", "placement", "micro_batches", "schedule", "stages", "where", "times", "simulation", "memory", "order"])
 Candidate.__doc__ = """A placement (for each layer, the number of its device) and what is predicted: ``seconds`` of a step, the layers of each
-stage (none for one that only sends the batch), the number of its device, ``times`` of one micro-batch's passes ((kind, stage) -> seconds), the simulation, and ``memory``, bytes of each device as (parameters and states, micro-batches)."""
+stage (none for one that only sends the batch), the number of its device, ``times`` of one micro-batch's passes ((kind, stage) -> seconds), the simulation, ``memory``, bytes of each device as (parameters and states, micro-batches), and ``order``, the times that the schedule's table is made of; None:
+stages that are equally heavy."""
 
 
 class Search:
@@ -37,7 +40,7 @@ class Search:
     names : list of str
         Schedules.
     slack : float
-        The share of its micro-batches' bytes that a plan which was not run may exceed a limit by: those are estimates.
+        The share of its micro-batches' bytes that a plan which was not weighed may exceed a limit by: those are estimates.
     """
 
     def __init__(self, profile, memory=None, micro_batches=(1,), names=schedules.NAMES, slack=0.0):
@@ -47,7 +50,7 @@ class Search:
         self.layers, self.count = profile.layers, len(profile.devices)
         self.free = [i for i, layer in enumerate(self.layers) if layer.follows is None]  # that are placed; the others follow
         self._costs = {}
-        self._seen = {}
+        self._seen, self._queue = {}, None
         self._kinds = self._alike()
 
     def _alike(self):
@@ -90,15 +93,28 @@ class Search:
         """The candidate, simulated; where it was run, with the time and the memory that it took."""
         key = (tuple(placement), micro_batches, schedule)
         if key not in self._seen:
-            trial = self.profile.trials.get(key)
-            candidate = self.simulated(*key, trial and trial.times)
-            if trial is not None:
-                candidate = candidate._replace(seconds=trial.seconds, memory=[(fixed, size) for (fixed, _), size in zip(candidate.memory, trial.memory)])
-            self._seen[key] = candidate
+            trial, weight = self.profile.trials.get(key), self.profile.weights.get(key)
+            if None not in (trial, weight) and self._over(self.fixed_memory(self.whole(key[0])), trial.memory)[0] > 0:
+                trial = None  # there is a leaner table
+            if trial is not None and trial.times:
+                candidate = self.simulated(*key, trial.times)
+            else:
+                candidate = self.simulated(*key) if weight is None else self.even(*key)
+            if trial is not None or weight is not None:
+                candidate = candidate._replace(memory=[(fixed, size) for (fixed, _), size in zip(candidate.memory, trial.memory if trial else weight)])
+            self._seen[key] = candidate if trial is None else candidate._replace(seconds=trial.seconds)
         return self._seen[key]
 
-    def simulated(self, placement, micro_batches, schedule, measured=None):
-        """The candidate by its layers' costs alone, or by what its passes were measured to take."""
+    def even(self, placement, micro_batches, schedule):
+        """The candidate with the table of stages that are equally heavy: one that is the same whatever was measured."""
+        return self.simulated(placement, micro_batches, schedule, even=True)
+
+    def forget(self, candidate):
+        """Evaluates it anew when it is asked for: something was found out about it."""
+        self._seen.pop(candidate[1:4], None)
+
+    def simulated(self, placement, micro_batches, schedule, measured=None, even=False):
+        """The candidate by its layers' costs alone, or by what its passes were measured to take; `even`: in the order that fits stages that are equally heavy."""
         devices = self.whole(placement)
         stages = self.stages(devices)
         deferred = schedule == "zero_bubble"
@@ -141,7 +157,11 @@ class Search:
                     times["W", s], times["B", s] = times["W", s] + times["B", s], 0.0
         graph = StageGraph([used.index(d) for d in where], sources, deferred, senders=senders)
         times = {(kind, s): times[kind, s] for s in range(len(stages)) for kind in ("FBW" if deferred else "FB")} | (measured or {})
-        table = schedules.make_table(graph, micro_batches, schedule, times)
+        order = times
+        if even:  # as `Stages` has it
+            order = {(kind, s): SENDING if s in senders else 2 if (kind == "W" and whole[s]) or (kind == "B" and not deferred) else 1 for kind, s in times}
+            order.update({key: 0 for key, value in times.items() if not value and key[0] != "F"})
+        table = schedules.make_table(graph, micro_batches, schedule, order)
         contexts = self.profile.devices
         simulation = schedules.simulate(
             table, graph, micro_batches, times, transfer=lambda a, b: self.profile.waits[contexts[where[a]], contexts[where[b]]] + waits[a, b]
@@ -152,7 +172,8 @@ class Search:
             ends[device] = max(ends[device], end)
         for i, layer in enumerate(self.layers):
             ends[devices[i]] += self.profile.update[self.profile.devices[devices[i]]] * sum(size for size, trained in layer.params.values() if trained)
-        return Candidate(max(ends) + self.profile.beside, placement, micro_batches, schedule, stages, where, times, simulation, self._memory(devices, stages, where, table, costs, micro_batches, whole))
+        memory = self._memory(devices, stages, where, table, costs, micro_batches, whole)
+        return Candidate(max(ends) + self.profile.beside, placement, micro_batches, schedule, stages, where, times, simulation, memory, None if even else order)
 
     def _pass_on(self, times, waits, source, target, a, b, size):
         contexts = self.profile.devices
@@ -212,13 +233,20 @@ class Search:
                 pieces[d] = max(pieces[d], spare[d] + now + (inner if whole[s] and kind != "F" else 0))
                 if kind == "W" or (kind == "B" and "W" not in (a.kind for a in row)):
                     now -= held[s] + (0 if whole[s] else inner + gradients[s])
-        return [(round(fixed), round(moving * self.profile.memory_factor)) for fixed, moving in zip(self.fixed_memory(devices), pieces)]
+        return [(round(fixed), round(moving)) for fixed, moving in zip(self.fixed_memory(devices), pieces)]
+
+    def _over(self, fixed, moving, slack=0.0):
+        """(bytes over the limit, or below it: negative, device, bytes needed) of the device that is the worst off."""
+        over = [(a + round(b * (1 - slack)) - limit, d, a + b) for d, (a, b, limit) in enumerate(zip(fixed, moving, self.limits)) if limit is not None]
+        return max(over, default=(0, None, 0))
+
+    def over(self, candidate):
+        """How far a candidate is over the limits, or below them: (bytes, device, bytes needed) of the device that is the worst off."""
+        return self._over(*zip(*candidate.memory), 0.0 if self.profile.is_weighed(candidate) else self.slack)
 
     def excess(self, candidate):
         """(bytes over the limit, device, bytes needed): the worst of the devices; 0 bytes where all have room."""
-        slack = 0.0 if self.profile.trial(candidate) else self.slack
-        over = [(fixed + round(moving * (1 - slack)) - limit, d, fixed + moving) for d, ((fixed, moving), limit) in enumerate(zip(candidate.memory, self.limits)) if limit is not None]
-        worst = max(over, default=(0, None, 0))
+        worst = self.over(candidate)
         return worst if worst[0] > 0 else (0, None, 0)
 
     # What is looked at
@@ -248,8 +276,7 @@ class Search:
 
     def placements(self, schedule):
         """All that are to be looked at with a schedule; None where they are too many."""
-        rounds = CHUNKS if schedule == "interleaved" else 1
-        n = len(self.free)
+        rounds, n = _rounds(schedule), len(self.free)
         if rounds == 1 and self.branching() and self.count**n <= LISTED // 4:
             return self._all_placements()
         if self._number(rounds) > LISTED:
@@ -332,47 +359,122 @@ class Search:
 
     def run(self):
         """The best candidate; MXNetError, which says what is lacking, where none has room."""
-        if not self.micro_batches:
-            raise MXNetError("plan: there is no number of micro-batches to choose from")
-        queue, complete = [], True
-        for schedule in self.names:
-            listed = self.placements(schedule)
-            rounds = CHUNKS if schedule == "interleaved" else 1
-            complete = complete and listed is not None
-            for m in self.micro_batches:
-                if schedule == "interleaved" and m < 2:
-                    continue
-                some = listed if listed is not None else {p for order in self._sequences(rounds) for p in self._split(order, m, schedule)}
-                queue += [(self.bound(p, m, schedule), m, schedule, p) for p in some]
-        queue.sort()
-        best, nearest, looked = None, None, 0
-        for bound, m, schedule, placement in queue:
-            if best is not None and (bound >= best.seconds or looked >= SIMULATED):
-                complete = complete and bound >= best.seconds
-                break
-            best, nearest = self._better(best, nearest, self.evaluate(placement, m, schedule))
-            looked += 1
-        if best is None and not complete and nearest is None:  # dynamic programming found nothing that has room
-            best, nearest = self._spread()
-        if not complete or (self.branching() and self.count ** len(self.free) > LISTED // 4):
-            best, nearest = self._improve(best, nearest)
+        best = self.find()
         if best is None:
-            self._fail(nearest)
+            best = self.lean()[0]
+            if self.excess(best)[0]:
+                self.fail(best)
         return best
 
-    def _spread(self):
-        """Splits by memory, where those by time have no room: in equal parts, to be improved."""
-        n, best, nearest = len(self.free), None, None
-        for order in self._sequences():
-            placement = tuple(order[min(i * len(order) // n, len(order) - 1)] for i in range(n))
-            best, nearest = self._better(best, nearest, self.evaluate(placement, max(self.micro_batches), self.names[-1]))
-        return best, nearest
+    def find(self):
+        """The best candidate; None where none that is looked at has room."""
+        if not self.micro_batches:
+            raise MXNetError("plan: there is no number of micro-batches to choose from")
+        if self._queue is None:
+            self._fill_queue()
+        queue, complete = self._queue
+        best, looked = None, 0
+        for bound, m, schedule, placement in queue:
+            if (best is not None and (bound >= best.seconds or looked >= SIMULATED)) or looked >= 10 * SIMULATED:
+                complete = complete and best is not None and bound >= best.seconds
+                break
+            if self._over(self.fixed_memory(self.whole(placement)), [0] * self.count)[0] <= 0:
+                best = self._better(best, self.evaluate(placement, m, schedule))
+                looked += 1
+        if best is not None and (not complete or (self.branching() and self.count ** len(self.free) > LISTED // 4)):
+            best = self._improve(best)
+        return best
 
-    def _better(self, best, nearest, candidate):
-        over = self.excess(candidate)
-        if over[0] > 0:
-            return best, (over, candidate) if nearest is None or over[0] < nearest[0][0] else nearest
-        return (candidate if best is None or candidate.seconds < best.seconds else best), nearest
+    def _none(self):
+        raise MXNetError(
+            f"plan: there is no placement for {', '.join(self.names)} and {', '.join(map(str, self.micro_batches))} micro-batches of {len(self.free)} layers on {self.count} devices: "
+            f"the interleaved schedule needs 2 micro-batches, 2 devices and {CHUNKS} layers for each at least. Allow another schedule"
+        )
+
+    def _fill_queue(self):
+        queue, complete = [], True
+        for m, schedule, listed in self._forms():
+            complete = complete and listed is not None
+            some = listed if listed is not None else {p for order in self._sequences(_rounds(schedule)) for p in self._split(order, m, schedule)}
+            queue += [(self.bound(p, m, schedule), m, schedule, p) for p in some]
+        self._queue = sorted(queue), complete
+
+    def _forms(self):
+        """(micro-batches, schedule, placements to be looked at with it; None where they are too many)."""
+        for schedule in self.names:
+            listed = self.placements(schedule)
+            for m in self.micro_batches:
+                if schedule != "interleaved" or m > 1:
+                    yield m, schedule, listed
+
+    def _better(self, best, candidate):
+        return candidate if not self.excess(candidate)[0] and (best is None or candidate.seconds < best.seconds) else best
+
+    def lean(self):
+        """The candidates that need least, by the limits: those with the fewest bytes above them first. Their tables are those of stages that are equally heavy, so
+        that the list depends on bytes alone.
+
+        Of very many placements those are taken which need least for one micro-batch. What differs from the first by one thing is looked at, too, as long as that
+        needs less.
+        """
+        found, seen = {}, set()
+
+        def add(key):
+            if key not in found:
+                found[key] = self.even(*key)
+
+        def ranked():
+            return sorted(found.values(), key=lambda c: (self._over(*zip(*c.memory))[0], sum(map(sum, c.memory)), c.placement, c.micro_batches, c.schedule))
+
+        for m, schedule, listed in self._forms():
+            if listed is None:
+                listed = {p for order in self._sequences(_rounds(schedule)) for p in self._neighbours(self._even_split(order, m))}
+            if len(listed) > SIMULATED:
+                costs = self.costs(m)
+                listed = sorted(listed, key=lambda p: (self._one_piece(p, costs), p))[: SIMULATED // 4]
+            for placement in listed:
+                add((placement, m, schedule))
+        if not found:
+            self._none()
+        while new := [c for c in ranked()[:CLIMBING] if c[1:4] not in seen]:
+            for c in new:
+                seen.add(c[1:4])
+                for key in self.near(c):
+                    add(key)
+        return ranked()
+
+    def _one_piece(self, placement, costs):
+        """How far over the limits a placement is with one micro-batch under way."""
+        devices = self.whole(placement)
+        held = [0.0] * self.count
+        for i, d in enumerate(devices):
+            held[d] += costs[d][i].saved
+        return self._over(self.fixed_memory(devices), held)[0]
+
+    def _even_split(self, order, micro_batches):
+        """By dynamic programming over cut points: the split whose fullest stage is the least full."""
+        costs, n, k = self.costs(micro_batches), len(self.free), len(order)
+        behind = {i: [j for j, layer in enumerate(self.layers) if layer.follows == i] for i in self.free}
+        sums = []
+        for s, d in enumerate(order):
+            size = [0.0]
+            for i in self.free:
+                kept = sum(costs[d][j].saved for j in (i, *behind[i])) * min(micro_batches, k - s)
+                size.append(size[-1] + kept + sum(b * (2 + self.profile.state_factor if trained else 1) for b, trained in self.layers[i].params.values()))
+            sums.append(size)
+        allowed = [0 if self.limits[d] is None else self.limits[d] for d in order]
+        best = [(0.0, ())] + [None] * n
+        for s in range(k):
+            made = [None] * (n + 1)
+            for end in range(s + 1, n + 1):
+                for begin in range(s, end):
+                    if best[begin] is not None:
+                        over = float("-inf") if self.limits[order[s]] is None else sums[s][end] - sums[s][begin] - allowed[s]
+                        one = (max(over, best[begin][0]) if s else over, (*best[begin][1], end))
+                        made[end] = one if made[end] is None or one < made[end] else made[end]
+            best = made
+        ends = best[n][1]
+        return tuple(order[s] for s, (begin, end) in enumerate(zip((0, *ends), ends)) for _ in range(begin, end))
 
     def near(self, candidate):
         """Keys of the candidates that differ by one thing: the device of a layer at the end of a stage (with branches, of any layer), or schedule and micro-batches."""
@@ -383,16 +485,16 @@ class Search:
             found += [((*placement[:i], other, *placement[i + 1 :]), m, schedule) for other in others if other != d]
         return found
 
-    def _improve(self, best, nearest):
+    def _improve(self, best):
         """Moves layers and cuts while that helps."""
         while True:
-            start = best or nearest[1]
+            start = best
             for placement in self._neighbours(start.placement):
-                for m, schedule in {(start.micro_batches, name) for name in self.names} | {(m, start.schedule) for m in self.micro_batches}:
+                for m, schedule in sorted({(start.micro_batches, name) for name in self.names} | {(m, start.schedule) for m in self.micro_batches}):
                     if schedule != "interleaved" or m > 1:
-                        best, nearest = self._better(best, nearest, self.evaluate(placement, m, schedule))
-            if (best or nearest[1]) is start:
-                return best, nearest
+                        best = self._better(best, self.evaluate(placement, m, schedule))
+            if best is start:
+                return best
 
     def _neighbours(self, placement):
         yield placement
@@ -405,12 +507,20 @@ class Search:
                 yield (*placement[: max(i - 2, 0)], *[placement[i]] * min(i, 2), *placement[i:])
                 yield (*placement[:i], *[placement[i - 1]] * min(2, len(placement) - i), *placement[i + 2 :])
 
-    def _fail(self, nearest):
-        (over, d, needed), candidate = nearest
-        ctx = self.profile.devices[d]
-        fixed, moving = candidate.memory[d]
+    def fail(self, candidate):
+        """Raises MXNetError, which says what the candidate, of all that which needs least, lacks."""
+        lacking = []
+        for ctx, (fixed, moving), limit in zip(self.profile.devices, candidate.memory, self.limits):
+            if limit is not None and fixed + moving > limit:
+                lacking.append(
+                    (limit - fixed - moving, f"{fixed + moving:,} bytes on {ctx}, {fixed + moving - limit:,} more than its limit of {limit:,}: {fixed:,} for parameters, gradients and "
+                    f"optimizer states, {moving:,} for micro-batches under way")
+                )  # fmt: skip
         raise MXNetError(
-            f"plan: no placement has room within the memory limits. The nearest ({candidate.micro_batches} micro-batches, {candidate.schedule}) needs {needed:,} bytes on {ctx}, "
-            f"{over:,} more than its limit of {self.limits[d]:,}: {fixed:,} for parameters, gradients and optimizer states, {moving:,} for micro-batches under "
-            "way. Smaller batches, more micro-batches, more devices or recompute take less"
+            f"plan: no placement has room within the memory limits. The leanest ({candidate.micro_batches} micro-batches, {candidate.schedule}){'' if self.profile.is_weighed(candidate) else ', by estimate,'} needs "
+            f"{'; '.join(text for _, text in sorted(lacking))}. Smaller batches, more micro-batches, more devices or recompute take less"
         )
+
+
+def _rounds(schedule):
+    return CHUNKS if schedule == "interleaved" else 1

@@ -1,14 +1,18 @@
 """Plans: which layer of a network goes to which device, in how many micro-batches, by which schedule."""
 
+import numbers
+
 from ..base import MXNetError
 from ..context import Context
 from ..gluon import _compiled, _recompute
 from ..gluon.block import HybridBlock
+from ..ndarray import NDArray
 from . import layer_profile, schedules
 from .placement import Search
-from .report import draw_spans, new_figure
+from .report import Report, draw_spans, new_figure
 from .splitting import walk
 from .trials import improve
+from .weighing import Scale, best_within
 
 __all__ = ["Comparison", "Plan", "plan"]
 
@@ -44,7 +48,7 @@ def plan(
     optimizer : str or Optimizer, default 'sgd'
     optimizer_params : dict, optional
     profile : Profile, optional
-        Measurements made before (``plan.profile``, `Profile.load`); nothing is measured then.
+        Measurements made before (``plan.profile``, `Profile.load`); nothing is measured then, but within limits plans are compiled.
     repeats : int, default 3
         Of each measurement; the quickest counts.
     progress : bool, optional
@@ -60,7 +64,7 @@ def plan(
     Raises
     ------
     MXNetError
-        When no placement has room, with the bytes that are lacking and where.
+        When no placement has room, with the bytes that the leanest needs, where, and how many are lacking.
     """
     if objective != "throughput":
         raise ValueError(f"plan: objective must be 'throughput', not {objective!r}")
@@ -73,37 +77,71 @@ def plan(
     for name in names:
         if name not in _NAMES:
             raise ValueError(f"plan: there is no schedule {name!r}; there are {', '.join(_NAMES)}")
-    first = sample[0] if isinstance(sample, (list, tuple)) else sample
-    rows = first.shape[0]
-    numbers = _numbers(micro_batches, rows, len(devices))
-    limits, found = _limits(memory, devices), None
+    if not names:
+        raise ValueError(f"plan: schedules must name one at least; there are {', '.join(_NAMES)}")
+    rows = _check_arrays(sample, labels)
+    for name, value, least in (("repeats", repeats, 1), ("trials", trials, 0)):
+        if not isinstance(value, int) or value < least:
+            raise ValueError(f"plan: {name} must be a whole number from {least} on, not {value!r}")
+    counts = _numbers(micro_batches, rows, len(devices))
+    limits = _limits(memory, devices)
+
+    def plan_of(candidate):
+        return Plan(profile, limits, candidate)
+
     if profile is None:
         uninitialized = [p.name for p in net.collect_params().values() if p._data is None and not p._deferred_init]
         if uninitialized:
             raise MXNetError(f"plan: parameter '{uninitialized[0]}' is not initialized; call net.initialize() before")
-        profile = layer_profile.measure(net, sample, devices, numbers, loss, labels, optimizer, optimizer_params, repeats, progress)
-        found = improve(profile, limits, numbers, names, lambda c: Plan(profile, limits, c), trials, net, sample, labels, loss, optimizer, optimizer_params, progress)
+        profile = layer_profile.measure(net, sample, devices, counts, loss, labels, optimizer, optimizer_params, repeats, progress)
+        scale = _scale(profile, plan_of, net, sample, labels, loss)
+        return plan_of(improve(profile, limits, counts, names, plan_of, scale, trials, net, sample, labels, loss, optimizer, optimizer_params, progress))
     missing = [ctx for ctx in devices if ctx not in profile.devices]
     if missing:
         raise MXNetError(f"plan: the profile has no measurements on {missing[0]}; it has {', '.join(map(str, profile.devices))}")
     if profile.rows != rows:
         raise MXNetError(f"plan: the profile was made for batches of {profile.rows} rows, the sample has {rows}")
     profile = _restricted(profile, devices)
-    return Plan(profile, limits, found or Search(profile, limits, numbers, names).run())
+    return plan_of(best_within(profile, limits, counts, names, _scale(profile, plan_of, net, sample, labels, loss)))
+
+
+def _scale(profile, plan_of, net, sample, labels, loss):
+    scale = Scale(profile, plan_of, net, sample, labels, loss)
+    return scale if scale.can_weigh() else None
 
 
 _NAMES = schedules.NAMES
 
 
+def _check_arrays(sample, labels):
+    """The rows of the batch."""
+    arrays = list(sample) if isinstance(sample, (list, tuple)) else [sample]
+    if not arrays or not all(isinstance(a, NDArray) for a in arrays) or not arrays[0].ndim:
+        raise ValueError(f"plan: sample must be an NDArray with the batch along axis 0, or a list of such, not {_described(sample)}")
+    rows = arrays[0].shape[0]
+    for i, label in enumerate(labels if isinstance(labels, (list, tuple)) else [labels]):
+        if not isinstance(label, NDArray):
+            raise ValueError(f"plan: labels must be an NDArray, or a list of such, not {_described(label)}")
+        if label.ndim and label.shape[0] not in (1, rows):
+            raise ValueError(f"plan: label {i} has {label.shape[0]} rows, the sample {rows}")
+    return rows
+
+
+def _described(value):
+    if isinstance(value, NDArray):
+        return f"an array of shape {value.shape}"
+    return f"a list of {len(value)}" if isinstance(value, (list, tuple)) else type(value).__name__
+
+
 def _numbers(micro_batches, rows, count):
     if micro_batches is None:
-        numbers = sorted({min(k * count, rows) for k in (1, 2, 4)})
+        counts = sorted({min(k * count, rows) for k in (1, 2, 4)})
     else:
-        numbers = sorted({micro_batches} if isinstance(micro_batches, int) else set(micro_batches))
-    bad = [m for m in numbers if not isinstance(m, int) or not 1 <= m <= rows]
-    if bad or not numbers:
+        counts = sorted({micro_batches} if isinstance(micro_batches, int) else set(micro_batches))
+    bad = [m for m in counts if not isinstance(m, int) or isinstance(m, bool) or not 1 <= m <= rows]
+    if bad or not counts:
         raise ValueError(f"plan: a batch of {rows} rows can't be divided into {bad[0] if bad else 'no'} micro-batches")
-    return numbers
+    return counts
 
 
 def _limits(memory, devices):
@@ -111,12 +149,16 @@ def _limits(memory, devices):
         from ..context import memory_stats
 
         return {ctx: limit for ctx in devices if (limit := memory_stats(ctx)["limit"])}
+    for ctx, limit in memory.items() if isinstance(memory, dict) else [(None, memory)]:
+        if (limit is None and ctx is not None) or (isinstance(limit, numbers.Real) and not isinstance(limit, bool) and limit >= 0):
+            continue
+        raise ValueError(f"plan: memory must be a number of bytes, or a dict of Context to that, not {limit!r}{f' for {ctx}' if ctx is not None else ''}")
     if isinstance(memory, dict):
         other = [ctx for ctx in memory if ctx not in devices]
         if other:
             raise ValueError(f"plan: memory has a limit for {other[0]}, which is not among the devices")
-        return dict(memory)
-    return {ctx: memory for ctx in devices}
+        return {ctx: int(limit) for ctx, limit in memory.items() if limit is not None}
+    return {ctx: int(memory) for ctx in devices}
 
 
 def _restricted(profile, devices):
@@ -125,7 +167,7 @@ def _restricted(profile, devices):
     pairs = {pair: seconds for pair, seconds in profile.transfer.items() if pair[0] in devices and pair[1] in devices}
     return layer_profile.Profile(
         profile.layers, devices, profile.rows, {ctx: profile.costs[ctx] for ctx in devices}, {ctx: profile.update[ctx] for ctx in devices}, profile.state_factor, pairs, profile.home, profile.input_bytes,
-        {pair: seconds for pair, seconds in profile.waits.items() if pair in pairs}, profile.beside, None, profile.memory_factor,
+        {pair: seconds for pair, seconds in profile.waits.items() if pair in pairs}, profile.beside,
     )  # fmt: skip
 
 
@@ -207,7 +249,8 @@ class Plan(layer_profile.SavedAsJson):
         from .pipeline import Expected, Pipeline
 
         pipeline = Pipeline(self.micro_batches, self.schedule)
-        pipeline._expected = Expected([self.devices[d] for d in self._candidate.where], self._candidate.times)
+        if self._candidate.order is not None:
+            pipeline._expected = Expected([self.devices[d] for d in self._candidate.where], self._candidate.order)
         return pipeline
 
     def place(self, net):
@@ -250,6 +293,8 @@ class Plan(layer_profile.SavedAsJson):
 
     def compare(self, report):
         """What was predicted beside what a `Report` of the pipeline measured: a `Comparison`."""
+        if not isinstance(report, Report):
+            raise TypeError(f"Plan.compare: report must be what pipeline.report() gives, not {type(report).__name__}")
         return Comparison(self, report)
 
     # Keeping it
@@ -274,10 +319,13 @@ class Plan(layer_profile.SavedAsJson):
         try:
             profile = layer_profile.Profile.from_json(data["profile"])
             limits = {layer_profile.parse_context(name): limit for name, limit in data["memory"].items()}
+            if data["schedule"] not in _NAMES:
+                raise ValueError(f"there is no schedule {data['schedule']!r}")
+            _numbers(data["micro_batches"], profile.rows, 1)
             search = Search(profile, limits, [data["micro_batches"]], [data["schedule"]])
             placement = tuple(profile.devices.index(layer_profile.parse_context(data["placement"][profile.layers[i].path])) for i in search.free)
             return cls(profile, limits, search.evaluate(placement, data["micro_batches"], data["schedule"]))
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, IndexError, TypeError, ValueError) as error:
             raise MXNetError(f"the plan is damaged: {type(error).__name__}: {error}") from error
 
     # Showing it
@@ -296,7 +344,7 @@ class Plan(layer_profile.SavedAsJson):
         for d, ctx in enumerate(self.devices):
             limit = self.limits.get(ctx)
             memory.append((str(ctx), *[f"{size:,}" for size in self._candidate.memory[d]], f"{limit:,}" if limit is not None else ""))
-        first = f"{len(self.stages)} stages, {self.micro_batches} micro-batches, {self.schedule}: {self.seconds * 1e3:.2f} ms a step predicted, bubble {self.bubble:.1%}"
+        first = f"{len(self.stages)} stages, {self.micro_batches} micro-batches, {self.schedule}: {_ms(self.seconds)} ms a step predicted, bubble {self.bubble:.1%}"
         return "\n".join([first, *_compiled._table(rows), *_compiled._table(memory)])
 
     def plot(self, path=None):
@@ -310,7 +358,7 @@ class Plan(layer_profile.SavedAsJson):
         figure, (time, memory) = new_figure("Plan.plot", 1.2 + 0.7 * len(self.devices), ncols=2, width_ratios=(4, 1), sharey=True)
         spans = self.simulation.spans
         draw_spans(time, spans, [self.devices.index(self.stages[action.stage][0]) for action in spans], self.simulation.length)
-        time.set_title(f"{self.micro_batches} micro-batches, {self.schedule}: {self.seconds * 1e3:.2f} ms predicted", loc="left", fontsize=10)
+        time.set_title(f"{self.micro_batches} micro-batches, {self.schedule}: {_ms(self.seconds)} ms predicted", loc="left", fontsize=10)
         time.set_xlabel("ms")
         time.set_yticks(range(len(self.devices)), [str(ctx) for ctx in self.devices])
         for row, ctx in enumerate(self.devices):
@@ -327,6 +375,10 @@ class Plan(layer_profile.SavedAsJson):
         return figure
 
 
+def _ms(seconds):
+    return f"{seconds * 1e3:.2f}" if seconds >= 1e-3 else f"{seconds * 1e3:.4f}"
+
+
 def _span(names):
     return names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]} ({len(names)})" if names else "(sends the batch)"
 
@@ -337,7 +389,7 @@ class Comparison:
     Attributes
     ----------
     predicted, measured : float
-        Seconds from the first stage's begin to the last one's end.
+        Seconds from the first stage's begin to the last one's end; of a plan that was run in a trial, those of the quickest step.
     error : float
         How far the prediction is off, as a share of what was measured.
     stages : list of (Context, dict of str to (float or None, float or None))
@@ -345,7 +397,8 @@ class Comparison:
     """
 
     def __init__(self, plan, report):
-        self.predicted, self.measured = plan.simulation.length, report.seconds
+        trial = plan.profile.trial(plan._candidate)
+        self.predicted, self.measured = trial.span if trial and trial.span else plan.simulation.length, report.seconds
         self.error = self.predicted / self.measured - 1 if self.measured else 0.0
         self.bubbles = plan.bubble, report.bubble
         times = plan._candidate.times
@@ -371,5 +424,5 @@ class Comparison:
             rows.append((str(ctx), *["" if value is None else f"{value * 1e3:.3f}" for k in "FBW" for value in passes[k]]))
         memory = [("device", "bytes of micro-batches", "by the compiled plan")]
         memory += [(str(ctx), *[f"{size:,}" for size in pair]) for ctx, pair in self.memory.items()]
-        first = f"predicted {self.predicted * 1e3:.2f} ms, measured {self.measured * 1e3:.2f} ms ({self.error:+.1%}); bubble {self.bubbles[0]:.1%}, measured {self.bubbles[1]:.1%}"
+        first = f"predicted {_ms(self.predicted)} ms, measured {_ms(self.measured)} ms ({self.error:+.1%}); bubble {self.bubbles[0]:.1%}, measured {self.bubbles[1]:.1%}"
         return "\n".join([first, *_compiled._table(rows), *_compiled._table(memory)])

@@ -144,6 +144,14 @@ class Stages:
                         numbers += [phase, piece, segment, 0 if phase else len(self) - 1]
         return numbers
 
+    def bytes_of(self, schedule, micro_batches, times):
+        """The most bytes on each device with the table that a schedule makes of such times (`peaks`)."""
+        own, self.weights = self.weights, {**self.weights, **times}
+        try:
+            return self.peaks(self.items(self.table(schedule, micro_batches, "FB"), micro_batches, "FB"), "FB")
+        finally:
+            self.weights = own
+
     def segments_of(self, action):
         """(phase, piece, segments) of an action."""
         return (0 if action.kind == "F" else 1), action.micro_batch, self.pieces[action.micro_batch]["segments"][action.stage][action.kind]

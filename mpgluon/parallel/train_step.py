@@ -11,6 +11,11 @@ from .pipeline import Pipeline, PipelinedCall, _Driver
 __all__ = ["TrainStep"]
 
 
+def first_of(outputs, *_):
+    """A network that gives its own loss."""
+    return outputs
+
+
 class _Losses(HybridBlock):
     """Network and loss as one block."""
 
@@ -118,6 +123,22 @@ class TrainStep:
         losses = losses[0] if len(losses) == 1 else losses
         return (losses, states) if timewise else losses
 
+    def bytes_of_step(self, data, labels):
+        """The most bytes that the micro-batches of such a step take on each device, by plan; it is compiled for that, and nothing is run."""
+        labels = list(labels) if isinstance(labels, (list, tuple)) else [labels]
+        data = list(data) if isinstance(data, (list, tuple)) else [data]
+        call = PipelinedCall(_Losses(self._net, self._loss, len(labels), False), self._flags)
+        with autograd.train_mode():
+            run, entry, _ = call.begin((*data, *labels), True)
+            run.train(self._heads(entry, run.outputs()))
+            return _Driver(entry, self._pipeline).peaks(run)
+
+    @staticmethod
+    def _heads(entry, outputs):
+        """Ones for the losses, and nothing for what else there is."""
+        num_losses = len(entry.signature.outputs[1]) - 1
+        return [nd.ones_like(out) if i < num_losses else None for i, out in enumerate(outputs)]
+
     def _check_labels(self, data, labels):
         """A label that is not divided would meet each micro-batch whole: unless that was said, its length is a mistake."""
         axis = self._pipeline.axis
@@ -135,8 +156,7 @@ class TrainStep:
         with autograd.train_mode():
             run, entry, update = call.begin(args, True)
             outputs = run.outputs()
-            num_losses = len(entry.signature.outputs[1]) - 1
-            run.train([nd.ones_like(out) if i < num_losses else None for i, out in enumerate(outputs)])
+            run.train(self._heads(entry, outputs))
             _Driver(entry, self._pipeline).train(run)
             if update is not None:
                 update(outputs[-update.count :])

@@ -11,72 +11,77 @@ import time
 
 from .. import ndarray as nd
 from .. import random
-from ..base import MXNetError
 from ..context import memory_stats
 from . import layer_profile
-from .layer_profile import Trial
+from .layer_profile import Trial, key_of
 from .pipeline import Expected
 from .placement import Search
+from .weighing import best_within
 
 __all__ = ["improve"]
 
 WARM, STEPS, SECONDS = 3, 3, 0.3  # steps before and while measuring, and for how long at least
 FINALISTS, CLOSE = 3, 1.1  # how many are run again at most, and how much longer than the quickest they take at most
 NEAR, ENOUGH = 1.1, 20.0  # what is run beyond the search's own choice: predicted to take at most so much longer, and for so many seconds in all
-SLACK = 0.2  # how far estimated bytes of micro-batches may be above a limit
 MOST = 3.0  # by how much a cost is corrected at most
 
 
-def improve(profile, limits, numbers, names, plan_of, count, net, sample, labels, loss, optimizer, optimizer_params, progress=None):
+def improve(profile, limits, numbers, names, plan_of, scale, count, net, sample, labels, loss, optimizer, optimizer_params, progress=None):
     """Runs up to `count` plans, and returns the best candidate of those that were run; of a search without any, where there is no room to run one.
 
-    ``plan_of``: makes a `Plan` of a candidate.
+    ``plan_of``: makes a `Plan` of a candidate. ``scale``: a `weighing.Scale`, or None.
     """
     corrected, tried, trials, bar = set(), [], [], layer_profile.Progress("trials ", count + 1, progress and count > 0)
     state, begin = random.get_state(), time.perf_counter()
     try:
         while len(tried) < count:
-            candidate = _next(profile, limits, numbers, names, bool(tried), time.perf_counter() - begin < ENOUGH)
+            candidate = _next(profile, limits, numbers, names, scale, time.perf_counter() - begin < ENOUGH)
             if candidate is None or not _has_room(profile, candidate):
                 break
             trial = _Trial(plan_of(candidate), net, sample, labels, loss, optimizer, optimizer_params)
-            trial.warm()
+            trial.warm(lambda peaks, c=candidate: _fits(profile, limits, c, peaks))
             _take_turns([trial], True)
-            profile.trials[_key(candidate)] = trial.result()
+            profile.trials[key_of(candidate)] = trial.result()
             tried.append(candidate)
             trials = sorted([*trials, trial], key=lambda t: t.seconds)[:FINALISTS]  # the others give their memory back
             _correct(profile, candidate, trial.stages(), corrected)
             _correct_rest(profile, tried)
-            estimated = [sum(moving for _, moving in Search(profile).simulated(*_key(c)).memory) for c in tried]
-            profile.memory_factor *= sum(sum(profile.trial(c).memory) for c in tried) / max(sum(estimated), 1)
             bar(f"{trial.seconds * 1e3:.2f} ms")
         if trials:
             trials = [t for t in trials if t.seconds <= CLOSE * trials[0].seconds]
             _take_turns(trials)
             _take_turns([min(trials, key=lambda t: t.seconds)])  # as it will run: alone
             for trial in trials:
-                profile.trials[_key(trial.candidate)] = trial.result()
+                profile.trials[key_of(trial.candidate)] = trial.result()
             bar(f"{min(t.seconds for t in trials) * 1e3:.2f} ms", last=True)
     finally:
         random.set_state(state)
     search = Search(profile, limits, numbers, names)
-    best = [search.evaluate(*_key(c)) for c in tried]
+    best = [search.evaluate(*key_of(c)) for c in tried]
     best = [c for c in best if not search.excess(c)[0]]
-    return min(best, key=lambda c: c.seconds) if best else search.run()
+    return min(best, key=lambda c: c.seconds) if best else best_within(profile, limits, numbers, names, scale)
 
 
-def _next(profile, limits, numbers, names, any_tried, further):
+def _next(profile, limits, numbers, names, scale, further):
     """The candidate to be run next: the best, as long as it was not run, and then (`further`) the best of those near to it; None: enough were run."""
-    search = Search(profile, limits, numbers, names, SLACK)
-    try:
-        best = search.run()
-    except MXNetError:  # before that is believed, bytes are corrected
-        return None if any_tried else Search(profile, None, numbers, names).run()
+    best = best_within(profile, limits, numbers, names, scale)
     if profile.trial(best) is None:
         return best
+    search = Search(profile, limits, numbers, names)
     near = [search.evaluate(*key) for key in search.near(best)] if further else []
-    near = [c for c in near if profile.trial(c) is None and c.seconds <= NEAR * best.seconds and not search.excess(c)[0]]
-    return min(near, key=lambda c: c.seconds, default=None)
+    for c in sorted((c for c in near if profile.trial(c) is None and c.seconds <= NEAR * best.seconds), key=lambda c: c.seconds):
+        if scale is not None and key_of(c) not in profile.weights and any(limit is not None for limit in search.limits):
+            scale.weigh(c)
+            search.forget(c)
+            c = search.evaluate(*key_of(c))
+        if not search.excess(c)[0]:
+            return c
+    return None
+
+
+def _fits(profile, limits, candidate, peaks):
+    """Whether parameters, states and such bytes of micro-batches are within the limits."""
+    return all(limit is None or fixed + peaks.get(ctx, 0) <= limit for ctx, (fixed, _) in zip(profile.devices, candidate.memory) for limit in [(limits or {}).get(ctx)])
 
 
 def _take_turns(trials, passes=False):
@@ -86,10 +91,6 @@ def _take_turns(trials, passes=False):
         for trial in trials:
             trial.run(passes)
         count += 1
-
-
-def _key(candidate):
-    return candidate.placement, candidate.micro_batches, candidate.schedule
 
 
 def _has_room(profile, candidate):
@@ -110,7 +111,7 @@ class _Trial:
 
     def __init__(self, plan, net, sample, labels, loss, optimizer, optimizer_params):
         from ..gluon import Trainer
-        from .train_step import TrainStep
+        from .train_step import TrainStep, first_of
 
         self.candidate, self.devices = plan._candidate, plan.devices
         own = layer_profile._alone(net)
@@ -122,24 +123,24 @@ class _Trial:
         params = {name: param for name, param in own.collect_params().items() if param.grad_req != "null"}
         trainer = Trainer(params, optimizer, optimizer_params) if params else None
         self.pipeline = plan.pipeline()
-        step = TrainStep(own, loss or (lambda outputs, *_: outputs), trainer, self.pipeline)
+        step = TrainStep(own, loss or first_of, trainer, self.pipeline)
         self._step = lambda: step(sample, labels)
         self._start()
 
     def _start(self):
-        self.seconds, self.report, self._passes = float("inf"), None, {}
+        self.seconds, self.span, self.report, self._passes = float("inf"), None, None, {}
 
-    def warm(self):
+    def warm(self, fits):
         """The first steps, which compile; what the later ones take is what the schedule is made from, and kept with the plan: other times would make other
-        tables, which take other time and memory."""
+        tables, which take other time and memory. Where such a table has no room (`fits`, asked with its bytes), the plan's own stays."""
         self._step()
         for _ in range(WARM - 1):
             self.run(True)
-        expected = self.pipeline._expected
-        self.times = None
-        if self.report.stages.placement() == expected.contexts:
-            self.times = {**expected.times, **self._means()}
-            self.pipeline._expected = Expected(expected.contexts, self.times)
+        self.times, contexts = None, [self.devices[d] for d in self.candidate.where]
+        if self.report.stages.placement() == contexts:
+            times = {**self.candidate.times, **self._means()}
+            if fits(self.report.stages.bytes_of(self.candidate.schedule, self.candidate.micro_batches, times)):
+                self.times, self.pipeline._expected = times, Expected(contexts, times)
         self._step()  # with memory of its own
         self._start()
 
@@ -153,6 +154,7 @@ class _Trial:
         if not passes:
             return
         self.report = self.pipeline.report()
+        self.span = min(self.report.seconds, self.span or float("inf"))
         for action, (first, last) in self.report.spans.items():
             self._passes[action] = min(last - first, self._passes.get(action, float("inf")))
 
@@ -165,7 +167,7 @@ class _Trial:
 
     def result(self):
         """What is kept of it."""
-        return Trial(self.seconds, [self.report.planned_bytes.get(ctx, 0) for ctx in self.devices], self.times)
+        return Trial(self.seconds, [self.report.planned_bytes.get(ctx, 0) for ctx in self.devices], self.times, self.span)
 
     def stages(self):
         """For each device, for each of its stages in order: seconds by kind of pass."""
@@ -222,4 +224,4 @@ def _correct_rest(profile, tried):
     """What a step takes beside its stages: what is left between the prediction and the measured step, of the plan where that is least."""
     profile.beside = 0.0
     search = Search(profile)
-    profile.beside = max(min(profile.trial(c).seconds - search.simulated(*_key(c)).seconds for c in tried), 0.0)
+    profile.beside = max(min(profile.trial(c).seconds - search.simulated(*key_of(c)).seconds for c in tried), 0.0)

@@ -1,0 +1,100 @@
+"""Plans held against memory limits: by compiling them, which tells their bytes without running anything.
+
+What the search knows of the bytes of a plan is an estimate from layers compiled alone. Before a plan is chosen within limits it is compiled as a whole, with
+the table that its schedule has for stages that are equally heavy, and the bytes of that count. Where nothing that the search finds has room, the plans
+that need least are compiled, in the order of their estimates. None of this depends on measured times: so what the error says is needed is the same in every
+call, and a limit of that much is enough.
+"""
+
+from .. import random
+from ..context import memory_stats
+from . import layer_profile
+from .layer_profile import key_of
+from .placement import Search
+
+__all__ = ["Scale", "best_within"]
+
+SLACK = 0.2  # how far estimated bytes of micro-batches may be above a limit, or above what is needed least
+TURNS = 32  # plans that the search chose which are compiled before those are that need least
+LEANEST = 96  # how many of those
+
+
+class Scale:
+    """Compiles plans for a copy of the network.
+
+    Parameters
+    ----------
+    plan_of : callable
+        Makes a `Plan` of a candidate.
+    """
+
+    def __init__(self, profile, plan_of, net, sample, labels, loss):
+        self.profile, self._plan_of, self._loss = profile, plan_of, loss
+        self._net, self._sample, self._labels, self._copy = net, sample, labels, None
+
+    def can_weigh(self):
+        """Whether a copy of the network's parameters and gradients has room beside what is there, wherever it is put."""
+        if self._copy is not None:
+            return True
+        params = list(self._net.collect_params().values())
+        if any(p._data is None and not p._deferred_init for p in params):
+            return False
+        needed = 2.2 * sum(layer.param_bytes for layer in self.profile.layers)
+        devices = {*self.profile.devices, *(ctx for p in params if p._data is not None for ctx in p.list_ctx())}
+        return all(not stats["limit"] or stats["in_use"] + needed <= stats["limit"] for stats in map(memory_stats, devices))
+
+    def weigh(self, candidate):
+        """Notes the bytes of a candidate in the profile."""
+        from .pipeline import Pipeline
+        from .train_step import TrainStep, first_of
+
+        if self._copy is None:
+            self._copy = layer_profile._alone(self._net)
+        self._copy.place(self._plan_of(candidate))
+        pipeline = Pipeline(candidate.micro_batches, candidate.schedule, check=False)  # whoever runs it gets told; here it would be traced again on the whole batch
+        state = random.get_state()
+        try:
+            peaks = TrainStep(self._copy, self._loss or first_of, None, pipeline).bytes_of_step(self._sample, self._labels)
+        finally:
+            random.set_state(state)
+        self.profile.weights[key_of(candidate)] = [peaks.get(ctx, 0) for ctx in self.profile.devices]
+
+
+def best_within(profile, limits, numbers, names, scale=None):
+    """The best candidate that has room; MXNetError, which says what is lacking, where there is none.
+
+    ``scale``: None where nothing can be compiled; the search's estimates are believed then.
+    """
+    if scale is None or not any(limit is not None for limit in (limits or {}).values()):
+        return Search(profile, limits, numbers, names).run()
+    search = Search(profile, limits, numbers, names, SLACK)
+    for _ in range(TURNS):
+        best = search.find()
+        if best is None or profile.is_weighed(best):
+            break
+        scale.weigh(best)
+        search.forget(best)
+    else:
+        best = None
+    if best is None:
+        _weigh_leanest(search, scale)
+        known = [search.evaluate(*key) for key in profile.weights]
+        best = min((c for c in known if not search.excess(c)[0]), key=lambda c: c.seconds, default=None)
+        if best is None:
+            search.fail(min(known, key=search.over))
+    return best
+
+
+def _weigh_leanest(search, scale):
+    """Compiles the candidates that need least, until estimates are far above the least that was found."""
+    profile, least = search.profile, None
+    for candidate in search.lean()[:LEANEST]:
+        key = key_of(candidate)
+        if least is not None and search._over(*zip(*candidate.memory), search.slack)[0] > search.over(least)[0]:
+            continue
+        if key not in profile.weights:
+            scale.weigh(candidate)
+            search.forget(candidate)
+        found = search.evaluate(*key)
+        if least is None or search.over(found)[0] < search.over(least)[0]:
+            least = found

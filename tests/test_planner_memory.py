@@ -1,0 +1,198 @@
+"""Plans within memory limits: what is planned has room, and what is refused really needs what the error says."""
+
+import re
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import gluon, nd
+from mpgluon.context import memory_stats
+from mpgluon.gluon import nn
+from mpgluon.gluon.contrib.nn import HybridConcurrent
+from mpgluon.parallel import Plan, Profile, TrainStep, plan, weighing
+from mpgluon.parallel.layer_profile import Trial, key_of
+from mpgluon.parallel.placement import Search
+from test_planner import CPU, SCHEDULES, square, synthetic
+
+
+def dense():
+    return chain(*[nn.Dense(units, activation="relu") for units in (48, 96, 32, 64, 24)]), (16, 40)
+
+
+def convolutions():
+    return chain(nn.Conv2D(8, 3, padding=1, activation="relu"), nn.Conv2D(16, 3, 2, 1), nn.BatchNorm(), nn.Dense(12), nn.Dense(4)), (8, 3, 8, 8)
+
+
+def branches():
+    both = HybridConcurrent(axis=1)
+    both.add(nn.Dense(32, activation="relu"), nn.Dense(48))
+    return chain(nn.Dense(40), both, nn.Dense(24)), (16, 30)
+
+
+def chain(*layers):
+    net = nn.HybridSequential()
+    net.add(*layers)
+    net.initialize(mx.init.Xavier())
+    return net
+
+
+def need(error):
+    """The bytes that the error says are needed, and on how many devices."""
+    found = [int(n.replace(",", "")) for n in re.findall(r"([\d,]+) bytes on cpu", str(error))]
+    return max(found)
+
+
+def measured(net, made, x):
+    """The most bytes that parameters, gradients, states and a step take on each device."""
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01, "momentum": 0.9})
+    step, found = TrainStep(net, square, trainer, made.pipeline()), {}
+    for _ in range(2):
+        step(x, [])
+    nd.waitall()
+    before = {ctx: memory_stats(ctx)["in_use"] for ctx in made.devices}
+    for ctx in made.devices:
+        mx.context.reset_peak_memory(ctx)
+    losses = step(x, [])
+    nd.waitall()
+    for ctx in made.devices:
+        own = [p for p in net.collect_params().values() if p.list_ctx() == [ctx]]
+        held = sum(p.data().size * 4 * (3 if p.grad_req != "null" else 1) for p in own)  # the momentum, too
+        found[ctx] = held + memory_stats(ctx)["peak_in_use"] - before[ctx] - (losses.size * 4 if losses.context == ctx else 0)
+    return found
+
+
+OPTIONS = {"loss": square, "micro_batches": [2, 4], "optimizer": "sgd", "optimizer_params": {"momentum": 0.9}, "progress": False}
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+@pytest.mark.parametrize("make", [dense, convolutions, branches])
+def test_what_is_refused_needs_what_is_said_and_every_limit_above_is_planned(make, devices):
+    net, shape = make()
+    x = nd.array(np.random.RandomState(2).rand(*shape))
+    free = plan(net, x, CPU[:devices], repeats=1, trials=0, **OPTIONS)
+
+    def limited(bytes_of_all):
+        own = Profile.from_json({**free.profile.to_json(), "weights": []})  # nothing is known of what was compiled before
+        return plan(net, x, CPU[:devices], memory=bytes_of_all, profile=own, **OPTIONS)
+
+    with pytest.raises(mx.MXNetError, match="no placement has room .* needs") as error:
+        limited(1)
+    least = need(error.value)
+    with pytest.raises(mx.MXNetError, match=f"needs {least:,} bytes on .*, 1 more than its limit of {least - 1:,}"):
+        limited(least - 1)
+    for share in (1, 1.02, 1.3, 2):
+        made = limited(int(share * least))
+        assert max(made.memory.values()) <= share * least and made.fits(), share
+        other, _ = make()
+        other.place(made)
+        for ctx, size in measured(other, made, x).items():
+            assert size <= 1.05 * made.memory[ctx] + 256, share
+
+
+@pytest.mark.parametrize("make", [dense, branches])
+def test_the_least_is_the_least_of_all(make):
+    """Every placement that is searched, compiled with every schedule and number of micro-batches."""
+    net, shape = make()
+    x = nd.ones(shape)
+    profile = plan(net, x, CPU[:2], repeats=1, trials=0, **OPTIONS).profile
+    with pytest.raises(mx.MXNetError) as error:
+        plan(net, x, CPU[:2], memory=1, profile=profile, **OPTIONS)
+    search, every = Search(profile, None, [2, 4]), Profile.from_json(profile.to_json())
+    scale = weighing.Scale(every, lambda c: Plan(every, {}, c), net, x, [], square)
+    keys = {(p, m, s) for m, s, listed in search._forms() for p in listed}
+    assert len(keys) > 20
+    needs = []
+    for key in keys:
+        scale.weigh(search.even(*key))
+        needs.append(max(map(sum, Search(every).evaluate(*key).memory)))
+    assert need(error.value) <= min(needs)
+
+
+def test_a_refusal_says_the_same_whatever_was_measured():
+    needs = set()
+    for _ in range(2):
+        net, shape = dense()
+        with pytest.raises(mx.MXNetError) as error:
+            plan(net, nd.ones(shape), CPU[:2], memory=4000, repeats=1, **OPTIONS)
+        needs.add(str(error.value))
+    assert len(needs) == 1
+    least = need(needs.pop())
+    made = plan(dense()[0], nd.ones(dense()[1]), CPU[:2], memory=least, repeats=1, **OPTIONS)  # with trials
+    assert max(made.memory.values()) <= least
+
+
+def test_all_devices_that_lack_memory_are_named():
+    profile = synthetic(3, 5)
+    with pytest.raises(mx.MXNetError, match=r"by estimate, needs .* on cpu\(\d\), .* for micro-batches under way; .* bytes on cpu\(\d\), ") as error:
+        Search(profile, dict.fromkeys(CPU[:2], 1000), [2], SCHEDULES).run()
+    assert len(re.findall("more than its limit of 1,000", str(error.value))) == 2
+
+
+def test_estimates_alone_plan_every_limit_from_what_they_refuse_with():
+    for seed in range(4):
+        profile = synthetic(seed, 6, 3, [1, 1.4, 1.2])
+        with pytest.raises(mx.MXNetError) as error:
+            Search(profile, dict.fromkeys(CPU[:3], 1), [2, 4], SCHEDULES).run()
+        least = need(error.value)
+        for share in (1, 1.05, 1.3, 2):
+            limit = int(share * least)
+            assert max(map(sum, Search(profile, dict.fromkeys(CPU[:3], limit), [2, 4], SCHEDULES).run().memory)) <= limit
+
+
+def test_many_layers_within_tight_limits(monkeypatch):
+    """Where placements are not listed, a limit that only an even split keeps is planned."""
+    from mpgluon.parallel import placement
+
+    profile = synthetic(5, 14, 3)
+    with pytest.raises(mx.MXNetError) as error:
+        Search(profile, dict.fromkeys(CPU[:3], 1), [4], ["1f1b"]).run()
+    monkeypatch.setattr(placement, "LISTED", 10)
+    with pytest.raises(mx.MXNetError) as rough:
+        Search(profile, dict.fromkeys(CPU[:3], 1), [4], ["1f1b"]).run()
+    assert need(error.value) <= need(rough.value) <= 1.1 * need(error.value)
+    found = Search(profile, dict.fromkeys(CPU[:3], need(rough.value)), [4], ["1f1b"]).run()
+    assert max(map(sum, found.memory)) <= need(rough.value)
+
+
+class Fake:
+    """Weighs plans as `factor` times what is estimated."""
+
+    def __init__(self, profile, factor):
+        self.profile, self.factor, self.weighed = profile, factor, []
+
+    def weigh(self, candidate):
+        self.weighed.append(key_of(candidate))
+        self.profile.weights[key_of(candidate)] = [round(self.factor * m) for _, m in candidate.memory]
+
+
+@pytest.mark.parametrize("factor", [0.85, 1.0, 1.5])
+def test_estimates_are_not_believed(factor):
+    """What compiled plans take decides, whether it is above or below the estimates."""
+    profile, numbers = synthetic(1, 6), [2, 4]
+    free = Search(profile, None, numbers, SCHEDULES).run()
+    for share in (0.5, 0.8, 0.95, 1.5):
+        limits = dict.fromkeys(CPU[:2], round(share * max(map(sum, free.memory))))
+        own = synthetic(1, 6)
+        scale = Fake(own, factor)
+        try:
+            made = weighing.best_within(own, limits, numbers, SCHEDULES, scale)
+        except mx.MXNetError as error:
+            assert need(error) > max(limits.values()) and share < 1
+            continue
+        assert own.is_weighed(made) and max(map(sum, made.memory)) <= max(limits.values())
+        assert made.memory == [(fixed, m) for (fixed, _), m in zip(made.memory, own.weights[key_of(made)])]
+
+
+def test_a_leaner_table_takes_the_place_of_a_trial_that_has_no_room():
+    profile = synthetic(4, 6)
+    found = Search(profile, None, [4], ["zero_bubble"]).run()
+    key, sizes = key_of(found), [m for _, m in found.memory]
+    profile.trials[key] = Trial(0.5, [2 * m for m in sizes], found.times)
+    profile.weights[key] = sizes
+    fixed = [f for f, _ in found.memory]
+    tight = {ctx: f + m for ctx, f, m in zip(CPU, fixed, sizes)}
+    assert [m for _, m in Search(profile, None, [4]).evaluate(*key).memory] == [2 * m for m in sizes]
+    leaner = Search(profile, tight, [4]).evaluate(*key)
+    assert [m for _, m in leaner.memory] == sizes and leaner.order is None and leaner.seconds != 0.5
+    assert Profile.from_json(profile.to_json()).weights == profile.weights
