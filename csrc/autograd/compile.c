@@ -314,6 +314,7 @@ mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_i
   for (uint32_t i = 0; i < num_inputs; i++) c->wanted[i] = options->recording && options->wanted[i];
   mpg_dump_pass("traced", &c->graph, NULL, NULL);
   MPG_GOTO(rewrite(c, trace, options));
+  if (options->shared) MPG_GOTO(mpg_compiled_share_packs(c, options->shared));
   mpg_dump_pass("rewritten", &c->graph, NULL, NULL);
   c->traced = mpg_malloc((c->graph.num_inputs + num_outputs + 1) * sizeof *c->traced);
   if (!c->traced) MPG_GOTO(mpg_out_of_host_memory(c->graph.num_inputs * sizeof *c->traced));
@@ -322,6 +323,7 @@ mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_i
   MPG_GOTO(mpg_graph_simplify(&c->graph));
   mpg_dump_pass("simplified", &c->graph, NULL, NULL);
   if (!c->recording && c->stages == MPG_STAGES_NONE) MPG_GOTO(mpg_compiled_make_prologue(c));
+  if (options->shared) MPG_GOTO(mpg_compiled_make_shared_prologue(c));
   MPG_GOTO(take_outputs(c, c->graph.outputs));
   MPG_GOTO(make_all(c, options->budget));
   *compiled = c;

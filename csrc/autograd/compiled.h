@@ -17,7 +17,7 @@
  * number; where a call comes with the number that the compiled call knows, nobody looks at these arrays before the work is queued.
  * What is made of bound inputs and constants alone is kept with the binding when no gradient is recorded (weights packed or folded):
  * a prologue makes it at the first call, and again when one of these arrays has been written since (prologue.c). It follows the inputs among
- * the external arrays.
+ * the external arrays. Of calls in pieces, the prologue packs weights once for all pieces of a run, for both phases, where packing for each costs time.
  *
  * Ownership: a compiled call is counted; tapes of recorded calls hold references. Threads: host lock.
  */
@@ -137,6 +137,7 @@ typedef struct mpg_compile_options {
   const bool *wanted; /* per given input: it is on the tape */
   mpg_compile_stages stages; /* for calls in pieces (pieces.h); such a call cannot be called by mpg_compiled_call */
   const bool *carried;       /* per given input; NULL: none */
+  const bool *shared;        /* per given input: it is the same array for all pieces of a run, of which there are several; NULL: none */
   uint32_t num_parameters; /* of the given inputs, the last: the same arrays in call after call */
   uint32_t num_bound;      /* likewise: those that come with a binding */
   const mpg_memory_budget *budget; /* when recording: compute again what it takes to stay within; NULL: no limit */
@@ -167,6 +168,10 @@ mpg_status mpg_compiled_replay(mpg_compiled *compiled, mpg_array *const *inputs,
 
 /* prologue.c. Makes the prologue of a simplified graph, where there is something to keep. */
 mpg_status mpg_compiled_make_prologue(mpg_compiled *compiled);
+/* For calls in pieces. Puts the packing of shared weights, forward and backward, into the prologue phase of the rewritten graph; then, when that is
+ * simplified, makes the prologue. */
+mpg_status mpg_compiled_share_packs(mpg_compiled *compiled, const bool *shared);
+mpg_status mpg_compiled_make_shared_prologue(mpg_compiled *compiled);
 /* The binding of a call, with a reference; made where the compiled call has another. */
 mpg_status mpg_compiled_bind(mpg_compiled *compiled, const mpg_inputs *inputs, mpg_binding **binding);
 void mpg_binding_release(mpg_binding *binding); /* NULL is allowed */
@@ -181,9 +186,9 @@ static inline uint32_t mpg_compiled_num_fixed(const mpg_compiled *c) { return c-
 
 static inline uint32_t mpg_compiled_kept(const mpg_compiled *c, uint32_t i) { return c->num_inputs + i; }
 static inline uint32_t mpg_compiled_result(const mpg_compiled *c, uint32_t i) { return c->num_inputs + c->num_kept + i; }
-static inline uint32_t mpg_compiled_out_grad(const mpg_compiled *c, uint32_t i) { return c->num_inputs + c->num_results + i; } /* nothing is kept */
+static inline uint32_t mpg_compiled_out_grad(const mpg_compiled *c, uint32_t i) { return mpg_compiled_result(c, c->num_results) + i; }
 static inline uint32_t mpg_compiled_in_grad(const mpg_compiled *c, uint32_t i) {
-  return c->num_inputs + c->num_results + c->num_outputs + i;
+  return mpg_compiled_out_grad(c, c->num_outputs) + i;
 }
 static inline uint32_t mpg_compiled_forward_externals(const mpg_compiled *c) { return mpg_compiled_result(c, c->num_results); }
 static inline uint32_t mpg_compiled_sum(const mpg_compiled *c, uint32_t i) { return mpg_compiled_in_grad(c, c->num_inputs) + i; }

@@ -136,7 +136,7 @@ static mpg_status make_output(mpg_pieces *run, uint32_t i) {
     for (uint32_t k = 1; k < run->num_pieces; k++) desc.shape.dims[0] += rows_of(output_desc(&run->pieces[k], i));
   }
   const mpg_compiled *c = run->pieces[0].compiled;
-  MPG_TRY(mpg_device_get(mpg_graph_at(&c->graph, c->results[c->outputs[i].external - c->num_inputs])->device, &device));
+  MPG_TRY(mpg_device_get(mpg_graph_at(&c->graph, c->results[c->outputs[i].external - mpg_compiled_result(c, 0)])->device, &device));
   return mpg_tensor_create(device, &desc, &run->outputs[i]);
 }
 
@@ -239,6 +239,40 @@ static mpg_status begin_flight(const mpg_pieces *run, mpg_piece *piece, mpg_phas
   return mpg_flight_begin(set, &call, piece->rows, true, &piece->flights[phase]);
 }
 
+/* What is made of parameters once for all pieces that one compiled call is for. */
+static mpg_status make_kept(const mpg_pieces *run, const mpg_piece *piece) {
+  const mpg_compiled *c = piece->compiled;
+  mpg_status status = MPG_OK;
+  mpg_storage **blocks = mpg_calloc(c->prologue->num_blocks + 1, sizeof *blocks);
+  if (!blocks) return mpg_out_of_host_memory(c->prologue->num_blocks * sizeof *blocks);
+  for (uint32_t i = 0; i < c->num_kept; i++) {
+    const mpg_graph_value *value = mpg_graph_at(&c->graph, c->kept[i]);
+    mpg_device *device;
+    MPG_GOTO(mpg_device_get(value->device, &device));
+    MPG_GOTO(mpg_tensor_create(device, &value->desc, &piece->externals[mpg_compiled_kept(c, i)]));
+  }
+  MPG_GOTO(mpg_launch(c->prologue, &(mpg_launching){.parts = {piece->externals}, .blocks = blocks, .scope = run->scope, .origin = run->origin}));
+fail:
+  for (uint32_t i = 0; i < c->prologue->num_blocks; i++)
+    if (blocks[i]) mpg_storage_release(blocks[i]);
+  mpg_free(blocks);
+  return status;
+}
+
+static mpg_status share_kept(mpg_pieces *run) {
+  for (uint32_t k = 0; k < run->num_pieces; k++) {
+    const mpg_compiled *c = run->pieces[k].compiled;
+    uint32_t first = mpg_piece_first_alike(run, k);
+    if (c->prologue && first == k) MPG_TRY(make_kept(run, &run->pieces[k]));
+    for (uint32_t i = 0; first != k && i < c->num_kept; i++) {
+      mpg_tensor *kept = &run->pieces[k].externals[mpg_compiled_kept(c, i)];
+      *kept = run->pieces[first].externals[mpg_compiled_kept(c, i)];
+      mpg_tensor_retain(kept);
+    }
+  }
+  return MPG_OK;
+}
+
 static void *copied(const void *source, size_t size) {
   void *copy = mpg_malloc(size + 1);
   if (copy && size) memcpy(copy, source, size);
@@ -276,6 +310,7 @@ mpg_status mpg_pieces_new(const mpg_pieces_request *request, mpg_pieces **result
     if (c->graph.num_random > num_random) num_random = c->graph.num_random;
   }
   MPG_GOTO(bind_forward(run));
+  MPG_GOTO(share_kept(run));
   if (num_random) run->random = mpg_random_next(num_random);
   for (uint32_t k = 0; k < run->num_pieces; k++) {
     mpg_piece *piece = &run->pieces[k];

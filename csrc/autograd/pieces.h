@@ -83,7 +83,14 @@ typedef struct mpg_piece_check {
 } mpg_piece_check;
 mpg_status mpg_pieces_check(mpg_compiled *compiled, const mpg_piece_check *check);
 
-/* New, with its outputs made; nothing is queued. Checks that the pieces' shapes fit the inputs. */
+/* The first piece of the same compiled call: they share what its prologue makes, which is queued with the new run. */
+static inline uint32_t mpg_piece_first_alike(const mpg_pieces *run, uint32_t k) {
+  uint32_t first = 0;
+  while (run->pieces[first].compiled != run->pieces[k].compiled) first++;
+  return first;
+}
+
+/* New, with its outputs made; of the pieces nothing is queued. Checks that the pieces' shapes fit the inputs. */
 mpg_status mpg_pieces_new(const mpg_pieces_request *request, mpg_pieces **pieces);
 void mpg_pieces_release(mpg_pieces *pieces);
 void mpg_pieces_unwatch(mpg_pieces *pieces); /* gives one of its watchers up */

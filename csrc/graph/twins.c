@@ -45,11 +45,12 @@ static uint64_t hash_of(const mpg_graph *graph, const mpg_node *node) {
 
 static bool same_desc(const mpg_desc *a, const mpg_desc *b) { return a->dtype == b->dtype && mpg_shape_equal(&a->shape, &b->shape); }
 
-/* One phase and one region: a value of another would have to be kept until this one reads it. What was one node when regions
+/* One phase and one region: a value of another would have to be kept until this one reads it, as what the prologue makes is. What was one node when regions
  * were given out (budget.c) stays one. */
 static bool same_node(const mpg_graph *graph, uint32_t number_a, uint32_t number_b) {
   const mpg_node *a = &graph->nodes[number_a], *b = &graph->nodes[number_b];
-  if (a->op != b->op || a->num_inputs != b->num_inputs || a->num_outputs != b->num_outputs || a->train != b->train || a->phase != b->phase ||
+  if (a->op != b->op || a->num_inputs != b->num_inputs || a->num_outputs != b->num_outputs || a->train != b->train ||
+      (a->phase != b->phase && a->phase != MPG_PHASE_PROLOGUE) ||
       !mpg_device_id_equal(a->device, b->device))
     return false;
   if (a->region != b->region && b->twin != number_a + 1) return false;

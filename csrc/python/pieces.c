@@ -53,8 +53,9 @@ done:
   return result;
 }
 
-static PyObject *describe_set(const mpg_program_set *set) {
-  PyObject *segments = PyList_New(0), *blocks = PyList_New(0);
+/* kept_by: whose prologue's results count; NULL: none. */
+static PyObject *describe_set(const mpg_program_set *set, const mpg_compiled *kept_by) {
+  PyObject *segments = PyList_New(0), *blocks = PyList_New(0), *kept = PyList_New(0);
   for (uint32_t i = 0; segments != NULL && i < set->num_segments; i++) {
     PyObject *item = describe_segment(set, &set->segments[i]);
     if (item == NULL || PyList_Append(segments, item) < 0) Py_CLEAR(segments);
@@ -66,7 +67,15 @@ static PyObject *describe_set(const mpg_program_set *set) {
     if (item == NULL || PyList_Append(blocks, item) < 0) Py_CLEAR(blocks);
     Py_XDECREF(item);
   }
-  PyObject *result = segments != NULL && blocks != NULL ? Py_BuildValue("{s:O,s:O}", "segments", segments, "blocks", blocks) : NULL;
+  for (uint32_t i = 0; kept != NULL && kept_by != NULL && i < kept_by->num_kept; i++) {
+    const mpg_graph_value *value = mpg_graph_at(&kept_by->graph, kept_by->kept[i]);
+    PyObject *item = Py_BuildValue("Nn", context_of(value->device), (Py_ssize_t)mpg_pool_block_size(mpg_desc_bytes(&value->desc)));
+    if (item == NULL || PyList_Append(kept, item) < 0) Py_CLEAR(kept);
+    Py_XDECREF(item);
+  }
+  PyObject *result = segments != NULL && blocks != NULL && kept != NULL
+                         ? Py_BuildValue("{s:O,s:O,s:O}", "segments", segments, "blocks", blocks, "kept", kept) : NULL;
+  Py_XDECREF(kept);
   Py_XDECREF(segments);
   Py_XDECREF(blocks);
   return result;
@@ -96,22 +105,22 @@ static bool *flags_from(PyObject *object, Py_ssize_t count, const char *what) {
 }
 
 static PyObject *staged_call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-  static char *names[] = {"trace", "inputs", "wanted", "carried", "recording", "exact", "defer", NULL};
-  PyObject *trace, *inputs_object, *wanted_object, *carried_object, *keep = NULL;
+  static char *names[] = {"trace", "inputs", "wanted", "carried", "recording", "exact", "defer", "shared", NULL};
+  PyObject *trace, *inputs_object, *wanted_object, *carried_object, *shared_object = Py_None, *keep = NULL;
   int recording = 1, exact = 0, defer = 0;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|ppp:StagedCall", names, &trace, &inputs_object, &wanted_object, &carried_object,
-                                   &recording, &exact, &defer))
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|pppO:StagedCall", names, &trace, &inputs_object, &wanted_object, &carried_object,
+                                   &recording, &exact, &defer, &shared_object))
     return NULL;
   staged_call *self = NULL;
-  bool *wanted = NULL, *carried = NULL;
+  bool *wanted = NULL, *carried = NULL, *shared = NULL;
   mpg_array **inputs = PyMem_Calloc(MOST, sizeof *inputs);
   if (inputs == NULL) return PyErr_NoMemory();
   int count = mpg_py_array_list(inputs_object, inputs, MOST, &keep, "StagedCall");
   if (count < 0) goto done;
   wanted = flags_from(wanted_object, count, "StagedCall: wanted");
   carried = wanted != NULL ? flags_from(carried_object, count, "StagedCall: carried") : NULL;
-  if (carried == NULL) goto done;
-  mpg_compile_options options = {.recording = recording, .exact = exact, .wanted = wanted, .carried = carried,
+  if (carried == NULL || (shared_object != Py_None && (shared = flags_from(shared_object, count, "StagedCall: shared")) == NULL)) goto done;
+  mpg_compile_options options = {.recording = recording, .exact = exact, .wanted = wanted, .carried = carried, .shared = shared,
                                  .stages = defer ? MPG_STAGES_DEFERRED : MPG_STAGES_WHOLE};
   mpg_inputs given = {.given = inputs, .num_given = (uint32_t)count};
   mpg_compiled *compiled = mpg_py_trace_and_compile(trace, &given, &options);
@@ -126,6 +135,7 @@ done:
   PyMem_Free(inputs);
   PyMem_Free(wanted);
   PyMem_Free(carried);
+  PyMem_Free(shared);
   return (PyObject *)self;
 }
 
@@ -153,7 +163,8 @@ static PyObject *staged_call_outputs(PyObject *object, void *unused) {
 
 static PyObject *staged_call_forward(PyObject *object, PyObject *unused) {
   (void)unused;
-  return describe_set(((staged_call *)object)->compiled->programs);
+  const mpg_compiled *c = ((staged_call *)object)->compiled;
+  return describe_set(c->programs, c);
 }
 
 static int numbers_from(PyObject *object, Py_ssize_t count, uint32_t limit, uint32_t *numbers, const char *what) {
@@ -430,7 +441,9 @@ static PyObject *piece_run_describe(PyObject *object, PyObject *args) {
   int phase;
   const mpg_piece *piece = piece_at(object, args, &phase);
   if (piece == NULL) return NULL;
-  return describe_set(phase ? piece->backward->programs : piece->compiled->programs);
+  const mpg_pieces *run = ((piece_run *)object)->run;
+  bool keeps = !phase && mpg_piece_first_alike(run, (uint32_t)(piece - run->pieces)) == (uint32_t)(piece - run->pieces);
+  return describe_set(phase ? piece->backward->programs : piece->compiled->programs, keeps ? piece->compiled : NULL);
 }
 
 static PyObject *piece_run_program(PyObject *object, PyObject *args) {
