@@ -75,7 +75,7 @@ class BuildCore(build_ext):
         variant = "-".join(filter(None, ["debug" if debug else "", sanitize.replace(",", "-")])) or "release"
         temp = os.path.join(ROOT, "build", f"{variant}-{sysconfig.get_platform()}-{sys.version_info[0]}{sys.version_info[1]}")
         isas = instruction_sets()
-        flags = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden", "-pthread", "-g1", "-I" + os.path.join(ROOT, "csrc"), "-I" + ROOT]
+        flags = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden", "-pthread", "-fopenmp", "-g1", "-I" + os.path.join(ROOT, "csrc"), "-I" + ROOT]
         flags += ["-O1", "-DMPG_DEBUG=1"] if debug else ["-O2", "-DNDEBUG"]
         flags += [f"-DMPG_ISA_{name.upper()}=1" for name in isas]
         link = ["-shared", "-pthread", "-fopenmp", "-lm", "-ldl", "-Wl,-rpath,$ORIGIN/../../../:$ORIGIN/../scipy_openblas32/lib"]
@@ -98,7 +98,7 @@ class BuildCore(build_ext):
         flags.append("-Wno-psabi")  # vectors wider than the processor's registers: passed within one file only
         for isa in isas:
             # Kernels: contraction off, so that vector bodies and scalar tails of a loop round alike; fma is written where meant.
-            kernel_flags = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fopenmp"] if not debug else ["-ffp-contract=off", "-fopenmp"]
+            kernel_flags = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"] if not debug else ["-ffp-contract=off"]
             # Vectors wider than the instruction set's are passed to inline functions of the same file only: no ABI is concerned.
             kernel_flags = flags + kernel_flags + ["-Wno-psabi"] + ISA_FLAGS[isa] + [f"-DMPG_ISA={isa}"] + extra
             for source in sorted(glob.glob(os.path.join(ROOT, "kernels", "cpu", "*.c"))):

@@ -20,7 +20,7 @@ VARIANTS = {
     "address": ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"],
 }
 # ThreadSanitizer does not follow a fork of a process with threads; the plain and the address build test it.
-NOT_UNDER = {"thread": {"fork", "shuffle_fork"}}
+NOT_UNDER = {"thread": {"fork", "shuffle_fork", "short_spins"}}
 
 pytestmark = pytest.mark.skipif(shutil.which(COMPILER[-1]) is None, reason="needs a C compiler")
 
@@ -57,7 +57,7 @@ def build(tmp_path_factory):
     return get
 
 
-FLAGS = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-g", "-pthread", "-I" + os.path.join(ROOT, "csrc")]
+FLAGS = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-g", "-pthread", "-fopenmp", "-I" + os.path.join(ROOT, "csrc")]
 
 
 def compiled(arguments):
@@ -95,6 +95,7 @@ def test_c(build, variant, program, name):
     ({"MPGLUON_CPU_THREADS": "many"}, "MPGLUON_CPU_THREADS is 'many'; it must be a whole number"),
     ({"MPGLUON_CPU_THREADS": "-1"}, "MPGLUON_CPU_THREADS is '-1'"),
     ({"MPGLUON_SPIN": "1001"}, "MPGLUON_SPIN is '1001'; it must be a whole number from 0 to 1000"),
+    ({"MPGLUON_TEAM_SPIN": "0"}, "MPGLUON_TEAM_SPIN is '0'; it must be auto, short or long"),
 ])
 def test_bad_settings(build, settings, expected):
     done = subprocess.run([build("plain", "test_device"), "order"], capture_output=True, text=True, timeout=60, env={**os.environ, **settings})

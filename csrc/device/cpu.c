@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 
 #include "base/memory.h"
+#include "device/crowding.h"
 #include "device/profiler.h"
 #include "device/queue.h"
 
@@ -17,7 +18,8 @@ enum {
 typedef struct cpu_state {
   mpg_queue queue;
   mpg_sleepers sleepers;
-  int omp_threads; /* the worker's */
+  int omp_threads;       /* the worker's */
+  mpg_crowding crowding; /* the worker's */
 } cpu_state;
 
 static mpg_status cpu_open(mpg_device *device) {
@@ -72,20 +74,24 @@ static void *worker_main(void *argument) {
   pthread_setname_np(pthread_self(), device->text);
 #endif
   state->omp_threads = 0;
+  mpg_team_spin team_spin = mpg_team_spin_setting();
   for (mpg_record *next; (next = mpg_queue_next(&state->queue));) {
     mpg_task *task = &next->task;
     atomic_store_explicit(&device->at.core, mpg_this_core(), memory_order_relaxed);
     int threads = atomic_load_explicit(&device->num_threads, memory_order_relaxed);
     if (threads != state->omp_threads) omp_set_num_threads(state->omp_threads = threads);
     for (int i = 0; i < task->submission.num_points; i++)
-      if (!mpg_queue_wait(&state->queue, device, task->submission.points[i])) return NULL;
+      if (!mpg_queue_wait(&state->queue, device, task->submission.points[i])) goto end;
     mpg_point blocked_on = {0};
     while (!mpg_task_advance(device, task, &blocked_on))
-      if (!mpg_queue_wait(&state->queue, device, blocked_on)) return NULL;
+      if (!mpg_queue_wait(&state->queue, device, blocked_on)) goto end;
     mpg_tick last = mpg_task_last_tick(task);
     mpg_queue_pop(&state->queue, next);
     reach(device, state, last);
+    mpg_crowding_look(&state->crowding, team_spin, threads);
   }
+end:
+  mpg_crowding_close(&state->crowding);
   return NULL;
 }
 
@@ -111,6 +117,7 @@ static void cpu_fork_done(mpg_device *device, bool child) {
     return;
   }
   mpg_queue_forget_worker(&state->queue);
+  mpg_crowding_forget(&state->crowding);
   mpg_sleepers_init(&state->sleepers);
 }
 

@@ -28,6 +28,7 @@ static struct {
   int fixed_threads; /* per CPU device; 0: cores are shared out */
   mpg_engine_mode mode;
   int64_t idle_spin_ns;
+  mpg_team_spin team_spin;
   _Atomic(int) spinning; /* idle workers that look for work; any thread */
   bool initialized, shut_down, fork_prepared;
   bool exiting; /* libraries that were opened after this one have taken their state down */
@@ -238,6 +239,7 @@ fail:
 
 /* --- Idle workers --------------------------------------------------------------------------------------------------------- */
 
+mpg_team_spin mpg_team_spin_setting(void) { return table.team_spin; }
 int64_t mpg_idle_spin_ns(void) { return table.idle_spin_ns; }
 bool mpg_idle_spin_begin(void) { return atomic_fetch_add_explicit(&table.spinning, 1, memory_order_relaxed) + 1 < mpg_machine_cores(); }
 void mpg_idle_spin_end(void) { atomic_fetch_sub_explicit(&table.spinning, 1, memory_order_relaxed); }
@@ -386,6 +388,15 @@ static mpg_status read_settings(void) {
     mode = MPG_ENGINE_SYNC;
   }
   table.fixed_threads = (int)threads;
+  const char *team_spin = getenv("MPGLUON_TEAM_SPIN");
+  if (team_spin && *team_spin) {
+    if (strcmp(team_spin, "long") == 0)
+      table.team_spin = MPG_TEAM_SPIN_LONG;
+    else if (strcmp(team_spin, "short") == 0)
+      table.team_spin = MPG_TEAM_SPIN_SHORT;
+    else if (strcmp(team_spin, "auto") != 0)
+      return mpg_fail(MPG_VALUE_ERROR, "environment variable MPGLUON_TEAM_SPIN is '%.80s'; it must be auto, short or long", team_spin);
+  }
   return mpg_engine_set_mode(mode, (uint64_t)seed);
 }
 

@@ -6,6 +6,7 @@
 #ifndef MPG_DEVICE_INTERNAL_H
 #define MPG_DEVICE_INTERNAL_H
 
+#include "device/crowding.h"
 #include "device/device.h"
 
 extern const mpg_backend mpg_cpu_backend, mpg_shuffle_backend, mpg_gpu_backend;
@@ -68,6 +69,8 @@ int64_t mpg_spin_limit_ns(void); /* the longest spin that pays here: 0 on one co
 int64_t mpg_idle_spin_ns(void);  /* the same for workers that have nothing to do (MPGLUON_SPIN) */
 bool mpg_idle_spin_begin(void);  /* whether one more may spin: a core is left to who calls */
 void mpg_idle_spin_end(void);    /* whatever that said */
+
+mpg_team_spin mpg_team_spin_setting(void); /* MPGLUON_TEAM_SPIN */
 
 /* --- The shuffled order (mock.c) ------------------------------------------------------------------------------------ */
 void mpg_shuffle_seed(uint64_t seed);
