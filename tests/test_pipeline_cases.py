@@ -239,6 +239,17 @@ def test_recomputing_inside_a_pipeline(schedule):
     assert planned_again[DEVICES[0]] < 0.9 * planned[DEVICES[0]] and planned_again[DEVICES[1]] <= planned[DEVICES[1]]
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble"])
+def test_recomputing_a_block_that_spans_stages_is_refused(schedule):
+    net = nn.HybridSequential()
+    net.add(*[nn.Dense(8, in_units=8, activation="tanh") for _ in range(3)])
+    net.initialize()
+    net.place(mx.parallel.Mesh({"stage": 3}, devices=[mx.cpu(i) for i in range(3)]))
+    net.hybridize(recompute=True)
+    with pytest.raises(ScheduleError, match="need each other in a circle.*recompute blocks that lie on one device each"):
+        TrainStep(net, gluon.loss.L2Loss(), None, Pipeline(2, schedule))(mx.nd.ones((4, 8)), mx.nd.ones((4, 8)))
+
+
 def test_batch_norm_has_the_statistics_of_micro_batches():
     def make(devices):
         net = Chain(devices, lambda i: nn.BatchNorm(in_channels=16, momentum=0.7))

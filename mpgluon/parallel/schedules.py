@@ -163,7 +163,11 @@ def make_table(stages, micro_batches, schedule="1f1b", times=None, phases="FB", 
             if best is None or candidate < best:
                 best = candidate
         if best is None:
-            raise ScheduleError(f"the stages of this pipeline need each other in a circle, or hold at most {in_flight} micro-batches, which is too few")
+            few = "" if in_flight is None else f", or hold at most {in_flight} micro-batches, which is too few"
+            raise ScheduleError(
+                f"the stages of this pipeline need each other in a circle{few}. Where a block that spans several stages is recomputed as one "
+                "(hybridize(recompute=True)), each stage's backward pass waits for that of the others: recompute blocks that lie on one device each"
+            )
         start, _, action = best
         device = stages.devices[action.stage]
         table[device].append(action)
