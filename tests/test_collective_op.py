@@ -121,9 +121,9 @@ def test_many_layers_and_memory():
 @pytest.mark.parametrize(
     "params, inputs, text",
     [
-        ({"kind": "all_reduce", "from": "cpu(0),cpu(7)", "to": "cpu(0),cpu(7)"}, [(2,), (2,)], r"input 1 is on cpu\(0\), not on cpu\(7\)"),
-        ({"kind": "all_reduce", "from": "cpu(0)"}, [(2,), (2,)], "does not name one device for each input"),
-        ({"kind": "all_reduce", "to": "tpu(0),tpu(1)"}, [(2,), (2,)], "does not name one device for each output"),
+        ({"kind": "all_reduce", "input_devices": "cpu(0),cpu(7)", "output_devices": "cpu(0),cpu(7)"}, [(2,), (2,)], r"input 1 is on cpu\(0\), not on cpu\(7\)"),
+        ({"kind": "all_reduce", "input_devices": "cpu(0)"}, [(2,), (2,)], "does not name one device for each input"),
+        ({"kind": "all_reduce", "output_devices": "tpu(0),tpu(1)"}, [(2,), (2,)], "does not name one device for each output"),
         ({"kind": "all_reduce"}, [(2,), (3,)], "the arrays differ"),
         ({"kind": "reduce_scatter"}, [(3,), (3,)], "3 rows can't be cut into 2 equal parts"),
         ({"kind": "broadcast"}, [(3,), (3,)], "a broadcast has one input"),

@@ -231,8 +231,8 @@ static mpg_status span(mpg_comm_plan *plan, mpg_collective_kind kind, const uint
                        int num_outputs, uint32_t *first) {
   mpg_device_id from[MPG_MAX_SPANNED];
   for (int i = 0; i < num_inputs; i++) from[i] = plan->slots[inputs[i]].device;
-  mpg_collective_params params = {.kind = kind, .from = mpg_collective_text(from, num_inputs), .to = mpg_collective_text(devices, num_outputs)};
-  if (!params.from || !params.to) return mpg_out_of_host_memory((size_t)num_inputs * sizeof *from);
+  mpg_collective_params params = {.kind = kind, .input_devices = mpg_collective_text(from, num_inputs), .output_devices = mpg_collective_text(devices, num_outputs)};
+  if (!params.input_devices || !params.output_devices) return mpg_out_of_host_memory((size_t)num_inputs * sizeof *from);
   MPG_TRY(add_step(plan, MPG_OP__collective, &params, inputs, num_inputs, descs, num_outputs, devices[0], first));
   for (int i = 0; i < num_outputs; i++) plan->slots[*first + (uint32_t)i].device = devices[i];
   return MPG_OK;

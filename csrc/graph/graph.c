@@ -154,7 +154,7 @@ mpg_status mpg_graph_emit(mpg_graph *graph, const mpg_op *op, const void *params
   if (op->flags & MPG_OP_RANDOM) graph->num_random++;
   mpg_graph_value *values = graph->values + graph->nodes[number].values;
   mpg_device_id places[MPG_MAX_SPANNED];
-  bool elsewhere = op->flags & MPG_OP_SPANS && mpg_collective_places(((const mpg_collective_params *)params)->to, places, num_outputs) > 0;
+  bool elsewhere = op->flags & MPG_OP_SPANS && mpg_collective_places(((const mpg_collective_params *)params)->output_devices, places, num_outputs) > 0;
   for (int i = 0; i < num_outputs; i++) {
     values[i] = (mpg_graph_value){out[i], elsewhere ? places[i] : device};
     outputs[i] = (mpg_value){number, (uint32_t)i};

@@ -22,8 +22,8 @@ int mpg_arity_collective(const mpg_op *op, const void *params, int given) {
   const mpg_collective_params *p = params;
   mpg_device_id places[MPG_MAX_SPANNED];
   if (p->kind == MPG_SUM_TO_ONE) return 1;
-  if (p->kind != MPG_ONE_TO_ALL || !p->to) return given;
-  int count = mpg_collective_places(p->to, places, MPG_MAX_SPANNED);
+  if (p->kind != MPG_ONE_TO_ALL || !p->output_devices) return given;
+  int count = mpg_collective_places(p->output_devices, places, MPG_MAX_SPANNED);
   return count ? count : given;
 }
 
@@ -46,10 +46,10 @@ mpg_status mpg_infer_collective(mpg_infer *infer) {
   mpg_device_id places[MPG_MAX_SPANNED];
   int n = infer->num_inputs;
   if (n > MPG_MAX_SPANNED || infer->num_outputs > MPG_MAX_SPANNED) return mpg_infer_fail(infer, "at most %d arrays take part", MPG_MAX_SPANNED);
-  if (params->from && mpg_collective_places(params->from, places, MPG_MAX_SPANNED) != n)
-    return mpg_infer_fail(infer, "from='%s' does not name one device for each input", params->from);
-  if (params->to && mpg_collective_places(params->to, places, MPG_MAX_SPANNED) != infer->num_outputs)
-    return mpg_infer_fail(infer, "to='%s' does not name one device for each output", params->to);
+  if (params->input_devices && mpg_collective_places(params->input_devices, places, MPG_MAX_SPANNED) != n)
+    return mpg_infer_fail(infer, "input_devices='%s' does not name one device for each input", params->input_devices);
+  if (params->output_devices && mpg_collective_places(params->output_devices, places, MPG_MAX_SPANNED) != infer->num_outputs)
+    return mpg_infer_fail(infer, "output_devices='%s' does not name one device for each output", params->output_devices);
   if (params->kind == MPG_ONE_TO_ALL && n != 1) return mpg_infer_fail(infer, "a broadcast has one input");
   for (int i = 0; i < n; i++) {
     if (!mpg_shape_known(&infer->inputs[i].shape)) return mpg_infer_fail(infer, "the shape of input %d is not known", i);
@@ -71,7 +71,7 @@ void mpg_gradient_collective(mpg_gradient *g) {
   static const int32_t conjugate[] = {[MPG_SUM_TO_ALL] = MPG_SUM_TO_ALL,     [MPG_SUM_TO_ONE] = MPG_ONE_TO_ALL,  [MPG_ONE_TO_ALL] = MPG_SUM_TO_ONE,
                                       [MPG_SUM_TO_PARTS] = MPG_JOIN_TO_ALL, [MPG_JOIN_TO_ALL] = MPG_SUM_TO_PARTS, [MPG_EXCHANGE] = MPG_EXCHANGE};
   const mpg_collective_params *params = g->params;
-  mpg_collective_params back = {.kind = conjugate[params->kind], .from = params->to, .to = params->from};
+  mpg_collective_params back = {.kind = conjugate[params->kind], .input_devices = params->output_devices, .output_devices = params->input_devices};
   mpg_value *grads = mpg_malloc((size_t)(g->num_outputs + 1) * sizeof *grads);
   if (!grads) {
     g->status = mpg_out_of_host_memory((size_t)g->num_outputs * sizeof *grads);

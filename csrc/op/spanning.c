@@ -96,7 +96,7 @@ fail:
 static mpg_status find_devices(const mpg_invocation *inv, mpg_device **outputs, mpg_device **devices, int *num_devices) {
   const mpg_collective_params *params = inv->params;
   mpg_device_id places[MPG_MAX_SPANNED];
-  int named = mpg_collective_places(params->from, places, MPG_MAX_SPANNED);
+  int named = mpg_collective_places(params->input_devices, places, MPG_MAX_SPANNED);
   for (int i = 0; i < inv->num_inputs; i++) {
     mpg_device *device = mpg_tensor_device(&inv->inputs[i]), *wanted = mpg_tensor_device(&inv->inputs[0]);
     if (named) MPG_TRY(mpg_device_get(places[i], &wanted));
@@ -104,7 +104,7 @@ static mpg_status find_devices(const mpg_invocation *inv, mpg_device **outputs, 
       return mpg_fail(MPG_ERROR, "%s: input %d is on %s, not on %s; move it with as_in_context", inv->op->name, i, mpg_device_text(device), mpg_device_text(wanted));
     MPG_TRY(add_device(devices, num_devices, device));
   }
-  named = mpg_collective_places(params->to, places, MPG_MAX_SPANNED);
+  named = mpg_collective_places(params->output_devices, places, MPG_MAX_SPANNED);
   for (int i = 0; i < inv->num_outputs; i++) {
     outputs[i] = mpg_tensor_device(&inv->inputs[0]);
     if (named) MPG_TRY(mpg_device_get(places[i], &outputs[i]));

@@ -52,11 +52,11 @@ static mpg_status add_rank(ranks *r, mpg_device_id id, int *rank) {
 static mpg_status find_ranks(const mpg_kernel_call *call, ranks *r) {
   const mpg_collective_params *params = call->params;
   mpg_device_id places[MAX_ARRAYS];
-  bool named = mpg_collective_places(params->from, places, MAX_ARRAYS) == call->num_inputs, distinct = true;
+  bool named = mpg_collective_places(params->input_devices, places, MAX_ARRAYS) == call->num_inputs, distinct = true;
   r->count = 0;
   for (int i = 0; i < call->num_inputs; i++) MPG_TRY(add_rank(r, named ? places[i] : call->device->id, &r->inputs[i]));
   for (int i = 0; i < call->num_inputs && params->kind != MPG_EXCHANGE; i++) distinct = distinct && r->inputs[i] == i;
-  named = mpg_collective_places(params->to, places, MAX_ARRAYS) == call->num_outputs;
+  named = mpg_collective_places(params->output_devices, places, MAX_ARRAYS) == call->num_outputs;
   for (int i = 0; i < call->num_outputs; i++) {
     MPG_TRY(add_rank(r, named ? places[i] : call->device->id, &r->outputs[i]));
     for (int k = 0; k < i && params->kind != MPG_EXCHANGE; k++) distinct = distinct && r->outputs[k] != r->outputs[i];
