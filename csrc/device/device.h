@@ -112,6 +112,8 @@ typedef struct mpg_backend {
   mpg_status (*memory)(mpg_device *device, size_t *free_bytes, size_t *total);
   /* Optional: the latest tick whose work has been done, or put in order, however it ends; NULL: the latest completed one. */
   mpg_tick (*issued)(mpg_device *device);
+  /* Optional: running work has failed, and the error text says how; if that is because the device itself is lost, it says so from then on. */
+  void (*work_failed)(mpg_device *device, mpg_status status);
   /* Optional: captures, work issued once and then again as one (gpu.h says how); by running work, the last by any thread. */
   mpg_status (*capture_begin)(mpg_device *device, void **stream);
   mpg_status (*capture_end)(mpg_device *device, bool keep, void **capture);

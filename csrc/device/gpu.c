@@ -358,6 +358,8 @@ static mpg_status note_loss(mpg_device *device, mpg_status status) {
   return status;
 }
 
+static void gpu_work_failed(mpg_device *device, mpg_status status) { note_loss(device, status); }
+
 static mpg_status gpu_allocate(mpg_device *device, size_t size, void **memory) {
   MPG_TRY(usable(device));
   return note_loss(device, state_of(device)->driver->allocate(state_of(device)->gpu, size, memory));
@@ -425,6 +427,7 @@ const mpg_backend mpg_gpu_backend = {
     .capture_run = gpu_capture_run,
     .capture_free = gpu_capture_free,
     .issued = gpu_issued,
+    .work_failed = gpu_work_failed,
     .collect = gpu_collect,
     .host_accessible = false,
     .runs_inline = false,

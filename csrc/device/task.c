@@ -43,7 +43,10 @@ bool mpg_task_advance(mpg_device *device, const mpg_task *task, mpg_point *block
     *blocked_on = run.blocked_on;
     return false;
   }
-  if (status != MPG_OK) mpg_device_fail(device, first_unsignalled(device, task), last_tick, status, submission);
+  if (status != MPG_OK) {
+    if (device->backend->work_failed) device->backend->work_failed(device, status);
+    mpg_device_fail(device, first_unsignalled(device, task), last_tick, status, submission);
+  }
   mpg_run_at(&run, NULL, 0);
   discard(task);
   return true;
