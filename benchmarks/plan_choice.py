@@ -13,6 +13,7 @@ pieces. Each call takes about S seconds in all for its cases, and the results ar
 """
 
 import argparse
+import gc
 import json
 import os
 import random
@@ -90,6 +91,7 @@ class Contender:
 
     def bytes(self):
         """[predicted, measured] of each device: parameters, gradients and states of this network, and the most that a step takes beside."""
+        gc.collect()  # what planning has left would be freed, and counted, within the step
         nd.waitall()
         before = {ctx: mx.context.memory_stats(ctx)["in_use"] for ctx in DEVICES}
         for ctx in DEVICES:
