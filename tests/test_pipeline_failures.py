@@ -371,3 +371,44 @@ def test_both_timelines_in_a_trace(tmp_path):
         measured = [row for row in rows if row.get("cat") == "measured"]
         ops = [row for row in rows if row.get("cat") == "op" and row["args"].get("stage") == 1]
         assert not recording or all(any(m["ts"] - 50 <= row["ts"] <= m["ts"] + m["dur"] + 50 for m in measured) for row in ops)
+
+
+class Numbered(gluon.HybridBlock):
+    """Has a number where the size of the batch should be."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.shape = shape
+        with self.name_scope():
+            self.first, self.second = nn.Dense(8, in_units=8), nn.Dense(4, in_units=8)
+        self.first.initialize(ctx=DEVICES[0])
+        self.second.initialize(ctx=DEVICES[1])
+
+    def hybrid_forward(self, F, x):
+        return self.second(self.first(x).reshape(self.shape).as_in_context(DEVICES[1]))
+
+
+@pytest.mark.parametrize("way", ["loop", "step"])
+def test_a_size_of_the_batch_that_is_written_as_a_number(way):
+    def go(shape, count, rows=8):
+        net = Numbered(shape)
+        if way == "step":
+            TrainStep(net, gluon.loss.L2Loss(), None, Pipeline(count))(nd.ones((rows, 8)), nd.ones((rows, 4)))
+        else:
+            net.hybridize(pipeline=Pipeline(count))
+            net(nd.ones((rows, 8)))
+
+    for shape, what in (((8, 8), "Reshape: the elements do not fit"), ((8, -1), "FullyConnected: weight must have the shape")):
+        with pytest.raises(mx.MXNetError) as error:  # the second fails where what was reshaped is used
+            go(shape, 4)
+        text = str(error.value)
+        assert what in text and "this is a micro-batch of 2 rows along axis 0; Numbered works with 8" in text and "write -1 in its place in a reshape" in text
+        assert "test_pipeline_failures.py" in text
+        go(shape, 1)
+    with pytest.raises(mx.MXNetError, match="this is a micro-batch of 1 row along axis 0; Numbered works with 2"):
+        go((2, 8), 4, rows=7)
+    with pytest.raises(mx.MXNetError) as error:  # not the fault of the division
+        go((5, 8), 4)
+    assert "micro-batch" not in str(error.value)
+    go((-1, 8), 4)
+    go((0, 8), 3)

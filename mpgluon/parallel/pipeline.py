@@ -264,7 +264,13 @@ class _Entry:
                     lambda *traced: self.trace(rows, *traced), arrays, wanted or none, carried, recording=recording, exact=exact, defer=deferred, shared=parameters
                 )
 
-            call = make()
+            try:
+                call = make()
+            except (MXNetError, ValueError) as error:
+                works = next((size for size, *_ in self.calls if size != rows), None)
+                if works is None:
+                    raise
+                raise _of_size(error, self.signature.path, rows, works, self.pipeline.axis).with_traceback(error.__traceback__) from None
             shared = tuple(i for i, (_, _, own) in enumerate(call.outputs) if not own)
             if shared:
                 self.copied = shared
@@ -320,6 +326,14 @@ def _count(structure):
     return sum(map(_count, structure[1:])) if isinstance(structure, tuple) and structure[0] in (list, tuple) else 0
 
 
+def _of_size(error, path, rows, works, axis):
+    """`error` of tracing a micro-batch of `rows`, where tracing as many as `works` met none: with what is to be done."""
+    return type(error)(
+        f"{error}\n  this is a micro-batch of {rows} row{'s' * (rows != 1)} along axis {axis}; {path} works with {works}. A number in it stands for the size of the batch, "
+        f"which a pipeline divides: write -1 in its place in a reshape (0 keeps a size of the input), or take it from an input's shape"
+    )
+
+
 class PipelinedCall:
     """A block's calls in micro-batches; takes the place of `CompiledCall` where ``hybridize(pipeline=...)`` was said."""
 
@@ -363,9 +377,13 @@ class PipelinedCall:
         entry = self._entries.get(key)
         if entry is None:
             sample = [_leading(f[: rows[0][1]], axis) if kind == SPLIT else f for f, kind in zip(fronts, kinds)]
-            signature = _compiled._Signature(self._block, getattr(self._block, "shown_name", type(self._block).__name__), structure, autograd.is_training())
-            signature.carried_places = places
-            signature.discover(sample)
+            signature = self._signature(structure, places)
+            try:
+                signature.discover(sample)
+            except (MXNetError, ValueError) as error:
+                if count == 1 or not self._works(self._signature(structure, places), fronts, kinds):
+                    raise
+                raise _of_size(error, signature.path, rows[0][1], total, axis).with_traceback(error.__traceback__) from None
             entry = self._entries[key] = _Entry(signature, kinds, pipeline)
         params = [param._data[ctx] for param, ctx in entry.signature.used]
         wanted = None
@@ -391,6 +409,19 @@ class PipelinedCall:
         entry.called += 1
         entry.pieces, entry.shapes = [end - begin for begin, end in rows], [(a.context, a.dtype, a.shape) for a in flat]
         return run, entry, entry.update([end - begin for begin, end in rows], statistics)
+
+    def _signature(self, structure, places):
+        signature = _compiled._Signature(self._block, getattr(self._block, "shown_name", type(self._block).__name__), structure, autograd.is_training())
+        signature.carried_places = places
+        return signature
+
+    def _works(self, signature, fronts, kinds):
+        """Whether the block can be traced on the whole batch."""
+        try:
+            signature.discover([_leading(f, self._pipeline.axis) if kind == SPLIT else f for f, kind in zip(fronts, kinds)])
+        except (MXNetError, ValueError):
+            return False
+        return True
 
     def _input_kinds(self, flat, places):
         pipeline, axis = self._pipeline, self._pipeline.axis
