@@ -83,7 +83,8 @@ static void NAME(at_max_last)(void *context, int64_t begin, int64_t end) {
       FIND_LARGEST EACH_CHANNEL(out[place * t->channels + c] = at[c] >= 0 ? values[at[c] * t->channels + c] : STORE((A)0);)))
 }
 
-/* Vectors of channels, GROUPS of them at a time. Positions are as wide as values, so that one mask fits both. */
+/* Vectors of channels, GROUPS of them at a time (the loops over them unroll, which keeps them in registers). Positions are as wide as values,
+ * so that one mask fits both. */
 enum { NAME(LANES) = VECTOR_BYTES / sizeof(A), NAME(GROUPS) = 4 };
 typedef A NAME(lanes) __attribute__((vector_size(NAME(LANES) * sizeof(A))));
 typedef LANE_INT NAME(places) __attribute__((vector_size(NAME(LANES) * sizeof(LANE_INT))));
@@ -121,8 +122,10 @@ typedef struct NAME(reach) {
 static inline __attribute__((always_inline)) void NAME(largest_lanes)(const NAME(reach) * r, const S *in, S *out, uint8_t *index, int groups, int count) {
   NAME(lanes) best[NAME(GROUPS)];
   NAME(places) at[NAME(GROUPS)];
+#pragma GCC unroll 4
   for (int g = 0; g < groups; g++) best[g] = (NAME(lanes)){0} + LOWEST, at[g] = (NAME(places)){0} + MPG_POOLING_INDEX_NONE;
   for (int e = 0; e < r->count; e++)
+#pragma GCC unroll 4
     for (int g = 0; g < groups; g++) {
       NAME(lanes) value;
       NAME(load_lanes)(in + r->offset[e] + g * NAME(LANES), count, &value);
@@ -130,6 +133,7 @@ static inline __attribute__((always_inline)) void NAME(largest_lanes)(const NAME
       best[g] = (NAME(lanes))((larger & (NAME(places))value) | (~larger & (NAME(places))best[g]));
       at[g] = (larger & r->number[e]) | (~larger & at[g]);
     }
+#pragma GCC unroll 4
   for (int g = 0; g < groups; g++) {
     NAME(store_lanes)(&best[g], out + g * NAME(LANES), count);
     NAME(store_index)(&at[g], index + g * NAME(LANES), count);
@@ -153,19 +157,16 @@ static void NAME(forward_index)(void *context, int64_t begin, int64_t end) {
         else NAME(largest_lanes)(&reach, in + c, out + to + c, index + to + c, 1, width - c);))
 }
 
-static inline __attribute__((always_inline)) void NAME(gather_lanes)(const NAME(reach) * r, const S *grad, const uint8_t *index, S *out, int groups, int count) {
-  NAME(lanes) sum[NAME(GROUPS)];
-  for (int g = 0; g < groups; g++) sum[g] = (NAME(lanes)){0};
-  for (int e = 0; e < r->count; e++)
-    for (int g = 0; g < groups; g++) {
-      int64_t from = r->offset[e] + g * NAME(LANES);
-      NAME(lanes) slope;
-      NAME(places) which;
-      NAME(load_lanes)(grad + from, count, &slope);
-      NAME(load_index)(index + from, count, &which);
-      sum[g] += (NAME(lanes))((which == r->number[e]) & (NAME(places))slope);
-    }
-  for (int g = 0; g < groups; g++) NAME(store_lanes)(&sum[g], out + g * NAME(LANES), count);
+/* One vector at a time: of several, compilers do not widen the bytes of `index` in registers. */
+static inline __attribute__((always_inline)) void NAME(gather_lanes)(const NAME(reach) * r, const S *grad, const uint8_t *index, S *out, int count) {
+  NAME(lanes) sum = {0}, slope;
+  for (int e = 0; e < r->count; e++) {
+    NAME(places) which;
+    NAME(load_lanes)(grad + r->offset[e], count, &slope);
+    NAME(load_index)(index + r->offset[e], count, &which);
+    sum += (NAME(lanes))((which == r->number[e]) & (NAME(places))slope);
+  }
+  NAME(store_lanes)(&sum, out, count);
 }
 
 /* Each element gathers from the windows it lies in, in their order. */
@@ -188,10 +189,9 @@ static void NAME(backward_index)(void *context, int64_t begin, int64_t end) {
                                                                   w->kernel[2] + at[2] - x * w->stride[2] + w->pad[2]);
                    }
                S *to = out + i * t->channels;
-               for (int c = 0, step; c < width; c += step)
-                 if ((step = NAME(GROUPS) * NAME(LANES)) <= width - c) NAME(gather_lanes)(&reach, grad + c, index + c, to + c, NAME(GROUPS), NAME(LANES));
-                 else if ((step = NAME(LANES)) <= width - c) NAME(gather_lanes)(&reach, grad + c, index + c, to + c, 1, NAME(LANES));
-                 else NAME(gather_lanes)(&reach, grad + c, index + c, to + c, 1, width - c);
+               int c = 0;
+               for (; c + NAME(LANES) <= width; c += NAME(LANES)) NAME(gather_lanes)(&reach, grad + c, index + c, to + c, NAME(LANES));
+               if (c < width) NAME(gather_lanes)(&reach, grad + c, index + c, to + c, width - c);
              })
 }
 
