@@ -2,7 +2,7 @@
 
 Each module has four branches (1x1, 3x3, 5x5 convolutions, and pooling) that read the same input, and whose outputs are joined; the larger kernels come behind
 1x1 convolutions that leave them fewer channels, so that no branch has most of the work. The branches are dealt out over the devices with ``as_in_context``; the block is
-hybridized as one, so all branches that have their input run, forward and backward. What the devices wait for shows in the trace: the pooling is the longest step.
+hybridized as one, so all branches that have their input run, forward and backward. What the devices wait for shows in the trace.
 The pictures are digits in many fonts (glyphs.py).
 
     python inception_branches.py                            # about a minute on two cores
@@ -42,7 +42,8 @@ class Inception(gluon.HybridBlock):
                 branch(conv(inputs, width, 1)),
                 branch(lambda: nn.MaxPool2D(3, 1, 1), conv(inputs, width, 1)),
             ]
-        self.places = [contexts[i % len(contexts)] for i in range(len(self.branches))]
+        # Heavy branches first, from the last device on: the join, and the sum of the gradients, are work of the first one's, too.
+        self.places = [contexts[-1 - ((i + 1) * len(contexts) - 1) // len(self.branches)] for i in range(len(self.branches))]
         for number, (part, ctx) in enumerate(zip(self.branches, self.places)):
             self.register_child(part, f"branch{number}")
             part.initialize(mx.init.Xavier(), ctx=ctx)
