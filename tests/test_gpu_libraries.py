@@ -42,6 +42,7 @@ CONVOLUTION = """
     try:
         x = mx.nd.full((1, 8, 4, 4), 1.0 + 2.0 ** -20, ctx=mx.gpu(0))
         print(mx.nd.Convolution(x, mx.nd.ones((1, 8, 4, 4), ctx=mx.gpu(0)), kernel=(4, 4), num_filter=1, no_bias=True).asscalar() > 128)
+        print(mx.nd.Convolution(x, mx.nd.ones((1, 8, 4, 4), ctx=mx.gpu(0)), mx.nd.zeros((1,), ctx=mx.gpu(0)), kernel=(4, 4), num_filter=1).asscalar() > 128)
     except mx.base.MXNetError as error:
         print(error)
     print((mx.nd.ones((2,), ctx=mx.gpu(0)) + 1).asnumpy())
@@ -80,7 +81,7 @@ def test_tf32_is_a_setting(code):
 def test_what_kernels_keep_is_freed():
     """Handles and descriptors of libraries, when the process ends."""
     done = finished(CONVOLUTION + "    print(mx.nd.dot(x[0, 0], x[0, 0])[0, 0].asscalar() > 3)\n", HOSTCUDA_REPORT="1")
-    assert done.stdout.split() == ["True", "[2.", "2.]", "True"], done.stdout + done.stderr
+    assert done.stdout.split() == ["True", "True", "[2.", "2.]", "True"], done.stdout + done.stderr
     assert "cudnn stand-in: 0 left" in done.stderr and "cublasLt stand-in: 0 left" in done.stderr
 
 

@@ -8,7 +8,7 @@ import pytest
 import mpgluon as mx
 from mpgluon import _core, autograd, gluon
 from mpgluon.gluon import nn, rnn
-from stand_in import needs_gpu
+from stand_in import needs_gpu, needs_stand_in
 
 pytestmark = needs_gpu
 
@@ -67,7 +67,7 @@ def test_convolutions_of_nothing_and_of_one():
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
 def test_unaligned_convolutions_have_the_same_bits(dtype):
     random, results = np.random.RandomState(1), []
-    values = [random.uniform(-1, 1, shape).astype(dtype) for shape in [(2, 3, 6, 5), (4, 3, 3, 3)]]
+    values = [random.uniform(-1, 1, shape).astype(dtype) for shape in [(2, 3, 6, 5), (4, 3, 3, 3), (4,)]]
     for shift in (0, 1, 3):
         arrays = []
         for value in values:
@@ -76,15 +76,34 @@ def test_unaligned_convolutions_have_the_same_bits(dtype):
             arrays.append(buffer[shift:].reshape(value.shape))
             arrays[-1].attach_grad()
         buffer = mx.nd.zeros((2 * 4 * 4 * 3 + shift,), ctx=mx.gpu(0), dtype=dtype)
-        mx.nd.Convolution(*arrays, kernel=(3, 3), num_filter=4, no_bias=True, out=buffer[shift:].reshape((2, 4, 4, 3)))
+        mx.nd.Convolution(*arrays, kernel=(3, 3), num_filter=4, out=buffer[shift:].reshape((2, 4, 4, 3)))
         with autograd.record():
-            y = mx.nd.Convolution(*arrays, kernel=(3, 3), num_filter=4, no_bias=True)
-        y.backward()
-        results.append([buffer[shift:].asnumpy(), y.asnumpy().ravel()] + [a.grad.asnumpy() for a in arrays])
+            y, apart = mx.nd.Convolution(*arrays, kernel=(3, 3), num_filter=4), mx.nd.Convolution(*arrays[:2], kernel=(3, 3), num_filter=4, no_bias=True)
+        autograd.backward([y, apart])
+        results.append([buffer[shift:].asnumpy(), y.asnumpy().ravel(), apart.asnumpy()] + [a.grad.asnumpy() for a in arrays])
     for other in results[1:]:
         for a, b in zip(results[0], other):
             np.testing.assert_array_equal(a, b)
     np.testing.assert_array_equal(results[0][0], results[0][1])
+
+
+@needs_stand_in  # a card's cuDNN may have no engine for it
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC", "NCW", "NDHWC"])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_the_bias_is_added_before_rounding_where_cudnn_can(groups, layout, dtype):
+    """One graph, so one rounding; where the stand-in has no engine for that graph, the convolution's, then the bias'."""
+    ndim, last, random = len(layout) - 2, layout.endswith("C"), np.random.RandomState(3)
+    shapes = [(2, 5, 4, 6)[: ndim + 1] + (4,), (8,) + (1,) * ndim + (4 // groups,), (8,)] if last else [(2, 4, 5, 4)[: ndim + 2], (8, 4 // groups) + (1,) * ndim, (8,)]
+    with mx.gpu(0):
+        x, w, b = (mx.nd.array(random.uniform(-1, 1, shape)).astype(dtype) for shape in shapes)
+        options = dict(kernel=(1,) * ndim, num_filter=8, num_group=groups, layout=layout)
+        result, apart = mx.nd.Convolution(x, w, b, **options), mx.nd.Convolution(x, w, no_bias=True, **options)
+        along = b.reshape((1,) * (ndim + 1) + (8,)) if last else b.reshape((1, 8) + (1,) * ndim)
+        wide = mx.nd.Convolution(*(a.astype("float32") for a in (x, w, b)), **options)
+        once, twice = wide.astype(dtype).astype("float32").asnumpy(), mx.nd.broadcast_add(apart, along).astype("float32").asnumpy()
+    assert (once != twice).any()
+    np.testing.assert_array_equal(result.astype("float32").asnumpy(), twice if groups > 1 or ndim == 3 else once)
 
 
 def test_more_convolutions_than_are_kept():
@@ -292,6 +311,31 @@ def train(make, devices, hybridize):
         trainer.step(x.shape[0])
         losses.append(value.mean().asscalar())
     return np.array(losses)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_biased_convolutions_have_the_same_bits_on_several_gpus(groups, dtype):
+    """Whatever is one graph of the library's: activations on the convolution's device or on the next."""
+    if mx.num_gpus() < 2:
+        pytest.skip("one GPU")
+    results = []
+    for places in ((0, 0, 0, 0), (0, 1, 1, 0), (1, 1, 0, 0)):
+        devices = [mx.gpu(place) for place in places]
+        mx.random.seed(5)
+        convolutions = [nn.Conv2D(6, 3, padding=1, groups=groups, in_channels=6, bias_initializer=mx.init.Normal(0.3)) for _ in range(2)]
+        net = Parts([convolutions[0], nn.Activation("relu"), convolutions[1], nn.Activation("relu")], devices)
+        net.cast(dtype)
+        net.hybridize()
+        x = mx.nd.array(np.random.RandomState(0).uniform(-1, 1, (2, 6, 7, 7)), ctx=devices[0]).astype(dtype)
+        for _ in range(3):  # the third is replayed
+            with autograd.record():
+                y = net(x)
+            y.backward()
+        results.append([y.asnumpy()] + [p.grad().asnumpy() for p in net.collect_params().values()])
+    for other in results[1:]:
+        for a, b in zip(results[0], other):
+            np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize("make", [lenet, language_model, transformer])

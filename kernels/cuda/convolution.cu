@@ -9,7 +9,7 @@ extern "C" {
 
 namespace {
 
-enum { DATA, WEIGHT, OUT, ARRAYS };
+enum { DATA, WEIGHT, OUT, BIAS, ARRAYS };
 
 /* --- Plain sums: one thread for an element of the result, or one block for one of the weight ------------------------------------------ */
 struct plain : mpg_window { /* of three axes */
@@ -158,28 +158,32 @@ mpg_status exchange(const mpg_kernel_call *call, int64_t outer, int64_t a, int64
   return mpg_cuda_move(call, &move, in, out, item);
 }
 
-/* *done: false where cuDNN has no way. */
-mpg_status by_library(const mpg_kernel_call *call, mpg_convolution c, mpg_cuda_direction direction, mpg_dtype dtype, void *const *arrays, const int64_t *sizes, bool *done) {
+/* *done: false where cuDNN has no way. *added: the bias (arrays[BIAS], or NULL) is in the result. */
+mpg_status by_library(const mpg_kernel_call *call, mpg_convolution c, mpg_cuda_direction direction, mpg_dtype dtype, void *const *arrays, const int64_t *sizes, bool *done,
+                      bool *added) {
   size_t item = mpg_dtype_size(dtype), workspace, total;
   int64_t channels = c.channels / c.groups, window = mpg_window_product(c.window.kernel, c.window.ndim);
   int result = direction == MPG_CUDA_FORWARD ? OUT : direction == MPG_CUDA_BACKWARD_DATA ? DATA : WEIGHT;
-  mpg_cudnn_plan *plan;
+  mpg_cudnn_plan *plan = NULL;
   bool exchanges = c.layout == MPG_CHANNELS_LAST_DATA && channels > 1 && window > 1;
   if (c.layout == MPG_CHANNELS_LAST_DATA) c.layout = MPG_CHANNELS_LAST;
-  MPG_TRY(mpg_cudnn_find(call, &c, direction, dtype, &plan, &workspace));
+  if (arrays[BIAS] && direction == MPG_CUDA_FORWARD) MPG_TRY(mpg_cudnn_find(call, &c, direction, dtype, true, &plan, &workspace));
+  *added = plan != NULL;
+  if (!plan) MPG_TRY(mpg_cudnn_find(call, &c, direction, dtype, false, &plan, &workspace));
   *done = plan != NULL;
   if (!plan) return MPG_OK;
   bool moved[ARRAYS];
   void *used[ARRAYS];
+  int count = *added ? ARRAYS : BIAS;
   total = padded(workspace);
-  for (int i = 0; i < ARRAYS; i++) {
+  for (int i = 0; i < count; i++) {
     moved[i] = !mpg_cuda_aligned(arrays[i]) || (i == WEIGHT && exchanges);
     if (moved[i]) total += padded((size_t)sizes[i] * item);
   }
   char *scratch = NULL;
   if (total && !(scratch = (char *)mpg_device_scratch(call->device, total))) return MPG_DEVICE_OUT_OF_MEMORY;
   char *next = scratch + padded(workspace);
-  for (int i = 0; i < ARRAYS; i++) {
+  for (int i = 0; i < count; i++) {
     used[i] = moved[i] ? next : arrays[i];
     if (!moved[i]) continue;
     next += padded((size_t)sizes[i] * item);
@@ -193,22 +197,24 @@ mpg_status by_library(const mpg_kernel_call *call, mpg_convolution c, mpg_cuda_d
   return mpg_cuda_copy(call, used[result], arrays[result], (size_t)sizes[result] * item);
 }
 
-/* bias: of the result's channels, or NULL. */
-mpg_status run(const mpg_kernel_call *call, const mpg_convolution *c, mpg_cuda_direction direction, void *const *arrays, const void *bias) {
+/* arrays[BIAS]: of the result's channels, or NULL. */
+mpg_status run(const mpg_kernel_call *call, const mpg_convolution *c, mpg_cuda_direction direction, void *const *arrays) {
   const mpg_view *out = &call->outputs[0];
   mpg_dtype dtype = out->desc.dtype;
+  int64_t channels = direction == MPG_CUDA_FORWARD ? c->filters : c->channels;
+  bool added = false;
   int64_t sizes[ARRAYS] = {c->batch * c->channels * mpg_window_product(c->window.in, c->window.ndim),
                            c->filters * (c->channels / c->groups) * mpg_window_product(c->window.kernel, c->window.ndim),
-                           c->batch * c->filters * mpg_window_product(c->window.out, c->window.ndim)};
+                           c->batch * c->filters * mpg_window_product(c->window.out, c->window.ndim), channels};
   if (count_of(out) == 0) return MPG_OK;
   if (sizes[DATA] == 0 || sizes[WEIGHT] == 0 || sizes[OUT] == 0) {
     MPG_TRY(mpg_cuda_zero(call, out)); /* a sum over nothing */
   } else {
     bool done;
-    MPG_TRY(by_library(call, *c, direction, dtype, arrays, sizes, &done));
+    MPG_TRY(by_library(call, *c, direction, dtype, arrays, sizes, &done, &added));
     if (!done) MPG_TRY(sum_plainly(call, c, direction, dtype, arrays));
   }
-  return bias ? add_bias(call, bias, direction == MPG_CUDA_FORWARD ? c->filters : c->channels, c->layout != MPG_CHANNELS_FIRST, out) : MPG_OK;
+  return arrays[BIAS] && !added ? add_bias(call, arrays[BIAS], channels, c->layout != MPG_CHANNELS_FIRST, out) : MPG_OK;
 }
 
 } // namespace
@@ -218,8 +224,8 @@ MPG_CUDA_KERNEL(convolution) {
   const mpg_view *data = &call->inputs[0], *weight = &call->inputs[1], *out = &call->outputs[0];
   mpg_convolution c;
   mpg_convolution_set(&c, mpg_convolution_layout(call->op, p), &data->desc.shape, &weight->desc.shape, &out->desc.shape, &p->stride, &p->dilate, &p->pad, p->num_group);
-  void *arrays[ARRAYS] = {data->data, weight->data, out->data};
-  return run(call, &c, MPG_CUDA_FORWARD, arrays, call->num_inputs == 3 ? call->inputs[2].data : NULL);
+  void *arrays[ARRAYS] = {data->data, weight->data, out->data, call->num_inputs == 3 ? call->inputs[2].data : NULL};
+  return run(call, &c, MPG_CUDA_FORWARD, arrays);
 }
 
 /* Also Deconvolution, whose data is what a convolution puts out. */
@@ -227,7 +233,6 @@ MPG_CUDA_KERNEL(convolution_backward_data) {
   const mpg_view *out_grad = &call->inputs[0], *weight = &call->inputs[1], *data = &call->outputs[0];
   mpg_convolution c;
   void *arrays[ARRAYS] = {data->data, weight->data, out_grad->data};
-  const void *bias = NULL;
   mpg_layout layout = mpg_convolution_layout(call->op, call->params);
   if (call->op->id == MPG_OP_Deconvolution) {
     const mpg_deconvolution_params *p = (const mpg_deconvolution_params *)call->params;
@@ -235,12 +240,12 @@ MPG_CUDA_KERNEL(convolution_backward_data) {
     mpg_shape in = mpg_data_first(&out_grad->desc.shape, layout), out = mpg_data_first(&data->desc.shape, layout);
     mpg_deconvolution_pads(p, &in, &out, &pads);
     mpg_convolution_set(&c, layout, &data->desc.shape, &weight->desc.shape, &out_grad->desc.shape, &p->stride, &p->dilate, &pads, p->num_group);
-    if (call->num_inputs == 3) bias = call->inputs[2].data;
+    if (call->num_inputs == 3) arrays[BIAS] = call->inputs[2].data;
   } else {
     const mpg_convolution_backward_params *p = (const mpg_convolution_backward_params *)call->params;
     mpg_convolution_set(&c, layout, &data->desc.shape, &weight->desc.shape, &out_grad->desc.shape, &p->stride, &p->dilate, &p->pad, p->num_group);
   }
-  return run(call, &c, MPG_CUDA_BACKWARD_DATA, arrays, bias);
+  return run(call, &c, MPG_CUDA_BACKWARD_DATA, arrays);
 }
 
 MPG_CUDA_KERNEL(convolution_backward_weight) {
@@ -249,5 +254,5 @@ MPG_CUDA_KERNEL(convolution_backward_weight) {
   mpg_convolution c;
   mpg_convolution_set(&c, mpg_convolution_layout(call->op, p), &data->desc.shape, &weight->desc.shape, &out_grad->desc.shape, &p->stride, &p->dilate, &p->pad, p->num_group);
   void *arrays[ARRAYS] = {data->data, weight->data, out_grad->data};
-  return run(call, &c, MPG_CUDA_BACKWARD_WEIGHT, arrays, NULL);
+  return run(call, &c, MPG_CUDA_BACKWARD_WEIGHT, arrays);
 }

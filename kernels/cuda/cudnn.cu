@@ -1,5 +1,5 @@
-/* Convolutions as graphs of cuDNN: three tensors, one operation. What a convolution is, but for its addresses, is its signature; tensors, operation and
- * execution plan are made once for each. */
+/* Convolutions as graphs of cuDNN: three tensors, one operation; with a bias a second operation adds it to the first's sums, which have no memory. What a
+ * convolution is, but for its addresses, is its signature; tensors, operations and execution plan are made once for each. */
 #include <stdlib.h>
 
 #include "kernels/cuda/cuda.h"
@@ -16,7 +16,7 @@ extern "C" {
 namespace {
 
 enum { MOST_CONFIGS = 64, MOST_NOTES = 16, LAST_ERROR = 256 };
-enum { DATA, WEIGHT, OUT, TENSORS };
+enum { DATA, WEIGHT, OUT, BIAS, SUM, TENSORS, OPERANDS = OUT + 1 }; /* SUM: before the bias */
 const int64_t WORKSPACE = (int64_t)1 << 30; /* at most: what MXNet's parameter `workspace` has been by default */
 
 struct functions {
@@ -24,7 +24,7 @@ struct functions {
 };
 
 struct signature : mpg_window { /* no padding: compared as bytes */
-  int64_t direction, dtype, last, batch, channels, filters, groups;
+  int64_t direction, dtype, last, batch, channels, filters, groups, bias;
 };
 
 } // namespace
@@ -32,7 +32,7 @@ struct signature : mpg_window { /* no padding: compared as bytes */
 struct mpg_cudnn_plan {
   signature key;
   mpg_cudnn_plan *next, *newer, *older;
-  cudnnBackendDescriptor_t tensors[TENSORS], convolution, operation, graph, config, plan; /* plan NULL: there is none */
+  cudnnBackendDescriptor_t tensors[TENSORS], convolution, operation, addition, add, graph, config, plan; /* plan NULL: there is none */
   int64_t workspace;
 };
 
@@ -111,6 +111,8 @@ void destroy_plan(const functions *dnn, mpg_cudnn_plan *p) {
   destroy(dnn, &p->plan);
   destroy(dnn, &p->config);
   destroy(dnn, &p->graph);
+  destroy(dnn, &p->add);
+  destroy(dnn, &p->addition);
   destroy(dnn, &p->operation);
   destroy(dnn, &p->convolution);
   for (int i = 0; i < TENSORS; i++) destroy(dnn, &p->tensors[i]);
@@ -128,20 +130,27 @@ int type_of(int64_t dtype) {
   return dtype == MPG_FLOAT64 ? MPG_CUDNN_DATA_DOUBLE : dtype == MPG_FLOAT16 ? MPG_CUDNN_DATA_HALF : dtype == MPG_BFLOAT16 ? MPG_CUDNN_DATA_BFLOAT16 : MPG_CUDNN_DATA_FLOAT;
 }
 
+/* What it sums in. */
+int sum_type(const signature &key) { return key.dtype == MPG_FLOAT64 ? MPG_CUDNN_DATA_DOUBLE : MPG_CUDNN_DATA_FLOAT; }
+
 /* Axes are named batch, channels, space, however they lie. */
 void make_tensor(builder *b, const signature &key, int which, cudnnBackendDescriptor_t *made) {
   int ndim = (int)key.ndim + 2;
+  static const bool is_virtual = true;
+  static const int64_t one[3] = {1, 1, 1};
   int64_t dims[5] = {key.batch, key.channels}, strides[5], stride = 1;
-  const int64_t *space = which == DATA ? key.in : which == WEIGHT ? key.kernel : key.out;
+  const int64_t *space = which == BIAS ? one : which == DATA ? key.in : which == WEIGHT ? key.kernel : key.out;
   if (which == WEIGHT) dims[0] = key.filters, dims[1] = key.channels / key.groups;
-  if (which == OUT) dims[1] = key.filters;
+  if (which == BIAS) dims[0] = 1;
+  if (which >= OUT) dims[1] = key.filters;
   for (int i = 2; i < ndim; i++) dims[i] = space[i - 2];
   if (key.last) strides[1] = 1, stride = dims[1];
   for (int i = ndim - 1; i >= 2; i--) strides[i] = stride, stride *= dims[i];
   if (!key.last) strides[1] = stride, stride *= dims[1];
   strides[0] = stride;
   b->create((cudnnBackendDescriptorType_t)MPG_CUDNN_BACKEND_TENSOR_DESCRIPTOR, made);
-  b->set_word(*made, MPG_CUDNN_ATTR_TENSOR_DATA_TYPE, MPG_CUDNN_TYPE_DATA_TYPE, type_of(key.dtype));
+  b->set_word(*made, MPG_CUDNN_ATTR_TENSOR_DATA_TYPE, MPG_CUDNN_TYPE_DATA_TYPE, which == SUM ? sum_type(key) : type_of(key.dtype));
+  if (which == SUM) b->set(*made, MPG_CUDNN_ATTR_TENSOR_IS_VIRTUAL, MPG_CUDNN_TYPE_BOOLEAN, 1, &is_virtual);
   b->set(*made, MPG_CUDNN_ATTR_TENSOR_DIMENSIONS, MPG_CUDNN_TYPE_INT64, ndim, dims);
   b->set(*made, MPG_CUDNN_ATTR_TENSOR_STRIDES, MPG_CUDNN_TYPE_INT64, ndim, strides);
   b->set_number(*made, MPG_CUDNN_ATTR_TENSOR_UNIQUE_ID, which + 1);
@@ -150,7 +159,7 @@ void make_tensor(builder *b, const signature &key, int which, cudnnBackendDescri
 }
 
 const struct { /* of a direction, in the order data, weight, out */
-  int type, tensors[TENSORS], convolution, alpha, beta;
+  int type, tensors[OPERANDS], convolution, alpha, beta;
 } operations[] = {
     {MPG_CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR,
      {MPG_CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X, MPG_CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W, MPG_CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y},
@@ -163,12 +172,29 @@ const struct { /* of a direction, in the order data, weight, out */
      MPG_CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC, MPG_CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA, MPG_CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA},
 };
 
+/* out = sum + bias. */
+void add_bias(builder *b, mpg_cudnn_plan *p) {
+  float one = 1;
+  b->create((cudnnBackendDescriptorType_t)MPG_CUDNN_BACKEND_POINTWISE_DESCRIPTOR, &p->addition);
+  b->set_word(p->addition, MPG_CUDNN_ATTR_POINTWISE_MODE, MPG_CUDNN_TYPE_POINTWISE_MODE, MPG_CUDNN_POINTWISE_ADD);
+  b->set_word(p->addition, MPG_CUDNN_ATTR_POINTWISE_MATH_PREC, MPG_CUDNN_TYPE_DATA_TYPE, sum_type(p->key));
+  b->finalize(p->addition);
+  b->create((cudnnBackendDescriptorType_t)MPG_CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, &p->add);
+  b->set_descriptor(p->add, MPG_CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, &p->addition);
+  b->set_descriptor(p->add, MPG_CUDNN_ATTR_OPERATION_POINTWISE_XDESC, &p->tensors[SUM]);
+  b->set_descriptor(p->add, MPG_CUDNN_ATTR_OPERATION_POINTWISE_BDESC, &p->tensors[BIAS]);
+  b->set_descriptor(p->add, MPG_CUDNN_ATTR_OPERATION_POINTWISE_YDESC, &p->tensors[OUT]);
+  b->set(p->add, MPG_CUDNN_ATTR_OPERATION_POINTWISE_ALPHA1, MPG_CUDNN_TYPE_FLOAT, 1, &one);
+  b->set(p->add, MPG_CUDNN_ATTR_OPERATION_POINTWISE_ALPHA2, MPG_CUDNN_TYPE_FLOAT, 1, &one);
+  b->finalize(p->add);
+}
+
 void make_graph(builder *b, const library *all, mpg_cudnn_plan *p) {
   const signature &key = p->key;
   bool wide = key.dtype == MPG_FLOAT64;
-  for (int i = 0; i < TENSORS; i++) make_tensor(b, key, i, &p->tensors[i]);
+  for (int i = 0; i < (key.bias ? TENSORS : OPERANDS); i++) make_tensor(b, key, i, &p->tensors[i]);
   b->create((cudnnBackendDescriptorType_t)MPG_CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR, &p->convolution);
-  b->set_word(p->convolution, MPG_CUDNN_ATTR_CONVOLUTION_COMP_TYPE, MPG_CUDNN_TYPE_DATA_TYPE, wide ? MPG_CUDNN_DATA_DOUBLE : MPG_CUDNN_DATA_FLOAT);
+  b->set_word(p->convolution, MPG_CUDNN_ATTR_CONVOLUTION_COMP_TYPE, MPG_CUDNN_TYPE_DATA_TYPE, sum_type(key));
   b->set_word(p->convolution, MPG_CUDNN_ATTR_CONVOLUTION_CONV_MODE, MPG_CUDNN_TYPE_CONVOLUTION_MODE, MPG_CUDNN_CROSS_CORRELATION);
   b->set_number(p->convolution, MPG_CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, key.ndim);
   b->set(p->convolution, MPG_CUDNN_ATTR_CONVOLUTION_DILATIONS, MPG_CUDNN_TYPE_INT64, key.ndim, key.dilate);
@@ -181,13 +207,15 @@ void make_graph(builder *b, const library *all, mpg_cudnn_plan *p) {
   float single_one = 1, single_zero = 0;
   int scalar = wide ? MPG_CUDNN_TYPE_DOUBLE : MPG_CUDNN_TYPE_FLOAT;
   b->create((cudnnBackendDescriptorType_t)operation.type, &p->operation);
-  for (int i = 0; i < TENSORS; i++) b->set_descriptor(p->operation, operation.tensors[i], &p->tensors[i]);
+  for (int i = 0; i < OPERANDS; i++) b->set_descriptor(p->operation, operation.tensors[i], &p->tensors[i == OUT && key.bias ? SUM : i]);
   b->set_descriptor(p->operation, operation.convolution, &p->convolution);
   b->set(p->operation, operation.alpha, scalar, 1, wide ? (const void *)&one : &single_one);
   b->set(p->operation, operation.beta, scalar, 1, wide ? (const void *)&zero : &single_zero);
   b->finalize(p->operation);
+  if (key.bias) add_bias(b, p);
+  const cudnnBackendDescriptor_t operations_of_graph[] = {p->operation, p->add};
   b->create((cudnnBackendDescriptorType_t)MPG_CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR, &p->graph);
-  b->set_descriptor(p->graph, MPG_CUDNN_ATTR_OPERATIONGRAPH_OPS, &p->operation);
+  b->set(p->graph, MPG_CUDNN_ATTR_OPERATIONGRAPH_OPS, MPG_CUDNN_TYPE_BACKEND_DESCRIPTOR, key.bias ? 2 : 1, operations_of_graph);
   b->set(p->graph, MPG_CUDNN_ATTR_OPERATIONGRAPH_HANDLE, MPG_CUDNN_TYPE_HANDLE, 1, &all->handle);
   b->finalize(p->graph);
 }
@@ -266,6 +294,7 @@ mpg_status build(const mpg_kernel_call *call, const library *all, mpg_cudnn_plan
   builder b = {&all->dnn, MPG_CUDNN_STATUS_SUCCESS};
   make_graph(&b, all, p);
   if (b.status == MPG_CUDNN_STATUS_SUCCESS) b.status = choose(all, p, MPG_CUDNN_HEUR_MODE_A);
+  if (p->key.bias) return MPG_OK; /* without a plan the convolution is made by itself, and says what is wrong */
   if (b.status != MPG_CUDNN_STATUS_SUCCESS && p->graph) {
     cudnnStatus_t again = choose(all, p, MPG_CUDNN_HEUR_MODE_FALLBACK);
     if (again == MPG_CUDNN_STATUS_SUCCESS || unsupported(b.status)) b.status = again;
@@ -273,11 +302,11 @@ mpg_status build(const mpg_kernel_call *call, const library *all, mpg_cudnn_plan
   return b.status == MPG_CUDNN_STATUS_SUCCESS || unsupported(b.status) ? MPG_OK : failed(call, &all->dnn, "cuDNN's choice of an algorithm", b.status);
 }
 
-signature signature_of(const mpg_convolution *c, mpg_cuda_direction direction, mpg_dtype dtype) {
+signature signature_of(const mpg_convolution *c, mpg_cuda_direction direction, mpg_dtype dtype, bool bias) {
   signature key = {};
   (mpg_window &)key = mpg_window_with_axes(&c->window, 2); /* cuDNN's have two axes or three */
   key.direction = direction, key.dtype = dtype, key.last = c->layout != MPG_CHANNELS_FIRST;
-  key.batch = c->batch, key.channels = c->channels, key.filters = c->filters, key.groups = c->groups;
+  key.batch = c->batch, key.channels = c->channels, key.filters = c->filters, key.groups = c->groups, key.bias = bias;
   return key;
 }
 
@@ -290,12 +319,12 @@ mpg_status library_of(const mpg_kernel_call *call, library **all) {
 
 } // namespace
 
-extern "C" mpg_status mpg_cudnn_find(const mpg_kernel_call *call, const mpg_convolution *c, mpg_cuda_direction direction, mpg_dtype dtype, mpg_cudnn_plan **plan,
-                                     size_t *workspace) {
+extern "C" mpg_status mpg_cudnn_find(const mpg_kernel_call *call, const mpg_convolution *c, mpg_cuda_direction direction, mpg_dtype dtype, bool bias,
+                                     mpg_cudnn_plan **plan, size_t *workspace) {
   library *all;
   MPG_TRY(library_of(call, &all));
   MPG_TRY(mpg_plans_find(
-      &all->plans, signature_of(c, direction, dtype), [=](mpg_cudnn_plan *p) { return build(call, all, p); },
+      &all->plans, signature_of(c, direction, dtype, bias), [=](mpg_cudnn_plan *p) { return build(call, all, p); },
       [=](mpg_cudnn_plan *p) { destroy_plan(&all->dnn, p); }, plan));
   *workspace = (size_t)(*plan)->workspace;
   if (!(*plan)->plan) *plan = NULL;
@@ -303,7 +332,8 @@ extern "C" mpg_status mpg_cudnn_find(const mpg_kernel_call *call, const mpg_conv
 }
 
 extern "C" mpg_status mpg_cudnn_run(const mpg_kernel_call *call, mpg_cudnn_plan *plan, void *const *arrays, void *workspace) {
-  static const int64_t names[TENSORS] = {1, 2, 3};
+  static const int64_t names[] = {DATA + 1, WEIGHT + 1, OUT + 1, BIAS + 1};
+  int64_t count = plan->key.bias ? BIAS + 1 : OPERANDS;
   library *all;
   MPG_TRY(library_of(call, &all));
   builder b = {&all->dnn, MPG_CUDNN_STATUS_SUCCESS};
@@ -313,8 +343,8 @@ extern "C" mpg_status mpg_cudnn_run(const mpg_kernel_call *call, mpg_cudnn_plan 
   }
   cudnnBackendDescriptor_t pack = NULL;
   b.create((cudnnBackendDescriptorType_t)MPG_CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, &pack);
-  b.set(pack, MPG_CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, MPG_CUDNN_TYPE_INT64, TENSORS, names);
-  b.set(pack, MPG_CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, MPG_CUDNN_TYPE_VOID_PTR, TENSORS, arrays);
+  b.set(pack, MPG_CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, MPG_CUDNN_TYPE_INT64, count, names);
+  b.set(pack, MPG_CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, MPG_CUDNN_TYPE_VOID_PTR, count, arrays);
   b.set(pack, MPG_CUDNN_ATTR_VARIANT_PACK_WORKSPACE, MPG_CUDNN_TYPE_VOID_PTR, 1, &workspace);
   b.finalize(pack);
   if (b.status == MPG_CUDNN_STATUS_SUCCESS) b.status = all->dnn.cudnnBackendExecute(all->handle, plan->plan, pack);

@@ -1,5 +1,5 @@
 /* What is called of cuDNN 9: its types, constants and functions, as its stable interface has them. Convolutions go through the graph interface:
- * descriptors of tensors, an operation, a plan.
+ * descriptors of tensors, operations, a plan.
  *
  * Nothing here is linked; kernels/cuda/library.h opens the library. With MPG_CUDNN_REAL NVIDIA's own header takes the place of the types:
  * tests/hostcuda/check_cudnn.c compiles the rest against it.
@@ -30,8 +30,10 @@ typedef int cudnnStatus_t, cudnnBackendDescriptorType_t, cudnnBackendAttributeNa
   X(CUDNN_DATA_HALF, 2)                                                 \
   X(CUDNN_DATA_BFLOAT16, 9)                                             \
   X(CUDNN_CROSS_CORRELATION, 1)                                         \
+  X(CUDNN_POINTWISE_ADD, 0)                                             \
   X(CUDNN_TYPE_HANDLE, 0)                                               \
   X(CUDNN_TYPE_DATA_TYPE, 1)                                            \
+  X(CUDNN_TYPE_BOOLEAN, 2)                                              \
   X(CUDNN_TYPE_INT64, 3)                                                \
   X(CUDNN_TYPE_FLOAT, 4)                                                \
   X(CUDNN_TYPE_DOUBLE, 5)                                               \
@@ -39,7 +41,9 @@ typedef int cudnnStatus_t, cudnnBackendDescriptorType_t, cudnnBackendAttributeNa
   X(CUDNN_TYPE_CONVOLUTION_MODE, 7)                                     \
   X(CUDNN_TYPE_HEUR_MODE, 8)                                            \
   X(CUDNN_TYPE_NUMERICAL_NOTE, 11)                                      \
+  X(CUDNN_TYPE_POINTWISE_MODE, 14)                                      \
   X(CUDNN_TYPE_BACKEND_DESCRIPTOR, 15)                                  \
+  X(CUDNN_BACKEND_POINTWISE_DESCRIPTOR, 0)                              \
   X(CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR, 1)                            \
   X(CUDNN_BACKEND_ENGINE_DESCRIPTOR, 2)                                 \
   X(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, 3)                              \
@@ -48,9 +52,12 @@ typedef int cudnnStatus_t, cudnnBackendDescriptorType_t, cudnnBackendAttributeNa
   X(CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR, 10)         \
   X(CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR, 11) \
   X(CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR, 12)   \
+  X(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, 13)                   \
   X(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR, 15)                        \
   X(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, 16)                          \
   X(CUDNN_BACKEND_TENSOR_DESCRIPTOR, 17)                                \
+  X(CUDNN_ATTR_POINTWISE_MODE, 0)                                       \
+  X(CUDNN_ATTR_POINTWISE_MATH_PREC, 1)                                  \
   X(CUDNN_ATTR_CONVOLUTION_COMP_TYPE, 100)                              \
   X(CUDNN_ATTR_CONVOLUTION_CONV_MODE, 101)                              \
   X(CUDNN_ATTR_CONVOLUTION_DILATIONS, 102)                              \
@@ -83,6 +90,12 @@ typedef int cudnnStatus_t, cudnnBackendDescriptorType_t, cudnnBackendAttributeNa
   X(CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW, 715)                \
   X(CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X, 716)                 \
   X(CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY, 717)                \
+  X(CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, 750)                  \
+  X(CUDNN_ATTR_OPERATION_POINTWISE_XDESC, 751)                          \
+  X(CUDNN_ATTR_OPERATION_POINTWISE_BDESC, 752)                          \
+  X(CUDNN_ATTR_OPERATION_POINTWISE_YDESC, 753)                          \
+  X(CUDNN_ATTR_OPERATION_POINTWISE_ALPHA1, 754)                         \
+  X(CUDNN_ATTR_OPERATION_POINTWISE_ALPHA2, 755)                         \
   X(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, 800)                              \
   X(CUDNN_ATTR_OPERATIONGRAPH_OPS, 801)                                 \
   X(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, 900)                              \
@@ -90,6 +103,7 @@ typedef int cudnnStatus_t, cudnnBackendDescriptorType_t, cudnnBackendAttributeNa
   X(CUDNN_ATTR_TENSOR_DIMENSIONS, 902)                                  \
   X(CUDNN_ATTR_TENSOR_STRIDES, 903)                                     \
   X(CUDNN_ATTR_TENSOR_UNIQUE_ID, 906)                                   \
+  X(CUDNN_ATTR_TENSOR_IS_VIRTUAL, 907)                                  \
   X(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, 1000)                           \
   X(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, 1001)                        \
   X(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, 1003)                            \

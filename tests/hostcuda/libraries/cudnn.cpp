@@ -1,4 +1,5 @@
-// libcudnn on the host: what kernels/cuda/cudnn.h declares, with plain loops, in the order of the stream. It knows graphs of one convolution. Attributes
+// libcudnn on the host: what kernels/cuda/cudnn.h declares, with plain loops, in the order of the stream. It knows graphs of one convolution, and of
+// one to whose sums, kept as they are summed, a bias is added (without groups, and with two axes of space). Attributes
 // of a wrong type or count are refused as cuDNN refuses them; arrays, workspaces, or descriptors that are not as promised abort. Of its proposals some are
 // traps: the first is not deterministic, others round, need too much workspace or cannot be finalized; running one of those aborts, or shows.
 #include <cstdio>
@@ -68,6 +69,7 @@ size_t size_of(int type) {
     case MPG_CUDNN_TYPE_HANDLE:
     case MPG_CUDNN_TYPE_VOID_PTR:
     case MPG_CUDNN_TYPE_BACKEND_DESCRIPTOR: return 8;
+    case MPG_CUDNN_TYPE_BOOLEAN: return 1;
     default: return 4;
   }
 }
@@ -75,6 +77,7 @@ size_t size_of(int type) {
 // What a descriptor takes: attribute, type, how many (0: one or more).
 struct rule {
   int descriptor, name, type, count;
+  bool optional = false;
 };
 const rule rules[] = {
     {MPG_CUDNN_BACKEND_TENSOR_DESCRIPTOR, MPG_CUDNN_ATTR_TENSOR_DATA_TYPE, MPG_CUDNN_TYPE_DATA_TYPE, 1},
@@ -82,6 +85,15 @@ const rule rules[] = {
     {MPG_CUDNN_BACKEND_TENSOR_DESCRIPTOR, MPG_CUDNN_ATTR_TENSOR_STRIDES, MPG_CUDNN_TYPE_INT64, 0},
     {MPG_CUDNN_BACKEND_TENSOR_DESCRIPTOR, MPG_CUDNN_ATTR_TENSOR_UNIQUE_ID, MPG_CUDNN_TYPE_INT64, 1},
     {MPG_CUDNN_BACKEND_TENSOR_DESCRIPTOR, MPG_CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, MPG_CUDNN_TYPE_INT64, 1},
+    {MPG_CUDNN_BACKEND_TENSOR_DESCRIPTOR, MPG_CUDNN_ATTR_TENSOR_IS_VIRTUAL, MPG_CUDNN_TYPE_BOOLEAN, 1, true},
+    {MPG_CUDNN_BACKEND_POINTWISE_DESCRIPTOR, MPG_CUDNN_ATTR_POINTWISE_MODE, MPG_CUDNN_TYPE_POINTWISE_MODE, 1},
+    {MPG_CUDNN_BACKEND_POINTWISE_DESCRIPTOR, MPG_CUDNN_ATTR_POINTWISE_MATH_PREC, MPG_CUDNN_TYPE_DATA_TYPE, 1},
+    {MPG_CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, MPG_CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, MPG_CUDNN_TYPE_BACKEND_DESCRIPTOR, 1},
+    {MPG_CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, MPG_CUDNN_ATTR_OPERATION_POINTWISE_XDESC, MPG_CUDNN_TYPE_BACKEND_DESCRIPTOR, 1},
+    {MPG_CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, MPG_CUDNN_ATTR_OPERATION_POINTWISE_BDESC, MPG_CUDNN_TYPE_BACKEND_DESCRIPTOR, 1},
+    {MPG_CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, MPG_CUDNN_ATTR_OPERATION_POINTWISE_YDESC, MPG_CUDNN_TYPE_BACKEND_DESCRIPTOR, 1},
+    {MPG_CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, MPG_CUDNN_ATTR_OPERATION_POINTWISE_ALPHA1, MPG_CUDNN_TYPE_FLOAT, 1},
+    {MPG_CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, MPG_CUDNN_ATTR_OPERATION_POINTWISE_ALPHA2, MPG_CUDNN_TYPE_FLOAT, 1},
     {MPG_CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR, MPG_CUDNN_ATTR_CONVOLUTION_COMP_TYPE, MPG_CUDNN_TYPE_DATA_TYPE, 1},
     {MPG_CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR, MPG_CUDNN_ATTR_CONVOLUTION_CONV_MODE, MPG_CUDNN_TYPE_CONVOLUTION_MODE, 1},
     {MPG_CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR, MPG_CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, MPG_CUDNN_TYPE_INT64, 1},
@@ -90,13 +102,13 @@ const rule rules[] = {
     {MPG_CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR, MPG_CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, MPG_CUDNN_TYPE_INT64, 0},
     {MPG_CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR, MPG_CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, MPG_CUDNN_TYPE_INT64, 0},
     {MPG_CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR, MPG_CUDNN_ATTR_OPERATIONGRAPH_HANDLE, MPG_CUDNN_TYPE_HANDLE, 1},
-    {MPG_CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR, MPG_CUDNN_ATTR_OPERATIONGRAPH_OPS, MPG_CUDNN_TYPE_BACKEND_DESCRIPTOR, 1},
+    {MPG_CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR, MPG_CUDNN_ATTR_OPERATIONGRAPH_OPS, MPG_CUDNN_TYPE_BACKEND_DESCRIPTOR, 0},
     {MPG_CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR, MPG_CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, MPG_CUDNN_TYPE_BACKEND_DESCRIPTOR, 1},
     {MPG_CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR, MPG_CUDNN_ATTR_ENGINEHEUR_MODE, MPG_CUDNN_TYPE_HEUR_MODE, 1},
     {MPG_CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR, MPG_CUDNN_ATTR_EXECUTION_PLAN_HANDLE, MPG_CUDNN_TYPE_HANDLE, 1},
     {MPG_CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR, MPG_CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, MPG_CUDNN_TYPE_BACKEND_DESCRIPTOR, 1},
-    {MPG_CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, MPG_CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, MPG_CUDNN_TYPE_INT64, 3},
-    {MPG_CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, MPG_CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, MPG_CUDNN_TYPE_VOID_PTR, 3},
+    {MPG_CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, MPG_CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, MPG_CUDNN_TYPE_INT64, 0},
+    {MPG_CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, MPG_CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, MPG_CUDNN_TYPE_VOID_PTR, 0},
     {MPG_CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, MPG_CUDNN_ATTR_VARIANT_PACK_WORKSPACE, MPG_CUDNN_TYPE_VOID_PTR, 1},
 };
 
@@ -136,7 +148,7 @@ bool takes(const descriptor *d, int name, int type, int64_t count) {
 bool complete(const descriptor *d) {
   int direction = direction_of(d->type);
   for (const rule &r : rules)
-    if (r.descriptor == d->type && !d->at(r.name)) return false;
+    if (r.descriptor == d->type && !r.optional && !d->at(r.name)) return false;
   if (direction < 0) return true;
   const operation &o = operations[direction];
   return d->at(o.alpha) && d->at(o.beta) && d->at(o.convolution) && d->at(o.tensors[0]) && d->at(o.tensors[1]) && d->at(o.tensors[2]);
@@ -146,10 +158,11 @@ bool complete(const descriptor *d) {
 struct tensor {
   int type, ndim;
   int64_t dims[5], strides[5], alignment, id;
+  bool is_virtual;
 };
 tensor read_tensor(const descriptor *d) {
   const attribute &dims = d->attributes.at(MPG_CUDNN_ATTR_TENSOR_DIMENSIONS), &strides = d->attributes.at(MPG_CUDNN_ATTR_TENSOR_STRIDES);
-  tensor t = {d->word(MPG_CUDNN_ATTR_TENSOR_DATA_TYPE), (int)dims.count, {}, {}, d->number(MPG_CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT), d->number(MPG_CUDNN_ATTR_TENSOR_UNIQUE_ID)};
+  tensor t = {d->word(MPG_CUDNN_ATTR_TENSOR_DATA_TYPE), (int)dims.count, {}, {}, d->number(MPG_CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT), d->number(MPG_CUDNN_ATTR_TENSOR_UNIQUE_ID), d->at(MPG_CUDNN_ATTR_TENSOR_IS_VIRTUAL) && *d->at(MPG_CUDNN_ATTR_TENSOR_IS_VIRTUAL)};
   memcpy(t.dims, dims.bytes.data(), dims.bytes.size());
   memcpy(t.strides, strides.bytes.data(), strides.bytes.size());
   return t;
@@ -158,7 +171,8 @@ struct convolution {
   int direction, engine = 0;
   tensor tensors[3]; // data, weight, out
   int64_t pad[3], stride[3], dilate[3];
-  bool wide;
+  bool wide, adds = false; // adds: the bias; `out` is the second operation's then
+  tensor bias, sum;
 };
 convolution read_convolution(const descriptor *operation_desc) {
   convolution c;
@@ -200,7 +214,7 @@ bool sound(const descriptor *d) { // an operation: its parts fit
   double alpha = c.wide ? *(const double *)d->at(o.alpha) : *(const float *)d->at(o.alpha), beta = c.wide ? *(const double *)d->at(o.beta) : *(const float *)d->at(o.beta);
   if (alpha != 1 || beta != 0) return false;
   for (int i = 0; i < 3; i++) {
-    if (t[i].ndim != space + 2 || t[i].type != t[0].type) return false;
+    if (t[i].ndim != space + 2 || (t[i].type != t[0].type && !(t[i].is_virtual && t[i].type == compute))) return false;
     for (int k = 0; k < t[i].ndim; k++)
       if (t[i].dims[k] < 1 || t[i].strides[k] < 1) return false;
   }
@@ -208,6 +222,50 @@ bool sound(const descriptor *d) { // an operation: its parts fit
   for (int k = 0; k < space; k++)
     if ((t[0].dims[k + 2] + 2 * c.pad[k] - c.dilate[k] * (t[1].dims[k + 2] - 1) - 1) / c.stride[k] + 1 != t[2].dims[k + 2]) return false;
   return true;
+}
+
+int64_t elements(const tensor &t) {
+  int64_t n = 1;
+  for (int k = 0; k < t.ndim; k++) n *= t.dims[k];
+  return n;
+}
+
+bool same_places(const tensor &a, const tensor &b) {
+  return a.ndim == b.ndim && !memcmp(a.dims, b.dims, (size_t)a.ndim * 8) && !memcmp(a.strides, b.strides, (size_t)a.ndim * 8);
+}
+
+// One convolution, of arrays that have memory, or one whose virtual sums a bias by channel is added to.
+bool read_graph(const descriptor *graph, convolution *c) {
+  const attribute &all = graph->attributes.at(MPG_CUDNN_ATTR_OPERATIONGRAPH_OPS);
+  descriptor *const *operations = (descriptor *const *)all.bytes.data();
+  if (all.count > 2 || direction_of(operations[0]->type) < 0) return false;
+  *c = read_convolution(operations[0]);
+  if (all.count == 2) {
+    const descriptor *add = operations[1];
+    if (add->type != MPG_CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR || c->direction != 0) return false;
+    c->adds = true;
+    c->sum = c->tensors[2];
+    const descriptor *how = add->child(MPG_CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR);
+    if (how->word(MPG_CUDNN_ATTR_POINTWISE_MODE) != MPG_CUDNN_POINTWISE_ADD || how->word(MPG_CUDNN_ATTR_POINTWISE_MATH_PREC) != c->sum.type) return false;
+    for (int factor : {MPG_CUDNN_ATTR_OPERATION_POINTWISE_ALPHA1, MPG_CUDNN_ATTR_OPERATION_POINTWISE_ALPHA2})
+      if (*(const float *)add->at(factor) != 1) return false;
+    c->bias = read_tensor(add->child(MPG_CUDNN_ATTR_OPERATION_POINTWISE_BDESC));
+    c->tensors[2] = read_tensor(add->child(MPG_CUDNN_ATTR_OPERATION_POINTWISE_YDESC));
+    tensor in = read_tensor(add->child(MPG_CUDNN_ATTR_OPERATION_POINTWISE_XDESC));
+    if (in.id != c->sum.id || !c->sum.is_virtual || !same_places(c->sum, c->tensors[2])) return false; // sound() knows its type
+    if (c->bias.is_virtual || c->bias.ndim != in.ndim || c->bias.type != c->tensors[0].type || c->bias.dims[1] != in.dims[1] || elements(c->bias) != in.dims[1]) return false;
+    if (c->bias.strides[1] != 1) return false;
+  }
+  std::set<int64_t> ids = {c->tensors[0].id, c->tensors[1].id, c->tensors[2].id};
+  if (c->adds) ids.insert(c->bias.id), ids.insert(c->sum.id);
+  for (const tensor &t : c->tensors)
+    if (t.is_virtual || t.type != c->tensors[0].type) return false;
+  return ids.size() == (c->adds ? 5 : 3);
+}
+convolution graph_of(const descriptor *graph) { // that was finalized
+  convolution c;
+  if (!read_graph(graph, &c)) wrong("a graph that is none");
+  return c;
 }
 
 // --- Engines ---------------------------------------------------------------------------------------------------------------------
@@ -221,7 +279,8 @@ std::vector<int> engines_of(const convolution &c, int mode) {
   if (!same && !first) return {}; // a mixture of layouts
   int64_t groups = c.tensors[0].dims[1] / c.tensors[1].dims[1];
   if (c.wide && groups > 1) return {};
-  if (mode == MPG_CUDNN_HEUR_MODE_FALLBACK) return {GOOD};
+  if (c.adds && groups > 1) return {};
+  if (mode == MPG_CUDNN_HEUR_MODE_FALLBACK) return c.adds ? std::vector<int>{} : std::vector<int>{GOOD};
   if (mode != MPG_CUDNN_HEUR_MODE_A) return {};
   if (c.tensors[0].ndim == 5) return {HASTY, NEVER}; // only the fallback has more
   return {HASTY, WINOGRAD, ROUNDING, HUGE_WORKSPACE, NEVER, GOOD};
@@ -238,7 +297,6 @@ int64_t workspace_of(const convolution &c, int engine) {
   if (engine == HUGE_WORKSPACE) return (int64_t)8 << 30;
   return c.tensors[1].dims[1] >= 2 ? 64 * c.tensors[1].dims[0] : 0;
 }
-const descriptor *operation_of(const descriptor *graph) { return graph->child(MPG_CUDNN_ATTR_OPERATIONGRAPH_OPS); }
 
 // --- Running -----------------------------------------------------------------------------------------------------------------------
 double load(int type, const void *data, int64_t i) {
@@ -268,15 +326,10 @@ double tf32(double x) { // 10 bits, to nearest
 
 struct work {
   convolution c;
-  void *arrays[3], *workspace;
+  void *arrays[4], *workspace; // data, weight, out, the bias
   int64_t workspace_bytes;
 };
 
-int64_t elements(const tensor &t) {
-  int64_t n = 1;
-  for (int k = 0; k < t.ndim; k++) n *= t.dims[k];
-  return n;
-}
 int64_t place(const tensor &t, int64_t a, int64_t b, int64_t z, int64_t y, int64_t x) {
   int64_t at = a * t.strides[0] + b * t.strides[1] + y * t.strides[t.ndim - 2] + x * t.strides[t.ndim - 1];
   return t.ndim == 5 ? at + z * t.strides[2] : at;
@@ -325,6 +378,11 @@ void convolve(const void *opaque) {
                   }
                 }
           }
+  for (size_t k = 0; k < values[result].size() && c.adds; k++) {
+    int64_t channel = (int64_t)k / out.strides[1] % out.dims[1];
+    double sum = values[result][k], bias = load(c.bias.type, w->arrays[3], channel);
+    values[result][k] = c.wide ? sum + bias : (float)sum + (float)bias; // as the sums are
+  }
   for (size_t k = 0; k < values[result].size(); k++) store(c.tensors[result].type, w->arrays[result], (int64_t)k, values[result][k]);
 }
 
@@ -395,6 +453,8 @@ EXPORT cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t which) {
   if (d->type == MPG_CUDNN_BACKEND_TENSOR_DESCRIPTOR && d->attributes[MPG_CUDNN_ATTR_TENSOR_DIMENSIONS].count != d->attributes[MPG_CUDNN_ATTR_TENSOR_STRIDES].count)
     return MPG_CUDNN_STATUS_BAD_PARAM;
   if (direction_of(d->type) >= 0 && !sound(d)) return MPG_CUDNN_STATUS_BAD_PARAM;
+  convolution whole;
+  if (d->type == MPG_CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR && !read_graph(d, &whole)) return MPG_CUDNN_STATUS_NOT_SUPPORTED;
   if (d->type == MPG_CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR && d->child(MPG_CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG)->engine == NEVER) return MPG_CUDNN_STATUS_NOT_SUPPORTED;
   d->final = true;
   return MPG_CUDNN_STATUS_SUCCESS;
@@ -405,7 +465,7 @@ EXPORT cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t which, cu
   if (!d->final) return MPG_CUDNN_STATUS_BAD_PARAM;
   if (name == MPG_CUDNN_ATTR_ENGINEHEUR_RESULTS && type == MPG_CUDNN_TYPE_BACKEND_DESCRIPTOR) {
     const descriptor *graph = d->child(MPG_CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH);
-    std::vector<int> engines = engines_of(read_convolution(operation_of(graph)), d->word(MPG_CUDNN_ATTR_ENGINEHEUR_MODE));
+    std::vector<int> engines = engines_of(graph_of(graph), d->word(MPG_CUDNN_ATTR_ENGINEHEUR_MODE));
     *count = wanted ? std::min(wanted, (int64_t)engines.size()) : (int64_t)engines.size();
     for (int64_t i = 0; i < *count && wanted; i++) {
       descriptor *config = checked(((cudnnBackendDescriptor_t *)values)[i]);
@@ -432,7 +492,7 @@ EXPORT cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t which, cu
   }
   if (name == MPG_CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE && type == MPG_CUDNN_TYPE_INT64 && wanted == 1 && d->type == MPG_CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR) {
     const descriptor *config = d->child(MPG_CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG);
-    *(int64_t *)values = workspace_of(read_convolution(operation_of(config->child(MPG_CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH))), config->engine);
+    *(int64_t *)values = workspace_of(graph_of(config->child(MPG_CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH)), config->engine);
     *count = 1;
     return MPG_CUDNN_STATUS_SUCCESS;
   }
@@ -441,21 +501,25 @@ EXPORT cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t which, cu
 
 EXPORT cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan_desc, cudnnBackendDescriptor_t pack_desc) {
   const descriptor *plan = checked(plan_desc), *pack = checked(pack_desc), *config = checked((void *)plan->child(MPG_CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG));
-  const descriptor *graph = checked((void *)config->child(MPG_CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH)), *operation_desc = checked((void *)operation_of(graph));
+  const descriptor *graph = checked((void *)config->child(MPG_CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH));
+  for (int64_t i = 0; i < graph->attributes.at(MPG_CUDNN_ATTR_OPERATIONGRAPH_OPS).count; i++) checked(((void *const *)graph->at(MPG_CUDNN_ATTR_OPERATIONGRAPH_OPS))[i]);
   int device;
   cudaGetDevice(&device);
   if (!plan->final || !pack->final) return MPG_CUDNN_STATUS_BAD_PARAM;
   if (device != handle->device || *(cudnnHandle_t *)plan->at(MPG_CUDNN_ATTR_EXECUTION_PLAN_HANDLE) != handle) wrong("the handle is another card's, or another plan's");
-  work made = {read_convolution(operation_desc), {}, *(void *const *)pack->at(MPG_CUDNN_ATTR_VARIANT_PACK_WORKSPACE), 0}, *w = &made;
+  work made = {graph_of(graph), {}, *(void *const *)pack->at(MPG_CUDNN_ATTR_VARIANT_PACK_WORKSPACE), 0}, *w = &made;
   static_assert(std::is_trivially_copyable<work>::value, "it is copied byte by byte");
   w->c.engine = config->engine;
   if (w->c.engine == HASTY || w->c.engine == WINOGRAD || w->c.engine == HUGE_WORKSPACE) wrong("this engine was not to be used");
   w->workspace_bytes = workspace_of(w->c, w->c.engine);
   if (w->workspace_bytes && (!w->workspace || (uintptr_t)w->workspace % 256)) wrong("the workspace is missing, or not aligned to 256 bytes");
-  for (int i = 0; i < 3; i++) {
-    for (int k = 0; k < 3; k++)
-      if (((const int64_t *)pack->at(MPG_CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS))[k] == w->c.tensors[i].id) w->arrays[i] = ((void *const *)pack->at(MPG_CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS))[k];
-    if (!w->arrays[i] || (uintptr_t)w->arrays[i] % (uintptr_t)w->c.tensors[i].alignment) wrong("an array is missing, or not aligned as its tensor says");
+  int64_t count = pack->attributes.at(MPG_CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS).count;
+  if (count != 3 + w->c.adds || pack->attributes.at(MPG_CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS).count != count) wrong("other arrays than the graph has");
+  for (int i = 0; i < count; i++) {
+    const tensor &t = i < 3 ? w->c.tensors[i] : w->c.bias;
+    for (int k = 0; k < count; k++)
+      if (((const int64_t *)pack->at(MPG_CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS))[k] == t.id) w->arrays[i] = ((void *const *)pack->at(MPG_CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS))[k];
+    if (!w->arrays[i] || (uintptr_t)w->arrays[i] % (uintptr_t)t.alignment) wrong("an array is missing, or not aligned as its tensor says");
   }
   return hostcuda_put(handle->stream, convolve, w, sizeof *w) == cudaSuccess ? MPG_CUDNN_STATUS_SUCCESS : MPG_CUDNN_STATUS_INTERNAL_ERROR;
 }
