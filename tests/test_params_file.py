@@ -108,7 +108,7 @@ def test_memory_of_failed_work_holds_what_is_read_into_it(tmp_path):
     values = np.arange(9, dtype="float32").reshape(3, 3)
     mx.nd.save(path, mx.nd.array(values))
     failed = mx.nd.linalg.potrf(-mx.nd.ones((3, 3)))
-    with pytest.raises(mx.MXNetError, match="positive definite"):
+    with pytest.raises(mx.MXNetError, match="linalg_potrf"):
         failed.wait_to_read()
     del failed
     for _ in range(3):
