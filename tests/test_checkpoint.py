@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import tracemalloc
 
 import numpy as np
@@ -271,53 +270,86 @@ def test_a_save_that_fails_leaves_the_former_one(tmp_path, monkeypatch):
 
 
 KILLED = """
-import sys
+import builtins, os, signal, sys
 import mpgluon as mx
 from mpgluon import nd
 from mpgluon.gluon import nn
+directory, first, moment = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+steps = 0
+
+def step(call, *args, **options):
+    global steps
+    if steps == moment:
+        os.kill(os.getpid(), signal.SIGKILL)
+    steps += 1
+    return call(*args, **options)
+
+class Written:
+    def __init__(self, file):
+        self.file = file
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+    def __enter__(self):
+        return self
+    def __exit__(self, *error):
+        self.file.close()
+    def write(self, data):
+        half = len(data) // 2  # what was written may be cut anywhere: it is killed after a half, too
+        self.file.write(data[:half])
+        self.file.flush()
+        return half + step(self.file.write, data[half:])
+
+def opened(path, mode="r", *args, _open=open, **options):
+    if "w" not in mode or not str(path).startswith(directory):
+        return _open(path, mode, *args, **options)
+    return Written(step(_open, path, mode, *args, **options))
+
 net = nn.HybridSequential()
 for i in range(3):
-    net.add(nn.Dense(300, in_units=300))
+    net.add(nn.Dense(30, in_units=30))
     net[i].initialize(ctx=mx.cpu(i))
-k = int(sys.argv[2])
-print("ready", flush=True)
-while True:
-    k += 1
+for k in (first, first + 1):
     for param in net.collect_params().values():
         param.set_data(nd.full(param.shape, k))
-    mx.parallel.save(sys.argv[1], net, step=k, background=k % 2 == 0)
+    if k == first + 1:
+        builtins.open = opened
+        for name in ("fsync", "replace", "remove"):
+            setattr(os, name, lambda *args, _call=getattr(os, name): step(_call, *args))
+    saving = mx.parallel.save(directory, net, step=k, background=sys.argv[4] == "True")
+    if saving is not None:
+        saving.wait()
+print(steps)
 """
 
 
-def test_killed_at_any_moment_the_former_checkpoint_is_whole(tmp_path):
+def kill_while_saving(directory, first, moment, background):
+    """Saves twice in another process, which is killed before the `moment`-th thing that the second does with files. Its return code and output."""
+    env = dict(os.environ, PYTHONPATH=os.path.dirname(os.path.dirname(os.path.abspath(mx.__file__))))
+    done = subprocess.run([sys.executable, "-c", KILLED, str(directory), str(first), str(moment), str(background)], env=env, stdout=subprocess.PIPE, text=True)
+    return done.returncode, done.stdout
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_killed_at_any_moment_the_former_checkpoint_is_whole(tmp_path, background):
     net = nn.HybridSequential()
     for i in range(3):
-        net.add(nn.Dense(300, in_units=300))
+        net.add(nn.Dense(30, in_units=30))
     net.initialize()
-    rng, last, interrupted, a_while = pyrandom.Random(4), 0, 0, 0.15
-    env = dict(os.environ, PYTHONPATH=os.path.dirname(os.path.dirname(os.path.abspath(mx.__file__))))
-    for attempt in range(12):
-        process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path / "c"), str(last)], env=env, stdout=subprocess.PIPE, text=True)
-        assert process.stdout.readline() == "ready\n"
-        begin = time.monotonic()
-        while not (tmp_path / "c" / "index.json").exists():
-            assert process.poll() is None
-            time.sleep(0.001)
-        a_while = max(a_while, 4 * (time.monotonic() - begin))  # the first save's time tells how fast this machine is
-        deadline = time.monotonic() + 20
-        while attempt % 2 and len(os.listdir(tmp_path / "c")) == 4 and time.monotonic() < deadline:
-            time.sleep(0.0005)  # every other time it is killed while files of two generations are there
-        time.sleep(rng.random() * (a_while, 0.002)[attempt % 2])
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-        interrupted += len(os.listdir(tmp_path / "c")) != 4
+    code, steps = kill_while_saving(tmp_path / "whole", 1, -1, background)
+    assert code == 0
+    steps = int(steps)
+    loaded = []
+    # Every third moment of writing the shards, and all of the index: opened, written, on the disk, replaced, its name on the disk, former files removed.
+    moments = [*range(0, steps - 8, 3), *range(steps - 8, steps)]
+    for number, moment in enumerate(moments[::2] if background else moments):
+        first = 1 + 2 * number  # into the same directory: what a killed save left does no harm
+        code, _ = kill_while_saving(tmp_path / "c", first, moment, background)
+        assert code == -signal.SIGKILL
         step = load(tmp_path / "c", net)["step"]
-        assert step >= max(last, 1)
+        loaded.append(step - first)
         for param in net.collect_params().values():
             assert (param.data().asnumpy() == step).all()
-        last = step
-    assert last > 1 and interrupted > 0  # they did save, and were killed while they did
+    assert set(loaded) == {0, 1} and loaded == sorted(loaded)  # once the index is replaced it is the new one, before the former
 
 
 def damage(path, rng):
