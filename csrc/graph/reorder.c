@@ -173,37 +173,64 @@ static uint32_t dying_input(const schedule *s, const mpg_node *node) {
   return NOBODY;
 }
 
-/* Sum over devices of the most bytes alive at once. */
-static size_t peak_of(schedule *s, const mpg_order *order) {
+/* Bytes alive before the first node. */
+static void alive_before(schedule *s, size_t *alive) {
   const mpg_graph *graph = s->graph;
-  size_t alive[MPG_MAX_GRAPH_DEVICES] = {0}, peak[MPG_MAX_GRAPH_DEVICES] = {0}, total = 0;
   memcpy(s->left_uses, s->uses, graph->num_values * sizeof *s->left_uses);
+  memset(alive, 0, MPG_MAX_GRAPH_DEVICES * sizeof *alive);
   for (size_t n = 0; n < graph->num_nodes; n++) {
     const mpg_node *node = &graph->nodes[n];
     if (s->position[n] != NOBODY) continue;
     for (uint32_t i = 0; i < node->num_outputs; i++)
       if (s->uses[node->values + i] || s->stays[node->values + i]) alive[slot_of(s, graph->values[node->values + i].device)] += s->bytes[node->values + i];
   }
-  memcpy(peak, alive, sizeof peak);
-  for (size_t k = 0; k < order->count; k++) {
-    const mpg_node *node = &graph->nodes[order->nodes[k]];
-    uint32_t slot = slot_of(s, node->device), over = dying_input(s, node);
-    for (uint32_t i = 0; i < node->num_outputs; i++)
-      if (s->root[node->values + i] == node->values + i) alive[slot] += s->bytes[node->values + i];
-    size_t now = alive[slot] - (over == NOBODY ? 0 : s->bytes[over]);
-    if (now > peak[slot]) peak[slot] = now;
-    for (uint32_t i = 0; i < node->num_inputs && reads(node); i++) {
-      mpg_value input = mpg_node_inputs(graph, node)[i];
-      uint32_t root = s->root[mpg_value_index(graph, input)];
-      if (--s->left_uses[root] == 0 && !s->stays[root]) alive[slot_of(s, graph->values[root].device)] -= s->bytes[root];
-    }
-    for (uint32_t i = 0; i < node->num_outputs; i++) { /* what nobody reads */
-      uint32_t value = node->values + i;
-      if (s->root[value] == value && !s->uses[value] && !s->stays[value]) alive[slot] -= s->bytes[value];
-    }
+}
+
+/* Bytes alive on the node's device while it runs. */
+static size_t alive_with(schedule *s, const mpg_node *node, const size_t *alive) {
+  uint32_t over = dying_input(s, node);
+  size_t now = alive[slot_of(s, node->device)] - (over == NOBODY ? 0 : s->bytes[over]);
+  for (uint32_t i = 0; i < node->num_outputs; i++)
+    if (s->root[node->values + i] == node->values + i) now += s->bytes[node->values + i];
+  return now;
+}
+
+/* Brings `alive` behind the node. */
+static void run_node(schedule *s, const mpg_node *node, size_t *alive) {
+  const mpg_graph *graph = s->graph;
+  uint32_t slot = slot_of(s, node->device);
+  for (uint32_t i = 0; i < node->num_outputs; i++)
+    if (s->root[node->values + i] == node->values + i) alive[slot] += s->bytes[node->values + i];
+  for (uint32_t i = 0; i < node->num_inputs && reads(node); i++) {
+    mpg_value input = mpg_node_inputs(graph, node)[i];
+    uint32_t root = s->root[mpg_value_index(graph, input)];
+    if (--s->left_uses[root] == 0 && !s->stays[root]) alive[slot_of(s, graph->values[root].device)] -= s->bytes[root];
   }
-  for (uint32_t i = 0; i < s->num_devices; i++) total += peak[i];
+  for (uint32_t i = 0; i < node->num_outputs; i++) { /* what nobody reads */
+    uint32_t value = node->values + i;
+    if (s->root[value] == value && !s->uses[value] && !s->stays[value]) alive[slot] -= s->bytes[value];
+  }
+}
+
+/* The most bytes alive at once on each device; returns their sum. */
+static size_t peaks_of(schedule *s, const mpg_order *order, size_t *peaks) {
+  size_t alive[MPG_MAX_GRAPH_DEVICES], total = 0;
+  alive_before(s, alive);
+  memcpy(peaks, alive, sizeof alive);
+  for (size_t k = 0; k < order->count; k++) {
+    const mpg_node *node = &s->graph->nodes[order->nodes[k]];
+    uint32_t slot = slot_of(s, node->device);
+    size_t now = alive_with(s, node, alive);
+    if (now > peaks[slot]) peaks[slot] = now;
+    run_node(s, node, alive);
+  }
+  for (uint32_t i = 0; i < s->num_devices; i++) total += peaks[i];
   return total;
+}
+
+static size_t peak_of(schedule *s, const mpg_order *order) {
+  size_t peaks[MPG_MAX_GRAPH_DEVICES];
+  return peaks_of(s, order, peaks);
 }
 
 /* --- A heap of ready nodes ---------------------------------------------------------------------------------------- */
@@ -441,20 +468,49 @@ static mpg_status run_in_order(schedule *s, const mpg_order *order, double *seco
   return MPG_OK;
 }
 
-/* List scheduling: whichever device can start something first takes, of what is ready there by then, the node with the longest way. */
-static mpg_status longest_way(schedule *s, const double *ways, double *starts, mpg_order *order) {
+/* Takes the first of the ready nodes that leaves its device within `most`; where there is none, the one that the program has first. */
+static mpg_status pop_within(schedule *s, heap *ready, const size_t *alive, const size_t *most, uint32_t *taken) {
+  enum { TRIES = 32 };
+  entry aside[TRIES];
+  int count = 0, earliest = 0;
+  *taken = NOBODY;
+  while (ready->count && count < TRIES && *taken == NOBODY) {
+    entry top = pop(ready);
+    const mpg_node *node = node_at(s, top.node);
+    if (alive_with(s, node, alive) <= most[slot_of(s, node->device)]) {
+      *taken = top.node;
+    } else {
+      if (!count || top.node < aside[earliest].node) earliest = count;
+      aside[count++] = top;
+    }
+  }
+  if (*taken == NOBODY) {
+    *taken = aside[earliest].node;
+    aside[earliest] = aside[--count];
+  }
+  for (int i = 0; i < count; i++) MPG_TRY(push(ready, aside[i].rank, aside[i].node));
+  return MPG_OK;
+}
+
+/* List scheduling: whichever device can start something first takes, of what is ready there by then, the node with the longest way. most: the
+ * bytes that may be alive on each device, as far as that can be had; NULL: as many as it takes. */
+static mpg_status longest_way(schedule *s, const double *ways, const size_t *most, mpg_order *order) {
   heap ready[MPG_MAX_GRAPH_DEVICES] = {{0}}, coming[MPG_MAX_GRAPH_DEVICES] = {{0}};
   double free_at[MPG_MAX_GRAPH_DEVICES] = {0};
+  size_t alive[MPG_MAX_GRAPH_DEVICES];
   mpg_status status = MPG_OK;
+  double *starts = mpg_calloc(s->count + 1, sizeof *starts);
+  if (!starts) return mpg_out_of_host_memory(s->count * sizeof *starts);
+  alive_before(s, alive);
   memcpy(s->left, s->waits, s->count * sizeof *s->left);
   for (uint32_t k = 0; k < s->count; k++)
     if (!s->left[k]) MPG_GOTO(push(&coming[slot_of(s, runs_on(s, k))], 0, k));
   for (uint32_t taken = 0; taken < s->count; taken++) {
-    uint32_t slot = NOBODY;
+    uint32_t slot = NOBODY, k;
     double when = 0;
     for (uint32_t i = 0; i < s->num_devices; i++) {
       while (coming[i].count && -coming[i].entries[0].rank <= free_at[i]) {
-        uint32_t k = pop(&coming[i]).node;
+        k = pop(&coming[i]).node;
         MPG_GOTO(push(&ready[i], mpg_node_crosses(s->graph, node_at(s, k)) ? 1e30 : ways[k], k));
       }
       if (!ready[i].count && !coming[i].count) continue;
@@ -462,8 +518,11 @@ static mpg_status longest_way(schedule *s, const double *ways, double *starts, m
       if (slot == NOBODY || possible < when) slot = i, when = possible;
     }
     if (slot == NOBODY) MPG_GOTO(mpg_fail(MPG_ERROR, "internal: the order of a graph has a cycle"));
-    uint32_t k = ready[slot].count ? pop(&ready[slot]).node : pop(&coming[slot]).node;
+    if (!ready[slot].count) k = pop(&coming[slot]).node;
+    else if (most) MPG_GOTO(pop_within(s, &ready[slot], alive, most, &k));
+    else k = pop(&ready[slot]).node;
     order->nodes[order->count++] = s->order->nodes[k];
+    run_node(s, node_at(s, k), alive);
     free_at[slot] = when + seconds_of(s->graph, node_at(s, k));
     for (uint32_t e = s->first[k]; e < s->first[k + 1]; e++) {
       uint32_t then = s->next[e];
@@ -476,18 +535,19 @@ fail:
     mpg_free(ready[i].entries);
     mpg_free(coming[i].entries);
   }
+  mpg_free(starts);
   return status;
 }
 
-mpg_status mpg_order_for_time(const mpg_plan_request *request, mpg_order faster[2], double seconds[3]) {
+mpg_status mpg_order_for_time(const mpg_plan_request *request, mpg_order faster[MPG_FASTER_ORDERS], double seconds[1 + MPG_FASTER_ORDERS]) {
   schedule s;
-  double *ways = NULL, *starts = NULL;
+  double *ways = NULL;
+  size_t most[MPG_MAX_GRAPH_DEVICES];
   bool hurried = false;
   mpg_status status = MPG_OK;
   MPG_GOTO(begin(&s, request));
   ways = mpg_calloc(s.count + 1, sizeof *ways);
-  starts = mpg_calloc(s.count + 1, sizeof *starts);
-  if (!ways || !starts) MPG_GOTO(mpg_out_of_host_memory(s.count * sizeof *ways));
+  if (!ways) MPG_GOTO(mpg_out_of_host_memory(s.count * sizeof *ways));
   for (uint32_t k = s.count; k-- > 0;) {
     double longest = 0;
     for (uint32_t e = s.first[k]; e < s.first[k + 1]; e++)
@@ -496,13 +556,16 @@ mpg_status mpg_order_for_time(const mpg_plan_request *request, mpg_order faster[
   }
   MPG_GOTO(run_in_order(&s, request->order, &seconds[0]));
   MPG_GOTO(new_order(&s, &faster[0]));
-  MPG_GOTO(longest_way(&s, ways, starts, &faster[0]));
+  MPG_GOTO(longest_way(&s, ways, NULL, &faster[0]));
   MPG_GOTO(run_in_order(&s, &faster[0], &seconds[1]));
   MPG_GOTO(mpg_order_hurry(request->graph, request->order, &faster[1], &hurried));
   if (hurried) MPG_GOTO(run_in_order(&s, &faster[1], &seconds[2]));
+  peaks_of(&s, request->order, most);
+  MPG_GOTO(new_order(&s, &faster[2]));
+  MPG_GOTO(longest_way(&s, ways, most, &faster[2]));
+  MPG_GOTO(run_in_order(&s, &faster[2], &seconds[3]));
 fail:
   mpg_free(ways);
-  mpg_free(starts);
   end(&s);
   return status;
 }

@@ -36,19 +36,23 @@ static mpg_status take_if_small(const mpg_plan_request *plain, mpg_order *other,
 
 /* Takes the fastest of the orders in which devices wait less for each other that memory allows. */
 static mpg_status wait_less(const mpg_plan_request *request, mpg_order *order, mpg_plan *plan) {
-  mpg_order faster[2] = {{0}};
-  double seconds[3] = {0};
+  mpg_order faster[MPG_FASTER_ORDERS] = {{0}};
+  double seconds[1 + MPG_FASTER_ORDERS] = {0};
   bool crosses = false, taken = false;
   mpg_status status = MPG_OK;
   for (size_t k = 0; k < order->count && !crosses; k++) crosses = mpg_node_crosses(request->graph, &request->graph->nodes[order->nodes[k]]);
   if (!crosses) return MPG_OK;
   MPG_GOTO(mpg_order_for_time(request, faster, seconds));
-  int best = seconds[2] > 0 && seconds[2] < seconds[1] ? 2 : 1;
-  for (int tries = 0; tries < 2 && !taken; tries++, best = 3 - best)
-    if (seconds[best] > 0 && seconds[best] < seconds[0]) MPG_GOTO(take_if_small(request, &faster[best - 1], order, plan, &taken));
+  while (!taken) {
+    int best = 0;
+    for (int i = 1; i <= MPG_FASTER_ORDERS; i++)
+      if (seconds[i] > 0 && seconds[i] < seconds[best]) best = i;
+    if (!best) break;
+    MPG_GOTO(take_if_small(request, &faster[best - 1], order, plan, &taken));
+    seconds[best] = 0; /* tried */
+  }
 fail:
-  mpg_order_free(&faster[0]);
-  mpg_order_free(&faster[1]);
+  for (int i = 0; i < MPG_FASTER_ORDERS; i++) mpg_order_free(&faster[i]);
   return status;
 }
 
