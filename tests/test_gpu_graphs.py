@@ -72,7 +72,7 @@ def training(contexts, steps, batch=8, drop=0.0, look=lambda step: None, keep=Tr
             loss = (net(data[step % len(data)]) ** 2).sum()
         loss.backward()
         trainer.step(batch)
-        losses = losses + [loss] if keep else [loss]
+        losses = losses + [loss.as_in_context(mx.cpu(0))] if keep else [loss]  # on the device they would push others to new addresses
         look(step)
     return [value.asscalar() for value in losses], [p.data().asnumpy() for p in net.collect_params().values()]
 
@@ -153,16 +153,137 @@ def test_changed_addresses_are_followed(counts):
         np.testing.assert_allclose(one.asnumpy(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_random_numbers_are_drawn_anew(counts):
-    """Dropout is issued as ever, between captures of what lies around it."""
-    losses, _ = training([mx.gpu(0)], 10, drop=0.5)
-    plain = without_graphs("""
+@pytest.mark.parametrize("devices", [1, 2])
+def test_random_numbers_are_drawn_anew(devices, counts):
+    """Dropout is captured with what lies around it."""
+    contexts = [mx.gpu(i) for i in range(devices)]
+    graphs = []
+
+    def look(step):
+        for ctx in contexts:
+            nd.zeros((1,), ctx=ctx).wait_to_read()
+        graphs.append(counts.look()["graph"])
+
+    losses, _ = training(contexts, 10, drop=0.5, look=look)
+    plain = without_graphs(f"""
         import mpgluon as mx
         from test_gpu_graphs import training
-        print(*[float(loss).hex() for loss in training([mx.gpu(0)], 10, drop=0.5)[0]])
+        print(*[float(loss).hex() for loss in training([mx.gpu(i) for i in range({devices})], 10, drop=0.5)[0]])
     """)  # fmt: skip
     assert [float(loss).hex() for loss in losses] == plain
     assert len(set(losses[-4:])) == 4
+    np.testing.assert_allclose(losses, training([mx.cpu(0)], 10, drop=0.5)[0], rtol=1e-4)
+    if devices == 1:
+        assert graphs[2] == 2  # forward, backward
+    else:
+        assert graphs[2] >= 4
+
+
+class Masks(gluon.HybridBlock):
+    """Ones dropped so many times, onto half of what was there: exact numbers."""
+
+    def __init__(self, times):
+        super().__init__()
+        self.times = times
+
+    def hybrid_forward(self, F, x, total):
+        total = total * 0.5
+        for number in range(self.times):
+            total = total + F.Dropout(x, p=0.5) * (1 + number % 3)
+        return total
+
+
+def masks(ctx, times, seeds, look=lambda: None):
+    net = Masks(times)
+    net.hybridize()
+    x, total = nd.ones((3, 50), ctx=ctx), nd.zeros((3, 50), ctx=ctx)
+    nd.waitall()
+    with autograd.train_mode():
+        for seed in seeds:
+            if seed:
+                mx.random.seed(seed)
+            total = net(x, total)
+            look()
+    return total.asnumpy()
+
+
+@pytest.mark.parametrize("times", [3, 70, 140])
+def test_many_replays_under_way_draw_the_masks_of_the_cpu(times, counts):
+    """Nobody waits between the calls; seeds change between some. More draws than fit beside a capture are several captures."""
+    seeds = [3, 0, 0, 9, 0, 3, 0, 0, 0, 4, 0, 0]
+    result = masks(mx.gpu(0), times, seeds)
+    found = counts.look()
+    assert found["graph"] >= 6 * -(-times // 64)
+    np.testing.assert_array_equal(result, masks(mx.cpu(0), times, seeds))
+    again = []
+    masks(mx.gpu(0), times, [1] * 8, look=lambda: again.append((nd.waitall(), counts.look()["graph"])[1]))
+    assert again[0] == 0 and again[-1] == -(-times // 64)  # one for up to 64 draws
+
+
+def attend(F, y, w, p):
+    heads = y.reshape((2, 4, 16))
+    weights = F.Dropout(F.softmax(F.batch_dot(heads, heads, transpose_b=True) * 0.25), p=0.5)
+    return F.batch_dot(weights, heads)
+
+
+def recur(F, y, w, p):
+    state = F.reshape(F.slice_axis(p, axis=0, begin=0, end=32), (2, 4, 4))
+    return F.RNN(y.reshape((2, 4, 16)), p, state, state_size=4, num_layers=2, mode="gru", p=0.5)
+
+
+DRAWING = {
+    "dropout": lambda F, y, w, p: F.Dropout(y, p=0.5),
+    "dropout along axes": lambda F, y, w, p: F.Dropout(y, p=0.5, axes=(0,)),
+    "attention": attend,
+    "rnn": recur,
+    "rrelu": lambda F, y, w, p: F.LeakyReLU(-y, act_type="rrelu", lower_bound=0.1, upper_bound=0.9),
+    "uniform": lambda F, y, w, p: F.random.uniform(shape=(8, 16)),
+    "normal": lambda F, y, w, p: F.random.normal(shape=(8, 16)),
+    "gamma": lambda F, y, w, p: F.random.gamma(shape=(8, 16), alpha=0.7, beta=2.0),
+    "exponential": lambda F, y, w, p: F.random.exponential(shape=(8, 16), lam=3.0),
+    "poisson": lambda F, y, w, p: F.random.poisson(shape=(8, 16), lam=15.0),
+    "negative binomial": lambda F, y, w, p: F.random.negative_binomial(shape=(8, 16), k=3, p=0.4),
+    "generalized negative binomial": lambda F, y, w, p: F.random.generalized_negative_binomial(shape=(8, 16), mu=3.0, alpha=0.3),
+    "sample": lambda F, y, w, p: F.sample_uniform(F.zeros_like(p), F.ones_like(p) * 2, shape=(3,)),
+    "multinomial": lambda F, y, w, p: F.sample_multinomial(F.softmax(y), shape=(40,)),
+    "shuffle": lambda F, y, w, p: F.shuffle(F.reshape(p, (-1,))),
+}
+
+
+class Draws(gluon.HybridBlock):
+    def __init__(self, draw):
+        super().__init__()
+        self.draw = draw
+
+    def hybrid_forward(self, F, x, w, p):
+        y = x
+        for _ in range(3):
+            y = F.dot(y, w)
+        return self.draw(F, y, w, p), y
+
+
+@pytest.mark.parametrize("name", DRAWING)
+def test_every_random_kernel_draws_anew_when_it_is_replayed(name, counts):
+    random = np.random.RandomState(0)
+    values = [random.rand(*shape).astype("float32") * scale for shape, scale in (((8, 16), 1.0), ((16, 16), 0.2), ((384,), 1.0))]
+    seeds, results = [5, 6, 7, 8] * 3, {}
+    for ctx in (mx.gpu(0), mx.cpu(0)):
+        net = Draws(DRAWING[name])
+        net.hybridize()
+        arrays = [nd.array(value, ctx=ctx) for value in values]
+        results[ctx] = []
+        for seed in seeds:
+            mx.random.seed(seed)
+            counts.look()
+            with autograd.train_mode(), ctx:
+                results[ctx].append(net(*arrays)[0].asnumpy())
+            if ctx == mx.gpu(0):
+                graphs = counts.look()["graph"]
+    assert graphs == 1
+    for step, (gpu, cpu) in enumerate(zip(*results.values())):
+        np.testing.assert_array_equal(gpu, results[mx.gpu(0)][step % 4])  # the first was issued op by op
+        np.testing.assert_allclose(gpu, cpu, rtol=2e-5, atol=2e-6)
+    assert all((results[mx.gpu(0)][0] != other).any() for other in results[mx.gpu(0)][1:4])
 
 
 def test_kernels_that_wait_for_the_card_are_left_out(counts):
@@ -192,22 +313,25 @@ def test_kernels_that_wait_for_the_card_are_left_out(counts):
     np.testing.assert_array_equal(net(x, index).asnumpy(), results[0])
 
 
-def test_pipelines_replay_their_segments(counts):
+@pytest.mark.parametrize("drop", [0.0, 0.3])
+def test_pipelines_replay_their_segments(drop, counts):
+    """With dropout each micro-batch draws its rows of the batch's masks, which are those of the CPU's without a pipeline."""
     contexts = [mx.gpu(0), mx.gpu(1)]
-    losses = pipelined(contexts)
-    plain = without_graphs("""
+    losses = pipelined(contexts, drop)
+    plain = without_graphs(f"""
         import mpgluon as mx
         from test_gpu_graphs import pipelined
-        print(*[float(loss).hex() for loss in pipelined([mx.gpu(0), mx.gpu(1)])])
+        print(*[float(loss).hex() for loss in pipelined([mx.gpu(0), mx.gpu(1)], {drop})])
     """)  # fmt: skip
     assert [float(loss).hex() for loss in losses] == plain
-    assert counts.look()["graph"] > 8
+    assert counts.look()["graph"] > 40
+    np.testing.assert_allclose(losses, pipelined([mx.cpu(0)], drop, 1), rtol=1e-4)
 
 
-def pipelined(contexts):
+def pipelined(contexts, drop=0.0, pieces=4):
     mx.random.seed(7)
-    net = Net(contexts)
-    step = TrainStep(net, lambda out, *_: (out**2).sum(axis=1), gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}), Pipeline(4, "1f1b"))
+    net = Net(contexts, drop=drop)
+    step = TrainStep(net, lambda out, *_: (out**2).sum(axis=1), gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}), Pipeline(pieces, "1f1b"))
     x = nd.array(np.random.RandomState(0).rand(8, 16), ctx=contexts[0])
     return [step(x, []).mean().asscalar() for _ in range(6)]
 

@@ -18,6 +18,7 @@
 #define MPG_DEVICE_DEVICE_H
 
 #include "base/atomic.h"
+#include "base/philox.h"
 #include "base/status.h"
 
 typedef uint64_t mpg_tick;
@@ -119,11 +120,15 @@ typedef struct mpg_backend {
   mpg_status (*capture_end)(mpg_device *device, bool keep, void **capture);
   mpg_status (*capture_run)(mpg_device *device, void *capture);
   void (*capture_free)(mpg_device *device, void *capture);
+  /* With captures: writes the first `count` of mpg_device.keys, in the order of the running work; `keys` may go at once. The first call makes them; count 0: that alone. */
+  mpg_status (*capture_keys)(mpg_device *device, const mpg_random_key *keys, int count);
   /* Optional: records the failures that the device itself has reported (mpg_device.raised). Any thread. */
   void (*collect)(mpg_device *device);
   bool host_accessible; /* its memory can be read and written by the host directly */
   bool runs_inline;     /* small work may run in the submitting thread on an idle device */
 } mpg_backend;
+
+enum { MPG_CAPTURE_KEYS = 64 }; /* random keys that a capture may have */
 
 /* What is kept of a submission for looking back: where the queue stands, and who stands there. */
 typedef struct mpg_submitted {
@@ -142,6 +147,7 @@ struct mpg_device {
   void *backend_state;
   void *stream; /* the backend's; NULL on CPU devices */
   bool captures; /* its backend does, and it is not turned off */
+  mpg_random_key *keys; /* MPG_CAPTURE_KEYS in the device's own memory, which captured work reads when it runs; NULL: none yet. Running work */
   mpg_tick submitted;         /* host lock */
   _Atomic(bool) failed;        /* some work has failed: look failures up */
   _Atomic(int) num_threads;    /* what work on it may use now; CPU devices */

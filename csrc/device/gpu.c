@@ -402,6 +402,12 @@ static void gpu_capture_free(mpg_device *device, void *capture) {
   if (!state_of(device)->forked) state_of(device)->driver->capture_free(capture);
 }
 
+static mpg_status gpu_capture_keys(mpg_device *device, const mpg_random_key *keys, int count) {
+  gpu_state *state = state_of(device);
+  if (!device->keys) MPG_TRY(state->driver->keys(state->gpu, &device->keys));
+  return count ? state->driver->write_keys(state->gpu, keys, count) : MPG_OK;
+}
+
 const mpg_backend mpg_gpu_backend = {
     .name = "gpu",
     .open = gpu_open,
@@ -426,6 +432,7 @@ const mpg_backend mpg_gpu_backend = {
     .capture_end = gpu_capture_end,
     .capture_run = gpu_capture_run,
     .capture_free = gpu_capture_free,
+    .capture_keys = gpu_capture_keys,
     .issued = gpu_issued,
     .work_failed = gpu_work_failed,
     .collect = gpu_collect,

@@ -80,6 +80,9 @@ typedef struct mpg_gpu_driver {
   mpg_status (*capture_end)(mpg_gpu *gpu, bool keep, void **capture);
   mpg_status (*capture_run)(mpg_gpu *gpu, void *capture);
   void (*capture_free)(void *capture); /* any thread; it may still be running */
+  /* MPG_CAPTURE_KEYS in the device's memory, made when first asked for; and behind what was issued, the first of them become these, which may go at once. */
+  mpg_status (*keys)(mpg_gpu *gpu, mpg_random_key **keys);
+  mpg_status (*write_keys)(mpg_gpu *gpu, const mpg_random_key *keys, int count);
   /* MPG_OK if the devices of these numbers can take part in one collective; else why not. Host lock. */
   mpg_status (*collectives)(const int *indices, int count);
   const char *(*describe)(mpg_gpu *gpu); /* "NVIDIA H100 80GB HBM3 (compute capability 9.0)" */

@@ -120,7 +120,28 @@ static void shift_random(mpg_random_key *key, const mpg_call_frame *frame, uint3
   shift_rows(key, rows, runs ? outer : 1, own, runs ? inner : inner * outer); /* others draw what no other piece draws */
 }
 
-mpg_status mpg_program_issue(mpg_run *run, const mpg_call_frame *frame, const mpg_program *program, const mpg_instruction *instruction) {
+mpg_random_key mpg_program_key(const mpg_call_frame *frame, const mpg_program *program, const mpg_instruction *instruction) {
+  mpg_random_key key = frame->random;
+  key.call += instruction->random;
+  if (!frame->rows.total || !instruction->num_outputs) return key;
+  /* The last output is what is drawn: of Dropout the mask. Attention draws its scores, row after row. */
+  const mpg_view *views = program->views + instruction->operands;
+  mpg_shape drawn = views[instruction->num_inputs + instruction->num_outputs - 1].desc.shape;
+  if (instruction->op->id == MPG_OP__dropout_attention) {
+    const int64_t *sizes = ((const mpg_attention_params *)instruction->params)->sizes.values;
+    drawn = (mpg_shape){.ndim = 1, .dims = {sizes[0] * sizes[1] * sizes[2] * sizes[3]}};
+  }
+  if (instruction->op->id == MPG_OP__dropout_draw) { /* for the parts of an array like its input, but whole */
+    const mpg_dropout_draw_params *params = instruction->params;
+    drawn = views[0].desc.shape;
+    drawn.dims[params->axis < 0 ? params->axis + drawn.ndim : params->axis] = params->total;
+  }
+  shift_random(&key, frame, instruction->random, instruction->op, &drawn);
+  return key;
+}
+
+mpg_status mpg_program_issue(mpg_run *run, const mpg_call_frame *frame, const mpg_program *program, const mpg_instruction *instruction,
+                             const mpg_random_key *random_at) {
   uint32_t count = instruction->num_inputs + instruction->num_outputs;
   mpg_view *views = program->views + instruction->operands;
   const mpg_location *operands = program->operands + instruction->operands;
@@ -129,31 +150,14 @@ mpg_status mpg_program_issue(mpg_run *run, const mpg_call_frame *frame, const mp
   mpg_kernel_call call = {.op = instruction->op, .params = instruction->params, .device = run->device, .stream = run->stream,
                           .num_threads = run->num_threads, .num_inputs = (int)instruction->num_inputs,
                           .num_outputs = (int)instruction->num_outputs, .inputs = views, .outputs = views + instruction->num_inputs,
-                          .train = instruction->train};
+                          .random_at = random_at, .train = instruction->train};
   for (uint32_t i = 0; instruction->fused && i < instruction->fused->num_draws; i++) {
     mpg_fused_draw *draw = &instruction->fused->draws[i];
     draw->key = frame->random;
     draw->key.call += draw->call;
     shift_random(&draw->key, frame, draw->call, mpg_op_get(MPG_OP_Dropout), &draw->shape);
   }
-  if (instruction->random != MPG_NO_RANDOM) {
-    call.random = frame->random;
-    call.random.call += instruction->random;
-    /* The last output is what is drawn: of Dropout the mask. Attention draws its scores, row after row. */
-    if (frame->rows.total && instruction->num_outputs) {
-      mpg_shape drawn = views[count - 1].desc.shape;
-      if (instruction->op->id == MPG_OP__dropout_attention) {
-        const int64_t *sizes = ((const mpg_attention_params *)instruction->params)->sizes.values;
-        drawn = (mpg_shape){.ndim = 1, .dims = {sizes[0] * sizes[1] * sizes[2] * sizes[3]}};
-      }
-      if (instruction->op->id == MPG_OP__dropout_draw) { /* for the parts of an array like its input, but whole */
-        const mpg_dropout_draw_params *params = instruction->params;
-        drawn = views[0].desc.shape;
-        drawn.dims[params->axis < 0 ? params->axis + drawn.ndim : params->axis] = params->total;
-      }
-      shift_random(&call.random, frame, instruction->random, instruction->op, &drawn);
-    }
-  }
+  if (instruction->random != MPG_NO_RANDOM && !random_at) call.random = mpg_program_key(frame, program, instruction);
   mpg_device *peer = instruction->kind == MPG_COPY ? frame->set->programs[instruction->peer].device : NULL;
   mpg_status status = peer && mpg_device_copies(peer, run->device)
                           ? mpg_device_copy(run->device, peer, views[1].data, run->device, views[0].data, instruction->bytes)
@@ -206,7 +210,7 @@ mpg_status mpg_program_work(mpg_run *run, void *payload) {
       continue; /* the worker records waits, when there was something to wait for */
     }
     if (frame->times && !frame->times[state->segment].begin) frame->times[state->segment].begin = mpg_clock_ns();
-    MPG_TRY(mpg_program_issue(run, frame, program, instruction));
+    MPG_TRY(mpg_program_issue(run, frame, program, instruction, NULL));
     if (profiling) note_event(run, frame->set, instruction, begin);
   }
   if (frame->times) frame->times[state->segment].end = mpg_clock_ns();

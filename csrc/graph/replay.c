@@ -20,6 +20,7 @@ struct mpg_replay_piece {
   mpg_replay_piece *next;
   uint32_t begin, end;
   uint32_t last_signal; /* UINT32_MAX: none */
+  uint32_t num_draws; /* <= MPG_CAPTURE_KEYS */
   uint32_t num_bases;
   uint32_t *bases;
   uint64_t calls;
@@ -39,8 +40,10 @@ struct mpg_replays {
 static bool can_repeat(const mpg_program_set *set, const mpg_program *program, const mpg_instruction *instruction) {
   if (instruction->kind == MPG_COPY) return set->programs[instruction->peer].device->backend == program->device->backend;
   if (instruction->op && instruction->op->flags & MPG_OP_SPANS) return false; /* it involves other devices' streams */
-  return instruction->random == MPG_NO_RANDOM && !(instruction->fused && instruction->fused->num_draws);
+  return !(instruction->fused && instruction->fused->num_draws); /* whose keys are arguments */
 }
+
+static bool draws(const mpg_instruction *instruction) { return instruction->kind == MPG_RUN && instruction->random != MPG_NO_RANDOM; }
 
 /* Marks what no piece may hold: waits, signals that the set waits for, what does not repeat. */
 static void mark_alone(const mpg_program_set *set, const mpg_program *program, bool *alone) {
@@ -62,11 +65,12 @@ static void mark_alone(const mpg_program_set *set, const mpg_program *program, b
 }
 
 static mpg_status add_piece(const mpg_program *program, struct mpg_replays *replays, uint32_t begin, uint32_t end) {
-  uint32_t kernels = 0, num_operands = 0, num_bases = 0, last_signal = UINT32_MAX;
+  uint32_t kernels = 0, num_draws = 0, num_operands = 0, num_bases = 0, last_signal = UINT32_MAX;
   for (uint32_t i = begin; i < end; i++) {
     const mpg_instruction *instruction = &program->instructions[i];
     if (instruction->kind == MPG_SIGNAL) last_signal = instruction->tick;
     kernels += instruction->kind == MPG_RUN;
+    num_draws += draws(instruction);
     num_operands += instruction->kind == MPG_SIGNAL ? 0 : instruction->num_inputs + instruction->num_outputs;
   }
   if (kernels < SHORTEST) return MPG_OK;
@@ -91,6 +95,7 @@ static mpg_status add_piece(const mpg_program *program, struct mpg_replays *repl
   piece->end = end;
   piece->last_signal = last_signal;
   piece->bases = bases;
+  piece->num_draws = num_draws;
   piece->num_bases = num_bases;
   piece->failed = UINT32_MAX;
   piece->next = replays->pieces;
@@ -100,10 +105,15 @@ static mpg_status add_piece(const mpg_program *program, struct mpg_replays *repl
 
 /* The pieces of begin..end, part of one segment. */
 static mpg_status cut(const mpg_program *program, struct mpg_replays *replays, uint32_t begin, uint32_t end) {
-  for (uint32_t i = begin, from = begin; i <= end; i++) {
-    if (i < end && !replays->alone[i]) continue;
-    MPG_TRY(add_piece(program, replays, from, i));
-    from = i + 1;
+  uint32_t from = begin, num_draws = 0;
+  for (uint32_t i = begin; i <= end; i++) {
+    bool alone = i == end || replays->alone[i], drawn = !alone && draws(&program->instructions[i]);
+    if (alone || (drawn && num_draws == MPG_CAPTURE_KEYS)) {
+      MPG_TRY(add_piece(program, replays, from, i));
+      from = i + alone;
+      num_draws = 0;
+    }
+    num_draws += drawn;
   }
   return MPG_OK;
 }
@@ -154,12 +164,15 @@ static kept_capture *choose(mpg_replay_piece *piece, const mpg_call_frame *frame
 static mpg_status capture(mpg_run *run, const mpg_call_frame *frame, const mpg_program *program, mpg_replay_piece *piece, kept_capture *kept) {
   mpg_device *device = run->device;
   mpg_run into = *run;
+  if (piece->num_draws && !device->keys) MPG_TRY(device->backend->capture_keys(device, NULL, 0));
   MPG_TRY(device->backend->capture_begin(device, &into.stream));
   device->scratch_stays = true;
   mpg_status status = MPG_OK;
-  uint32_t i = piece->begin;
-  for (; i < piece->end && status == MPG_OK; i++)
-    if (program->instructions[i].kind != MPG_SIGNAL) status = mpg_program_issue(&into, frame, program, &program->instructions[i]);
+  uint32_t i = piece->begin, draw = 0;
+  for (; i < piece->end && status == MPG_OK; i++) {
+    const mpg_instruction *instruction = &program->instructions[i];
+    if (instruction->kind != MPG_SIGNAL) status = mpg_program_issue(&into, frame, program, instruction, draws(instruction) ? &device->keys[draw++] : NULL);
+  }
   device->scratch_stays = false;
   mpg_status ended = device->backend->capture_end(device, status == MPG_OK, &kept->capture);
   if (status != MPG_OK || ended != MPG_OK) {
@@ -184,6 +197,15 @@ static void learn(const mpg_program *program, mpg_replay_piece *piece, uint32_t 
   replays->alone[piece->failed] = true;
   replays->at[piece->begin] = NULL;
   cut(program, replays, piece->begin, piece->end); /* without memory for it: pieces that are not there */
+}
+
+/* The keys of this call, for the captured work that is issued next. */
+static mpg_status write_keys(mpg_device *device, const mpg_call_frame *frame, const mpg_program *program, const mpg_replay_piece *piece) {
+  mpg_random_key keys[MPG_CAPTURE_KEYS];
+  int count = 0;
+  for (uint32_t i = piece->begin; i < piece->end; i++)
+    if (draws(&program->instructions[i])) keys[count++] = mpg_program_key(frame, program, &program->instructions[i]);
+  return device->backend->capture_keys(device, keys, count);
 }
 
 mpg_status mpg_replay_run(mpg_run *run, const mpg_call_frame *frame, mpg_program *program, mpg_replay_piece *piece, uint32_t *next) {
@@ -211,6 +233,7 @@ mpg_status mpg_replay_run(mpg_run *run, const mpg_call_frame *frame, mpg_program
     piece->misses = 0;
   }
   kept->used = piece->calls;
+  if (piece->num_draws) MPG_TRY(write_keys(run->device, frame, program, piece));
   MPG_TRY(run->device->backend->capture_run(run->device, kept->capture));
   if (piece->last_signal != UINT32_MAX) mpg_run_signal(run, run->first_tick + piece->last_signal);
   *next = piece->end;

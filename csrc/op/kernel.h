@@ -27,6 +27,7 @@ typedef struct mpg_kernel_call {
   const mpg_view *inputs;  /* mutable inputs ("!") are written through here too */
   const mpg_view *outputs; /* never overlap inputs, except exactly (same address) where the op is INPLACE or a mutable input */
   mpg_random_key random;   /* RANDOM ops */
+  const mpg_random_key *random_at; /* while work is captured: where on the device it is whenever the work runs, with `first` 0; NULL: it is `random` */
   bool train;              /* TRAIN ops */
   void *scratch;           /* given to members of a fused group, which share the device's; NULL: the device's is free */
   size_t scratch_size;

@@ -363,7 +363,7 @@ mpg_status forward(const mpg_kernel_call *call) {
   mpg_attention<T> p = attention_of<T>(call, call->inputs, &call->inputs[3]);
   p.result = place_of<T>(&call->outputs[0], &((const mpg_attention_params *)call->params)->result_at);
   p.sums = (C *)call->outputs[1].data;
-  p.draw = call->random;
+  p.draw = mpg_cuda_key_of(call);
   if (call->num_outputs > 2) MPG_TRY(mpg_cuda_write_key(call, (uint64_t *)call->outputs[2].data));
   bool done;
   MPG_TRY(forward_by_tensor(call, p, &done));

@@ -20,7 +20,7 @@ struct mpg_attention {
   mpg_compute_t<T> *inner; /* backward: <grad, output> of each row */
   mpg_compute_t<T> scale, kept_scale;
   bool causal, drops;
-  mpg_random_key draw;
+  mpg_cuda_key draw;
   const uint64_t *drawn; /* backward: the key on the device */
   uint32_t threshold;    /* kept when the upper 24 bits of the word are below */
 };
@@ -33,7 +33,7 @@ __device__ __forceinline__ bool mpg_sees(const mpg_attention<T> &p, int64_t row,
 
 /* What the weights' words are drawn with. A row of weights is in one run of the whole. */
 template <class T>
-__device__ __forceinline__ mpg_random_key mpg_key_of(const mpg_attention<T> &p) { return p.drawn ? mpg_cuda_read_key(p.drawn) : p.draw; }
+__device__ __forceinline__ mpg_random_key mpg_key_of(const mpg_attention<T> &p) { return p.drawn ? mpg_cuda_read_key(p.drawn) : p.draw.read(); }
 
 /* Whether attention_tensor.cu has the sizes of a call. Depends on sizes alone. */
 static inline bool mpg_attention_has_tensor(int64_t width, int64_t value_width) { return width <= 128 && value_width <= 128; }

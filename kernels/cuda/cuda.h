@@ -64,7 +64,15 @@ static inline mpg_status mpg_cuda_copy(const mpg_kernel_call *call, const mpg_vi
   return mpg_cuda_copy(call, from->data, to->data, bytes_of(from));
 }
 
-/* The call's random key, kept on the card for what draws the same again: seed, call, position, run, stride. In dropout.cu. */
+/* A call's random key as kernels take it. What a kernel launches may not depend on it, as captured work runs with other keys. */
+struct mpg_cuda_key {
+  mpg_random_key given;
+  const mpg_random_key *at; /* on the card instead; NULL: given */
+  __device__ __forceinline__ mpg_random_key read() const { return at ? *at : given; }
+};
+static inline mpg_cuda_key mpg_cuda_key_of(const mpg_kernel_call *call) { return {call->random, call->random_at}; }
+
+/* The same, kept on the card for what draws the same again: seed, call, position, run, stride. In keys.cu. */
 mpg_status mpg_cuda_write_key(const mpg_kernel_call *call, uint64_t *out);
 __device__ __forceinline__ mpg_random_key mpg_cuda_read_key(const uint64_t *words) {
   mpg_random_key key = {};

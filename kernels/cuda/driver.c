@@ -25,6 +25,7 @@ struct mpg_gpu {
   cudaEvent_t issued; /* scratch for ordering frees; by whoever issues */
   unsigned long long completed; /* where the card sees `completed` */
   mpg_gpu_reports *reports;
+  mpg_random_key *keys; /* NULL: not asked for yet; by whoever issues */
   char description[320];
 };
 
@@ -291,6 +292,13 @@ static void driver_capture_free(void *capture) {
   cudaGetLastError();
 }
 
+static mpg_status driver_keys(mpg_gpu *gpu, mpg_random_key **keys) {
+  if (!gpu->keys) MPG_TRY(driver_allocate(gpu, MPG_CAPTURE_KEYS * sizeof *gpu->keys, (void **)&gpu->keys));
+  *keys = gpu->keys;
+  return MPG_OK;
+}
+static mpg_status driver_write_keys(mpg_gpu *gpu, const mpg_random_key *keys, int count) { return mpg_cuda_write_keys(gpu->compute, keys, count, gpu->keys); }
+
 static const char *driver_describe(mpg_gpu *gpu) { return gpu->description; }
 
 const mpg_gpu_driver mpg_cuda_driver = {
@@ -314,6 +322,8 @@ const mpg_gpu_driver mpg_cuda_driver = {
     .capture_end = driver_capture_end,
     .capture_run = driver_capture_run,
     .capture_free = driver_capture_free,
+    .keys = driver_keys,
+    .write_keys = driver_write_keys,
     .collectives = driver_collectives,
     .describe = driver_describe,
 };

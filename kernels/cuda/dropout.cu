@@ -6,8 +6,8 @@ namespace {
 enum { EACH = 4 };
 
 struct plan {
-  mpg_random_key key;
-  const uint64_t *draw; /* the key on the device instead (its first five numbers); NULL: none */
+  mpg_cuda_key key;
+  const uint64_t *draw; /* what mpg_cuda_write_key has kept of another one instead; NULL: nothing */
   double scale;
   uint32_t threshold;   /* kept when the upper 24 bits of the word are below */
   int64_t part, whole, begin; /* of a part of an array: `part` elements together, of `whole` of the array, from `begin` on; part 0: all of it */
@@ -33,18 +33,7 @@ __device__ __forceinline__ void draw(const plan &p, mpg_random_key key, int64_t 
   }
 }
 
-__device__ __forceinline__ mpg_random_key key_of(const plan &p) {
-  mpg_random_key key = p.key;
-  if (p.draw) {
-    key.seed = p.draw[0];
-    key.call = p.draw[1];
-    key.position = p.draw[2];
-    key.run = p.draw[3];
-    key.stride = p.draw[4];
-    key.first = 0;
-  }
-  return key;
-}
+__device__ __forceinline__ mpg_random_key key_of(const plan &p) { return p.draw ? mpg_cuda_read_key(p.draw) : p.key.read(); }
 
 __global__ void mask_kernel(plan p, uint8_t *mask, int64_t count) {
   mpg_random_key key = key_of(p);
@@ -133,20 +122,7 @@ void align_mask(plan *p, const mpg_shape *data, const mpg_shape *mask) {
   }
 }
 
-struct words {
-  uint64_t values[5];
-};
-__global__ void write_key_kernel(words key, uint64_t *out) {
-  if (threadIdx.x < 5) out[threadIdx.x] = key.values[threadIdx.x];
-}
-
 } // namespace
-
-mpg_status mpg_cuda_write_key(const mpg_kernel_call *call, uint64_t *out) {
-  const mpg_random_key *key = &call->random;
-  words all = {{key->seed, key->call, key->position, key->run, key->stride}};
-  return mpg_cuda_launch(call, write_key_kernel, 1, 32, 0, all, out);
-}
 
 MPG_CUDA_KERNEL(dropout) {
   enum { TRAINING, ALWAYS };
@@ -154,7 +130,7 @@ MPG_CUDA_KERNEL(dropout) {
   const mpg_view *data = &call->inputs[0], *mask = &call->outputs[1];
   if (!(call->train || params->mode == ALWAYS) || !(params->p > 0)) return mpg_cuda_copy(call, &call->inputs[0], &call->outputs[0]);
   plan p = plan_of(params->p);
-  p.key = call->random;
+  p.key = mpg_cuda_key_of(call);
   align_mask(&p, &data->desc.shape, &mask->desc.shape);
   if (!p.ndim) return draw_and_apply(call, p, data);
   int64_t drawn = count_of(mask);

@@ -150,7 +150,7 @@ enum { ELU, GELU, LEAKY, PRELU, RRELU, SELU };
 struct slopes { /* of PRELU and RRELU */
   const void *gamma; /* NULL: random, or the middle */
   int64_t channels, inner; /* gamma's index: i / inner % channels */
-  mpg_random_key key;
+  mpg_cuda_key key;
   double lower, upper;
   bool random;
 };
@@ -163,8 +163,9 @@ __global__ void prelu_kernel(mpg_dtype dtype, const void *in, void *out, void *m
   if (s.gamma) {
     slope = mpg_load_any<double>(dtype, s.gamma, s.channels == 1 ? 0 : i / s.inner % s.channels);
   } else if (s.random) {
-    uint64_t position = mpg_random_position(&s.key, (uint64_t)i);
-    mpg_philox_block words = mpg_philox(s.key.seed, s.key.call, position >> 2);
+    mpg_random_key key = s.key.read();
+    uint64_t position = mpg_random_position(&key, (uint64_t)i);
+    mpg_philox_block words = mpg_philox(key.seed, key.call, position >> 2);
     slope = s.lower + (s.upper - s.lower) * (double)mpg_philox_uniform(words.value[position & 3]);
   }
   C x = mpg_load_any<C>(dtype, in, i);
@@ -205,7 +206,7 @@ MPG_CUDA_KERNEL(leaky_relu) {
   }
   const mpg_desc *desc = &call->inputs[0].desc;
   int64_t count = mpg_shape_size(&desc->shape);
-  slopes s = {NULL, 1, 1, call->random, params->lower_bound, params->upper_bound, call->train};
+  slopes s = {NULL, 1, 1, mpg_cuda_key_of(call), params->lower_bound, params->upper_bound, call->train};
   void *mask = NULL;
   if (params->act_type == PRELU) {
     s.gamma = call->inputs[1].data;

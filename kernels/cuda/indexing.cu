@@ -171,9 +171,10 @@ __global__ void add_runs_kernel(const T *in, T *out, const uint64_t *keys, const
 }
 
 /* Rows by their random keys (kernels/cpu/random.c). */
-__global__ void shuffle_keys_kernel(mpg_random_key key, int64_t count, uint64_t *keys, int32_t *order) {
+__global__ void shuffle_keys_kernel(mpg_cuda_key given, int64_t count, uint64_t *keys, int32_t *order) {
   int64_t i = MPG_CUDA_INDEX;
   if (i >= count) return;
+  mpg_random_key key = given.read();
   uint64_t position = (uint64_t)i + key.position;
   mpg_philox_block block = mpg_philox(key.seed, key.call, position >> 1);
   keys[i] = (uint64_t)block.value[2 * (position & 1)] << 32 | block.value[2 * (position & 1) + 1];
@@ -513,7 +514,7 @@ MPG_CUDA_KERNEL(shuffle) {
   int32_t *order[2] = {(int32_t *)(memory + 2 * key_bytes), (int32_t *)(memory + 2 * key_bytes + order_bytes)};
   int64_t *positions = (int64_t *)(memory + add_bytes(rows));
   int side;
-  MPG_TRY(mpg_cuda_launch(call, shuffle_keys_kernel, mpg_cuda_blocks(rows), MPG_CUDA_THREADS, 0, call->random, rows, keys[0], order[0]));
+  MPG_TRY(mpg_cuda_launch(call, shuffle_keys_kernel, mpg_cuda_blocks(rows), MPG_CUDA_THREADS, 0, mpg_cuda_key_of(call), rows, keys[0], order[0]));
   MPG_TRY(mpg_cuda_sort(call, keys, order, rows, 64, memory + 2 * key_bytes + 2 * order_bytes, &side));
   MPG_TRY(mpg_cuda_launch(call, order_kernel, mpg_cuda_blocks(rows), MPG_CUDA_THREADS, 0, (const int32_t *)order[side], rows, positions));
   return gather_rows(call, in->data, out->data, positions, 1, rows, rows, (size_t)(count_of(in) / rows) * item_of(in));

@@ -7,7 +7,7 @@ namespace {
 
 struct plan {
   mpg_law law;
-  mpg_random_key key;
+  mpg_cuda_key key;
   mpg_untyped out;
   mpg_untyped as, bs; /* parameters by element, each for `each` results; as.data NULL: the law's */
   int64_t each;
@@ -18,36 +18,36 @@ __device__ __forceinline__ double unit53(const mpg_random_key &key, uint64_t w) 
   return mpg_philox_uniform_double(word(key, w), word(key, w + 1));
 }
 
-__device__ float draw_float(const plan &p, uint64_t position, float a, float b) {
+__device__ float draw_float(const plan &p, const mpg_random_key &key, uint64_t position, float a, float b) {
   switch (p.law.kind) {
     case MPG_DRAW_UNIFORM: {
-      float value = a + (b - a) * mpg_philox_uniform(word(p.key, position));
+      float value = a + (b - a) * mpg_philox_uniform(word(key, position));
       return value < b ? value : a;
     }
     case MPG_DRAW_NORMAL: {
       uint64_t first = position & ~(uint64_t)1;
-      float radius = sqrtf(-2.0f * mpg_logf(mpg_open_uniform(word(p.key, first))));
-      return a + b * (radius * mpg_sine_of_turns(word(p.key, first + 1), position & 1 ? 0 : 1));
+      float radius = sqrtf(-2.0f * mpg_logf(mpg_open_uniform(word(key, first))));
+      return a + b * (radius * mpg_sine_of_turns(word(key, first + 1), position & 1 ? 0 : 1));
     }
     default: {
-      float value = -mpg_logf(mpg_open_uniform(word(p.key, position))) / a;
+      float value = -mpg_logf(mpg_open_uniform(word(key, position))) / a;
       return value > 0 ? value : 0;
     }
   }
 }
 
-__device__ double draw_double(const plan &p, uint64_t position, double a, double b) {
+__device__ double draw_double(const plan &p, const mpg_random_key &key, uint64_t position, double a, double b) {
   switch (p.law.kind) {
     case MPG_DRAW_UNIFORM: {
-      double value = a + (b - a) * unit53(p.key, 2 * position);
+      double value = a + (b - a) * unit53(key, 2 * position);
       return value < b ? value : a;
     }
     case MPG_DRAW_NORMAL: {
       uint64_t first = 2 * (position & ~(uint64_t)1);
-      double radius = sqrt(-2 * log(1 - unit53(p.key, first))), angle = 2 * M_PI * unit53(p.key, first + 2);
+      double radius = sqrt(-2 * log(1 - unit53(key, first))), angle = 2 * M_PI * unit53(key, first + 2);
       return a + b * (radius * (position & 1 ? sin(angle) : cos(angle)));
     }
-    default: return -log(1 - unit53(p.key, 2 * position)) / a;
+    default: return -log(1 - unit53(key, 2 * position)) / a;
   }
 }
 
@@ -61,23 +61,24 @@ __device__ __forceinline__ uint64_t upper(uint64_t x, uint64_t y) {
 }
 
 __global__ void draw_kernel(plan p, int64_t count) {
+  mpg_random_key key = p.key.read();
   for (int64_t i = MPG_CUDA_INDEX; i < count; i += MPG_CUDA_STRIDE) {
-    uint64_t position = (uint64_t)i + p.key.position;
+    uint64_t position = (uint64_t)i + key.position;
     double a = p.law.a, b = p.law.b;
     if (p.as.data) {
       a = p.as.load<double>(i / p.each);
       if (p.bs.data) b = p.bs.load<double>(i / p.each);
     }
     if (p.law.kind == MPG_DRAW_INTEGERS) {
-      uint64_t bits = (uint64_t)word(p.key, 2 * position) << 32 | word(p.key, 2 * position + 1);
+      uint64_t bits = (uint64_t)word(key, 2 * position) << 32 | word(key, 2 * position + 1);
       p.out.store(i, (int64_t)((uint64_t)p.law.low + upper(bits, p.law.span)));
     } else if (p.law.kind != MPG_DRAW_UNIFORM && p.law.kind != MPG_DRAW_NORMAL && p.law.kind != MPG_DRAW_EXPONENTIAL) {
-      mpg_tries tries = {p.key, position, 0};
+      mpg_tries tries = {key, position, 0};
       p.out.store(i, mpg_draw(p.law.kind, &tries, a, b));
     } else if (p.out.dtype == MPG_FLOAT64) {
-      p.out.store(i, draw_double(p, position, a, b));
+      p.out.store(i, draw_double(p, key, position, a, b));
     } else {
-      p.out.store(i, draw_float(p, position, (float)a, (float)b));
+      p.out.store(i, draw_float(p, key, position, (float)a, (float)b));
     }
   }
 }
@@ -90,7 +91,7 @@ mpg_status launch(const mpg_kernel_call *call, const plan &p) {
 plan plan_of(const mpg_kernel_call *call, const mpg_law &law) {
   plan p = {};
   p.law = law;
-  p.key = call->random;
+  p.key = mpg_cuda_key_of(call);
   p.out = mpg_untyped_view(&call->outputs[0]);
   p.each = 1;
   return p;
@@ -125,10 +126,11 @@ __global__ void sums_kernel(mpg_untyped data, double *sums, int64_t rows, int64_
   }
 }
 
-__global__ void choices_kernel(mpg_random_key key, mpg_untyped data, const double *sums, int64_t outcomes, int64_t each, mpg_untyped choice, mpg_untyped chance, int64_t count) {
+__global__ void choices_kernel(mpg_cuda_key given, mpg_untyped data, const double *sums, int64_t outcomes, int64_t each, mpg_untyped choice, mpg_untyped chance, int64_t count) {
   int64_t i = MPG_CUDA_INDEX;
   if (i >= count) return;
   const double *own = sums + i / each * outcomes;
+  mpg_random_key key = given.read();
   double target = unit53(key, 2 * ((uint64_t)i + key.position)) * own[outcomes - 1];
   int64_t low = 0, high = outcomes - 1; /* the first sum above the target */
   while (low < high) {
@@ -163,7 +165,7 @@ MPG_CUDA_KERNEL(sample_multinomial) {
   mpg_untyped chance = {NULL, MPG_FLOAT32};
   if (call->num_outputs > 1) chance = mpg_untyped_view(&call->outputs[1]);
   MPG_TRY(mpg_cuda_launch(call, sums_kernel, mpg_cuda_blocks(rows), MPG_CUDA_THREADS, 0, mpg_untyped_view(data), sums, rows, outcomes));
-  return mpg_cuda_launch(call, choices_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, call->random, mpg_untyped_view(data), (const double *)sums, outcomes,
+  return mpg_cuda_launch(call, choices_kernel, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, mpg_cuda_key_of(call), mpg_untyped_view(data), (const double *)sums, outcomes,
                          count / rows, mpg_untyped_view(&call->outputs[0]), chance, count);
 }
 

@@ -215,11 +215,12 @@ mpg_status multiply(const mpg_kernel_call *call, bool ta, bool tb, int64_t m, in
 /* Dropout between layers: element e of layer l's output is kept when word e of the stream (call, l) says so. A dropped element becomes -0 and a kept zero +0, so
  * that the values themselves carry the mask to backward. */
 template <class T>
-__global__ void drop_kernel(const T *from, T *to, mpg_random_key key, float keep, mpg_compute_t<T> scale, int64_t count) {
+__global__ void drop_kernel(const T *from, T *to, mpg_cuda_key given, uint64_t first, float keep, mpg_compute_t<T> scale, int64_t count) {
   typedef mpg_compute_t<T> C;
   int64_t i = MPG_CUDA_INDEX;
   if (i >= count) return;
-  uint64_t position = mpg_random_position(&key, (uint64_t)i);
+  mpg_random_key key = given.read();
+  uint64_t position = first + mpg_random_position(&key, (uint64_t)i);
   bool kept = mpg_philox_uniform(mpg_philox(key.seed, key.call, position >> 2).value[position & 3]) < keep;
   T value = mpg_to<T>(kept ? mpg_to<C>(from[i]) * scale : -(C)0);
   to[i] = kept && mpg_to<C>(value) == 0 ? mpg_to<T>((C)0) : value;
@@ -328,10 +329,8 @@ mpg_status forward(const rnn<T> &r) {
     for (int direction = 0; direction < s->directions; direction++) MPG_TRY(forward_direction(r, layer, direction, scratch));
     if (!r.dropped || layer == s->layers - 1) continue;
     int64_t count = r.block() * s->directions;
-    mpg_random_key key = r.call->random;
-    key.position += (uint64_t)layer << 48;
-    MPG_TRY(mpg_cuda_launch(r.call, drop_kernel<T>, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, (const T *)r.layer_output(layer), r.layer_output(layer) + count, key,
-                            (float)keep, (C)(1 / keep), count));
+    MPG_TRY(mpg_cuda_launch(r.call, drop_kernel<T>, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, (const T *)r.layer_output(layer), r.layer_output(layer) + count,
+                            mpg_cuda_key_of(r.call), (uint64_t)layer << 48, (float)keep, (C)(1 / keep), count));
   }
   return MPG_OK;
 }
