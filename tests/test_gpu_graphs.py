@@ -107,6 +107,17 @@ def test_steps_are_replayed_with_the_same_bits(devices, counts):
     assert steady["launch"] * 2 < seen[0]["launch"]
 
 
+@pytest.mark.parametrize("drop", [0.0, 0.3])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_ordinary_loops_settle(devices, drop, counts):
+    """Arrays of a repeated step lie where they lay, so that after a few steps nothing is captured any more."""
+    seen = []
+    training([mx.gpu(i) for i in range(devices)], 16, drop=drop, look=lambda step: seen.append((nd.waitall(), counts.look())[1]), keep=False)
+    settled = seen[10:]
+    assert all(look["capture"] == look["instantiate"] == look["update"] == 0 for look in settled), seen
+    assert all(look["graph"] >= 2 * devices for look in settled), seen
+
+
 def test_nothing_in_a_step_waits_for_the_card(counts):
     """What `waitall` looks at is in the host's memory."""
     found = []

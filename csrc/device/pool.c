@@ -218,10 +218,27 @@ static mpg_status system_alloc(mpg_pool *pool, size_class *class, size_t size, s
 
 /* --- Blocks ----------------------------------------------------------------------------------------------------------- */
 
+/* The block at the lowest address, of those that need no waiting; class->count: none is. Which that is depends on what is handed out and not on the order
+ * in which it came back, so that a step that is repeated finds its arrays where they were: captures hold addresses. */
+static size_t choose_steady(const mpg_pool *pool, const size_class *class, bool host_access) {
+  size_t chosen = class->count;
+  for (size_t i = 0; i < class->count; i++) {
+    const mpg_block *block = &class->cached[i];
+    if (chosen < class->count && (uintptr_t)block->memory > (uintptr_t)class->cached[chosen].memory) continue;
+    if ((host_access || block->uses.num_foreign) && !mpg_uses_finished(&block->uses, pool->device)) continue;
+    chosen = i;
+  }
+  return chosen;
+}
+
 /* Which cached block to hand out; class->count: none is good enough. */
 static size_t choose(const mpg_pool *pool, const size_class *class, bool host_access) {
   size_t top = class->count - 1;
   const mpg_block *cached = class->cached;
+  if (pool->device->captures) {
+    size_t steady = choose_steady(pool, class, host_access);
+    return steady < class->count || host_access ? steady : top;
+  }
   if (!host_access && cached[top].uses.num_foreign == 0) return top;
   for (size_t i = 0; i < LOOK_BACK && i <= top; i++) /* own work comes in order anyway; reads by other devices do not */
     if (mpg_uses_finished(&cached[top - i].uses, pool->device)) return top - i;
