@@ -48,3 +48,18 @@ def test_symbol_equals_imperative(name, sample):
         types = loaded.infer_type(**{key: array.dtype for key, array in given.items()})[1]
         if types is not None:
             assert types == [out.dtype for out in outputs]
+
+
+@pytest.mark.parametrize("name, params", [("uniform", (1.0, 2.0)), ("normal", (5.0, 0.1)), ("gamma", (2.0, 3.0)), ("exponential", (4.0,)), ("poisson", (3.0,))])
+def test_draws_like_an_array(name, params):
+    """The draws of ``random.NAME``, in another's shape; under MXNet's names in both namespaces."""
+    data, x = mx.nd.zeros((2, 3)), mx.sym.var("x")
+    draws = []
+    for draw in (
+        lambda: getattr(mx.nd.random, name)(*(1 / p if name == "exponential" else p for p in params), shape=(2, 3)),
+        lambda: getattr(mx.nd.random, name + "_like")(data, *params),
+        lambda: getattr(mx.sym.random, name + "_like")(x, *params).eval(x=data)[0],
+    ):
+        mx.random.seed(3)
+        draws.append(draw().asnumpy())
+    assert np.array_equal(draws[0], draws[1]) and np.array_equal(draws[0], draws[2])

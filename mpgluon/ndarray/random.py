@@ -1,5 +1,6 @@
 """Samplers. Parameters are numbers, or NDArrays, of which each element is the parameter of a draw of ``shape``."""
 
+from . import _namespaces
 from .. import _core
 
 __all__ = [
@@ -93,3 +94,6 @@ def multinomial(data, shape=None, get_prob=False, out=None, dtype="int32", **kwa
 def shuffle(data, **kwargs):
     """The array with its first axis in random order."""
     return _OPS["_shuffle"](data, **kwargs)
+
+
+_namespaces.fill(_OPS, {"random": globals()})  # uniform_like and its like

@@ -4,6 +4,7 @@ import numpy as np
 
 from .. import _core
 from ._functions import Function
+from ._namespaces import fill
 from .symbol import Symbol
 
 __all__ = [
@@ -78,3 +79,6 @@ def multinomial(data, shape=None, get_prob=True, dtype="int32", **kwargs):
 def shuffle(data, **kwargs):
     """The symbol with its first axis in random order."""
     return _call("_shuffle", data, **kwargs)
+
+
+fill("random", globals())  # uniform_like and its like
