@@ -16,8 +16,10 @@ needs_stand_in = pytest.mark.skipif(not ON_STAND_IN, reason="needs the stand-in 
 
 
 def finished(code, timeout=120, **environment):
-    """A process that has run the code, without an error."""
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=timeout, env=dict(os.environ, **environment))
+    """A process that has run the code, without an error. It finds the tests' modules, wherever it starts (PYTHONSAFEPATH)."""
+    paths = [os.path.dirname(os.path.abspath(__file__)), os.environ.get("PYTHONPATH")]
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, paths)), **environment)
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=timeout, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 
