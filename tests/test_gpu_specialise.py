@@ -47,7 +47,7 @@ PROGRAM = """
 
 
 def run(**environment):
-    done = finished(PROGRAM, timeout=600, PYTHONPATH=os.pathsep.join(sys.path), **environment)
+    done = finished(PROGRAM, timeout=600, **environment)
     return done.stdout, done.stderr.strip()
 
 
