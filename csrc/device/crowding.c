@@ -105,22 +105,27 @@ static bool read_account(mpg_crowding *c, uint64_t *ran, uint64_t *waited) {
 #endif
 }
 
+/* Threads beside the device's own team, so that there are more of them than processors; 0: too many for that to be worth it. */
+static int ballast_of(mpg_crowding *c, int threads) {
+  if (!c->processors) c->processors = omp_get_num_procs();
+  int ballast = c->processors - threads + 2;
+  return ballast > BALLAST_MAX ? 0 : ballast < 2 ? 2 : ballast;
+}
+
 void mpg_crowding_look(mpg_crowding *c, mpg_team_spin setting, int threads) {
-  if (threads < 2 || setting == MPG_TEAM_SPIN_LONG) return;
   bool want = setting == MPG_TEAM_SPIN_SHORT;
-  if (!want) {
+  if (setting == MPG_TEAM_SPIN_AUTO && threads > 1) {
     int64_t now = mpg_clock_ns();
-    if (now - c->state.looked_ns < LOOK_NS) return;
+    if (now - c->read_ns < LOOK_NS) return;
+    c->read_ns = now;
     uint64_t ran, waited;
     if (!read_account(c, &ran, &waited)) return;
     mpg_crowding_judge(&c->state, now, ran, waited);
     want = c->state.crowded;
   }
-  if (want == (c->short_spin != NULL)) return;
-  if (want) {
-    int ballast = omp_get_num_procs() - threads + 2; /* with the device's own: more threads than processors */
-    if (ballast <= BALLAST_MAX) c->short_spin = begin_short_spin(ballast < 2 ? 2 : ballast);
-  } else {
+  int ballast = want && threads > 1 ? ballast_of(c, threads) : 0;
+  if (ballast && !c->short_spin) c->short_spin = begin_short_spin(ballast);
+  if (!ballast && c->short_spin) {
     end_short_spin(c->short_spin);
     c->short_spin = NULL;
   }

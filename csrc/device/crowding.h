@@ -24,8 +24,10 @@ typedef struct mpg_crowding_state {
 
 typedef struct mpg_crowding {
   mpg_crowding_state state;
+  int64_t read_ns; /* when the account was read last, whether it said enough or not */
   bool opened;
   int file; /* the system's account of this thread; below 0: there is none */
+  int processors; /* 0: not asked yet */
   struct mpg_short_spin *short_spin; /* owned; NULL: teams spin as they do by themselves */
 } mpg_crowding;
 
