@@ -63,7 +63,7 @@ tsan: .venv-tsan/.made
 # The GPU backend on the host (docs/cuda.md): all of it, kernels too, against a stand-in for the CUDA runtime; four devices, and more for the
 # tests that ask for them.
 HOSTCUDA_PYTHON ?= $(BIN)/python
-HOSTCUDA_TESTS ?= $(addprefix tests/test_,$(addsuffix .py,gpu gpu_fused gpu_libraries gpu_nccl gpu_networks gpu_device gpu_graphs gpu_specialise gpu_check gpu_alarms ops hybridize_core random_graphs model_parallel \
+HOSTCUDA_TESTS ?= $(addprefix tests/test_,$(addsuffix .py,gpu gpu_fused gpu_libraries gpu_nccl gpu_networks gpu_device gpu_graphs gpu_specialise gpu_check gpu_alarms ops accuracy hybridize_core random_graphs model_parallel \
   pipeline pipeline_cases pipeline_random pipeline_failures collectives mesh mesh_model tensor_parallel heads control_flow recompute tape autograd_api \
   gluon_nn gluon_block gluon_parameter gluon_trainer gluon_rnn fuse fold rewrite rewrite_attention simplify prologue loops memory checkpoint \
   module executor symbol bucketing group2ctx))

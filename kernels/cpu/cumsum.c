@@ -1,5 +1,5 @@
 /* Cumulative sums. The input is [outer, length, inner]; rows of `inner` elements are added up one after the other, so the
- * order of additions, and with it every bit, is that of the definition. Threads share the outer index.
+ * order of additions, and with it every bit, is that of the definition. Floats are summed in double. Threads share the outer index.
  */
 #include "kernels/cpu/convert.h"
 
@@ -15,7 +15,7 @@ typedef struct cumsum {
   do {                                                                                                             \
     const T *row = mpg_cpu_load(p->compute, in->desc.dtype, in->data, at + i, count, &loaded);                     \
     T *place = mpg_cpu_place(p->compute, out->desc.dtype, out->data, at + i, &stored);                             \
-    for (int64_t k = 0; k < count; k++) place[k] = sums.field[k] = sums.field[k] + row[k];                         \
+    for (int64_t k = 0; k < count; k++) place[k] = (T)(sums.field[k] = sums.field[k] + row[k]);                       \
     mpg_cpu_store(p->compute, out->desc.dtype, out->data, at + i, count, place);                                   \
   } while (0)
 
@@ -30,7 +30,7 @@ static void cumsum_range(void *context, int64_t begin, int64_t end) {
       for (int64_t step = 0; step < p->length; step++) {
         int64_t at = (outer * p->length + (p->reverse ? p->length - 1 - step : step)) * p->inner;
         switch (p->compute) {
-          case MPG_COMPUTE_F32: ADD_ROW(float, f32); break;
+          case MPG_COMPUTE_F32: ADD_ROW(float, f64); break;
           case MPG_COMPUTE_F64: ADD_ROW(double, f64); break;
           case MPG_COMPUTE_I32: ADD_ROW(int32_t, i32); break;
           default: ADD_ROW(int64_t, i64); break;

@@ -1,8 +1,10 @@
 /* Pooling kernels for one storage type. Included by pooling.c with S, A, LOAD, STORE, NAME as in norm_impl.h, and LOWEST, the least
- * value of A. begin and end count (sample, channel): planes of their own.
+ * finite value of S. begin and end count (sample, channel): planes of their own. The largest element is the first of equal ones, and
+ * NaN where there is one (the last); a window without elements has LOWEST.
  */
 
-/* For each place of the window: its clipped borders, how many elements an average counts, and where it lies in the output. */
+/* For each place of the window: its clipped borders, its first element (-1: none), how many elements an average counts, and where it
+ * lies in the output. */
 #define EACH_PLACE(...)                                                                                                       \
   for (int64_t z = 0, place = 0; z < w->out[0]; z++) {                                                                         \
     int64_t z0 = z * w->stride[0] - w->pad[0], z1 = MIN(z0 + w->kernel[0], w->in[0] + w->pad[0]), span_z = z1 - z0;            \
@@ -15,6 +17,8 @@
         x0 = MAX(x0, 0), x1 = MIN(x1, w->in[2]);                                                                               \
         int64_t counted __attribute__((unused)) =                                                                              \
             t->count_pad ? span_z * span_y * span_x : (z1 - z0) * (y1 - y0) * (x1 - x0);                                       \
+        int64_t front __attribute__((unused)) =                                                                                \
+            z0 < z1 && y0 < y1 && x0 < x1 ? (z0 * w->in[1] + y0) * w->in[2] + x0 : -1;                                         \
         __VA_ARGS__                                                                                                                   \
       }                                                                                                                        \
     }                                                                                                                          \
@@ -24,6 +28,9 @@
   for (int64_t a = z0; a < z1; a++)                   \
     for (int64_t b = y0; b < y1; b++)                 \
       for (int64_t i = (a * w->in[1] + b) * w->in[2] + x0, end_ = i + x1 - x0; i < end_; i++) __VA_ARGS__
+
+#define LEAST (front < 0 ? LOWEST : -(A)INFINITY)
+#define LARGER(value, best) ((value) > (best) || (value) != (value))
 
 /* The sum of elements that lie together, in a fixed order of lanes. */
 static A NAME(run_sum)(const S *x, int64_t n) {
@@ -45,9 +52,9 @@ static void NAME(forward)(void *context, int64_t begin, int64_t end) {
     const S *in = (const S *)t->data + r * plane;
     S *out = (S *)t->out + r * places;
     if (t->type == POOL_MAX) {
-      EACH_PLACE(A best = LOWEST; EACH_ELEMENT({
+      EACH_PLACE(A best = LEAST; EACH_ELEMENT({
                    A value = (A)LOAD(in[i]);
-                   best = value > best ? value : best;
+                   best = LARGER(value, best) ? value : best;
                  }) out[place] = STORE(best);)
     } else if (t->type == POOL_LP && t->p > 1) {
       EACH_PLACE(A sum = 0; EACH_ELEMENT({
@@ -74,9 +81,9 @@ static void NAME(backward)(void *context, int64_t begin, int64_t end) {
     S *out = (S *)t->out + r * plane;
     memset(out, 0, (size_t)plane * sizeof(S));
     if (t->type == POOL_MAX) {
-      EACH_PLACE(A best = LOWEST; int64_t at = -1; EACH_ELEMENT({
+      EACH_PLACE(A best = LEAST; int64_t at = front; EACH_ELEMENT({
                    A value = (A)LOAD(in[i]);
-                   if (value > best) best = value, at = i;
+                   if (LARGER(value, best)) best = value, at = i;
                  }) if (at >= 0) out[at] = STORE((A)LOAD(out[at]) + (A)LOAD(grad[place]));)
     } else if (t->type == POOL_LP && t->p > 1) {
       EACH_PLACE(A y = (A)LOAD(result[place]), g = (A)LOAD(grad[place]); A scale = y == 0 ? 0 : t->p == 2 ? g / y : g / (y * y);
@@ -91,7 +98,7 @@ static void NAME(backward)(void *context, int64_t begin, int64_t end) {
   }
 }
 
-/* out[place] = grad at the place of the window's first largest element; grad lies as the data does. */
+/* out[place] = grad at the place of the window's largest element; grad lies as the data does. */
 static void NAME(at_max)(void *context, int64_t begin, int64_t end) {
   const pooling *t = context;
   const mpg_window *w = &t->window;
@@ -99,9 +106,9 @@ static void NAME(at_max)(void *context, int64_t begin, int64_t end) {
   for (int64_t r = begin; r < end; r++) {
     const S *in = (const S *)t->data + r * plane, *values = (const S *)t->grad + r * plane;
     S *out = (S *)t->out + r * places;
-    EACH_PLACE(A best = LOWEST; int64_t at = -1; EACH_ELEMENT({
+    EACH_PLACE(A best = LEAST; int64_t at = front; EACH_ELEMENT({
                  A value = (A)LOAD(in[i]);
-                 if (value > best) best = value, at = i;
+                 if (LARGER(value, best)) best = value, at = i;
                }) out[place] = at >= 0 ? values[at] : STORE((A)0);)
   }
 }
@@ -127,6 +134,8 @@ static void NAME(upsample)(void *context, int64_t begin, int64_t end) {
 
 #undef EACH_PLACE
 #undef EACH_ELEMENT
+#undef LEAST
+#undef LARGER
 #undef S
 #undef A
 #undef LANE_INT

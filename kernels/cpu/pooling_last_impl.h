@@ -27,11 +27,11 @@ enum { NAME(CHANNELS) = 64 };
 
 static void NAME(forward_last)(void *context, int64_t begin, int64_t end) {
   EACH_BLOCK(const S *in = (const S *)t->data + data; S *out = (S *)t->out + result; EACH_PLACE(
-      A value[NAME(CHANNELS)]; EACH_CHANNEL(value[c] = t->type == POOL_MAX ? LOWEST : 0;) EACH_ELEMENT({
+      A value[NAME(CHANNELS)]; EACH_CHANNEL(value[c] = t->type == POOL_MAX ? LEAST : 0;) EACH_ELEMENT({
         const S *x = in + i * t->channels;
         if (t->type == POOL_MAX) EACH_CHANNEL({
             A a = (A)LOAD(x[c]);
-            value[c] = a > value[c] ? a : value[c];
+            value[c] = LARGER(a, value[c]) ? a : value[c];
           })
         else if (t->type == POOL_LP && t->p == 2) EACH_CHANNEL(value[c] += (A)LOAD(x[c]) * (A)LOAD(x[c]);)
         else if (t->type == POOL_LP && t->p == 3) EACH_CHANNEL(value[c] += (A)LOAD(x[c]) * (A)LOAD(x[c]) * (A)LOAD(x[c]);)
@@ -46,10 +46,10 @@ static void NAME(forward_last)(void *context, int64_t begin, int64_t end) {
 #define FIND_LARGEST                                                                        \
   A best[NAME(CHANNELS)];                                                                   \
   int64_t at[NAME(CHANNELS)];                                                               \
-  EACH_CHANNEL({ best[c] = LOWEST, at[c] = -1; })                                           \
+  EACH_CHANNEL({ best[c] = LEAST, at[c] = front; })                                           \
   EACH_ELEMENT(EACH_CHANNEL({                                                               \
     A a = (A)LOAD(in[i * t->channels + c]);                                                 \
-    if (a > best[c]) best[c] = a, at[c] = i;                                                \
+    if (LARGER(a, best[c])) best[c] = a, at[c] = i;                                                \
   }))
 
 static void NAME(backward_last)(void *context, int64_t begin, int64_t end) {
@@ -123,13 +123,16 @@ static inline __attribute__((always_inline)) void NAME(largest_lanes)(const NAME
   NAME(lanes) best[NAME(GROUPS)];
   NAME(places) at[NAME(GROUPS)];
 #pragma GCC unroll 4
-  for (int g = 0; g < groups; g++) best[g] = (NAME(lanes)){0} + LOWEST, at[g] = (NAME(places)){0} + MPG_POOLING_INDEX_NONE;
+  for (int g = 0; g < groups; g++) {
+    best[g] = (NAME(lanes)){0} + (r->count ? -(A)INFINITY : LOWEST);
+    at[g] = (NAME(places)){0} + (r->count ? r->number[0] : MPG_POOLING_INDEX_NONE);
+  }
   for (int e = 0; e < r->count; e++)
 #pragma GCC unroll 4
     for (int g = 0; g < groups; g++) {
       NAME(lanes) value;
       NAME(load_lanes)(in + r->offset[e] + g * NAME(LANES), count, &value);
-      NAME(places) larger = value > best[g];
+      NAME(places) larger = (value > best[g]) | (value != value);
       best[g] = (NAME(lanes))((larger & (NAME(places))value) | (~larger & (NAME(places))best[g]));
       at[g] = (larger & r->number[e]) | (~larger & at[g]);
     }

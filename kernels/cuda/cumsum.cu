@@ -1,5 +1,5 @@
 /* Cumulative sums: a block takes a line along the axis, tile by tile of its width; a tile is summed up in shared memory, by doubling, and added to what came
- * before. The order of additions depends on the line's length alone. */
+ * before. The order of additions depends on the line's length alone. Floats are summed in double. */
 #include "kernels/cuda/access.h"
 
 namespace {
@@ -45,8 +45,7 @@ MPG_CUDA_KERNEL(cumsum) {
   unsigned blocks = mpg_cuda_blocks(outer * inner, 1);
 #define SUM(C) return mpg_cuda_launch(call, cumsum_kernel<C>, blocks, MPG_CUDA_THREADS, 0, in, out, outer * inner, length, inner, params->reverse)
   switch (out.dtype) { /* the result's dtype decides how is summed */
-    case MPG_FLOAT32: case MPG_FLOAT16: case MPG_BFLOAT16: SUM(float);
-    case MPG_FLOAT64: SUM(double);
+    case MPG_FLOAT32: case MPG_FLOAT16: case MPG_BFLOAT16: case MPG_FLOAT64: SUM(double);
     default: SUM(int64_t); /* narrower ones wrap around when they are stored */
   }
 #undef SUM

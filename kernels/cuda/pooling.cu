@@ -71,7 +71,7 @@ MPG_ANYWHERE float lowest(const mpg_bfloat16 *) { return -0x1.fep127f; }
 MPG_ANYWHERE float root(float x, kind k) { return k == SQUARES ? sqrtf(x) : cbrtf(x); }
 MPG_ANYWHERE double root(double x, kind k) { return k == SQUARES ? sqrt(x) : cbrt(x); }
 
-/* The first of the largest elements, or the sum. */
+/* The first of the largest elements, NaN where there is one (the last), or the sum. */
 template <class C>
 struct found {
   C value;
@@ -80,7 +80,7 @@ struct found {
 template <class C, kind K>
 __device__ __forceinline__ void add(found<C> &f, C x, int64_t at) {
   if (K == MAX) {
-    if (x > f.value) f.value = x, f.at = at;
+    if (f.at < 0 || x > f.value || x != x) f.value = x, f.at = at;
   } else {
     f.value += K == SUM ? x : K == SQUARES ? x * x : x * x * x;
   }
@@ -98,6 +98,15 @@ __device__ __forceinline__ found<mpg_compute_t<T>> search(const pooling &t, cons
   return f;
 }
 
+/* Whether the lane that found `theirs` is the one to follow: what `add` makes of their elements in the order of the window. */
+template <class C>
+__device__ __forceinline__ bool better(const found<C> &theirs, const found<C> &mine) {
+  if (theirs.at < 0 || mine.at < 0) return mine.at < 0;
+  bool they = theirs.value != theirs.value, me = mine.value != mine.value;
+  if (they || me) return they && (!me || theirs.at > mine.at);
+  return theirs.value > mine.value || (theirs.value == mine.value && theirs.at < mine.at);
+}
+
 /* The same by the lanes of a warp. */
 template <class T, kind K>
 __device__ __forceinline__ found<mpg_compute_t<T>> search_by_warp(const pooling &t, const place &p, const T *in) {
@@ -110,10 +119,9 @@ __device__ __forceinline__ found<mpg_compute_t<T>> search_by_warp(const pooling 
     add<C, K>(f, mpg_to<C>(in[p.base + at * p.step]), at);
   }
   for (int lanes = 16; lanes; lanes >>= 1) {
-    C value = __shfl_xor_sync(0xffffffffu, f.value, lanes);
-    int64_t at = __shfl_xor_sync(0xffffffffu, f.at, lanes);
-    if (K != MAX) f.value += value;
-    else if (at >= 0 && (f.at < 0 || value > f.value || (value == f.value && at < f.at))) f.value = value, f.at = at;
+    found<C> other = {__shfl_xor_sync(0xffffffffu, f.value, lanes), __shfl_xor_sync(0xffffffffu, f.at, lanes)};
+    if (K != MAX) f.value += other.value;
+    else if (better(other, f)) f = other;
   }
   return f;
 }
