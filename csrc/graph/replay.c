@@ -13,7 +13,10 @@ typedef struct kept_capture {
   void *capture; /* the backend's; NULL: none */
   uint64_t used; /* the piece's call that used it last */
   void **addresses; /* per base of the piece */
-  const void *scratch[MPG_SCRATCH_SLOTS];
+  struct {
+    const void *memory;
+    size_t size; /* kernels were given up to that much */
+  } scratch[MPG_SCRATCH_SLOTS];
 } kept_capture;
 
 struct mpg_replay_piece {
@@ -142,7 +145,7 @@ mpg_replay_piece *mpg_replay_at(const mpg_call_frame *frame, mpg_program *progra
 
 static bool fits(const kept_capture *kept, const mpg_replay_piece *piece, const mpg_call_frame *frame, const mpg_device *device) {
   for (int i = 0; i < MPG_SCRATCH_SLOTS; i++)
-    if (kept->scratch[i] != device->scratch[i].memory) return false;
+    if (kept->scratch[i].memory != device->scratch[i].memory || kept->scratch[i].size > device->scratch[i].size) return false;
   for (uint32_t i = 0; i < piece->num_bases; i++)
     if (kept->addresses[i] != frame->bases[piece->bases[i]]) return false;
   return true;
@@ -182,7 +185,10 @@ static mpg_status capture(mpg_run *run, const mpg_call_frame *frame, const mpg_p
     return status != MPG_OK ? status : ended;
   }
   for (uint32_t k = 0; k < piece->num_bases; k++) kept->addresses[k] = frame->bases[piece->bases[k]];
-  for (int k = 0; k < MPG_SCRATCH_SLOTS; k++) kept->scratch[k] = device->scratch[k].memory;
+  for (int k = 0; k < MPG_SCRATCH_SLOTS; k++) {
+    kept->scratch[k].memory = device->scratch[k].memory;
+    kept->scratch[k].size = device->scratch[k].size;
+  }
   return MPG_OK;
 }
 
