@@ -240,6 +240,83 @@ def test_gradients_of_gradients():
     assert np.allclose(x.grad.asnumpy(), 2 * (3 * v**2 * u) * 6 * v * u)
 
 
+SECOND = {  # what a value reaches in several ways, whose gradients are summed up, on either side of a move
+    "moves": lambda x, w, d: [nd.concat(nd.dot(x.as_in_context(d), w), x.as_in_context(d) * 2, dim=1) * nd.concat(x, x, dim=1).as_in_context(d)],
+    "twice the same": lambda x, w, d: [nd.tanh(x.as_in_context(d)) * w.sum() + nd.tanh(x).as_in_context(d) * nd.tanh(nd.tanh(x)).as_in_context(d)],
+    "constants": lambda x, w, d: [x.as_in_context(d) * nd.BlockGrad(x).as_in_context(d) + nd.dot(nd.BlockGrad(nd.round(x) - x).as_in_context(d), w) ** 2,
+                                  nd.contrib.gradientmultiplier(x, scalar=3.0) * nd.make_loss(x)],
+    "several results": lambda x, w, d: [nd.dot(x.as_in_context(d), w).as_in_context(x.context) * x, x * x, nd.sigmoid(x.as_in_context(d) * 2)],
+    "dropout": lambda x, w, d: [nd.Dropout(nd.dot(x.as_in_context(d), w), p=0.4) * x.as_in_context(d)],
+}
+
+
+@pytest.mark.parametrize("name", SECOND)
+def test_gradients_of_gradients_have_the_bits_of_eager(name):
+    """With first gradients in the same backward, called twice, on one device and two."""
+    body = SECOND[name]
+
+    def run(d, flags):
+        mx.random.seed(5)
+        x, w = array((5, 6), 0), array((6, 6), 1, d, 0.5)
+        x.attach_grad()
+        w.attach_grad("add")
+        function = lambda x, w: body(x, w, d)  # noqa: E731
+        function = function if flags is None else _core.CachedOp(function, flags)
+        with autograd.record():
+            once = function(x, w)
+            outputs = once + function(nd.slice_axis(once[-1], axis=1, begin=0, end=6).as_in_context(on(0)), w)
+            loss = nd.add_n(*[(o * o).mean().as_in_context(on(0)) for o in outputs])
+            g = autograd.grad(loss, [x, w], create_graph=True, retain_graph=True)
+            again = autograd.grad((g[0] ** 2).sum(), [x], create_graph=True, retain_graph=True)
+            total = loss + (g[0] ** 2).sum() + (g[1] ** 2).sum().as_in_context(on(0)) + again[0].sum()
+        total.backward()
+        return [a.asnumpy() for a in (*g, *again, x.grad, w.grad)]
+
+    eager, default = run(on(0), None), run(on(0), {})
+    for d in (on(0), on(1)):
+        for flags, wanted in ((None, eager), ({"exact": True}, eager), ({}, default)):
+            for a, b in zip(run(d, flags), wanted):
+                np.testing.assert_array_equal(a, b, err_msg=f"{d}, {flags}")
+
+
+def test_gradients_of_gradients_need_the_old_inputs():
+    op = _core.CachedOp(lambda x, y: [x * 2 + y], {})
+    x, y = nd.array([1.0, 2.0]), nd.array([3.0, 4.0])
+    x.attach_grad()
+    with autograd.record():
+        z = op(x, y)[0] ** 2
+    y[:] = 0
+    with pytest.raises(mx.MXNetError, match=r"its input 1 \(float32 \(2,\)\) was overwritten after the forward pass"):
+        autograd.grad(z, [x], create_graph=True)
+
+
+def test_gradients_of_gradients_of_what_does_not_depend_on_variables():
+    op = _core.CachedOp(lambda x: [x * x, nd.arange(2)], {})
+    x = nd.array([1.0, 2.0])
+    x.attach_grad()
+    with autograd.record():
+        y, z = op(x)
+        with pytest.raises(mx.MXNetError, match="array 0 of the heads: it was not computed from variables"):
+            autograd.grad(z, [x], create_graph=True)
+
+
+def test_an_expanded_call_gives_up_its_memory():
+    """Its ops stand for it from then on; what they keep goes with the first backward that does not retain the graph."""
+    op = _core.CachedOp(lambda x: [nd.tanh(nd.tanh(nd.tanh(x)))], {})
+    x = array((64, 1024), 0)
+    x.attach_grad()
+    for _ in range(2):
+        with autograd.record():
+            y = op(x)[0]
+            loss = y.sum() + (autograd.grad(y, [x], create_graph=True)[0] ** 2).sum()
+        loss.backward()
+    nd.waitall()
+    del y
+    before = mx.context.memory_stats(on(0))["in_use"]
+    del loss, op
+    assert mx.context.memory_stats(on(0))["in_use"] >= before - 64  # the loss's own
+
+
 def test_dropout_draws_what_eager_draws(engine):
     def function(x):
         h = nd.Dropout(x, p=0.5)

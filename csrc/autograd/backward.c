@@ -16,20 +16,13 @@ static mpg_status walk_begin(mpg_walk **result) {
     mpg_graph_init(&walk->graph);
   }
   walk->num_nodes = walk->num_variables = 0;
-  walk->expanded = walk->taken = false;
+  walk->taken = false;
   *result = walk;
   return MPG_OK;
 }
 
 static void walk_end(mpg_walk *walk) {
-  for (size_t i = 0; i < walk->num_nodes; i++) {
-    mpg_tape_node *node = walk->nodes[i];
-    mpg_array *expansion = node->expansion;
-    node->expansion = NULL;
-    for (uint32_t k = 0; expansion && k < node->num_outputs; k++) mpg_array_clear(&expansion[k]);
-    mpg_free(expansion);
-    mpg_tape_release(node);
-  }
+  for (size_t i = 0; i < walk->num_nodes; i++) mpg_tape_release(walk->nodes[i]);
   walk->num_nodes = 0;
   mpg_graph_clear(&walk->graph);
   walk->next = kept_walks;

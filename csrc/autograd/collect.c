@@ -23,25 +23,11 @@ static mpg_status check_differentiable(const mpg_tape_node *node) {
 /* The end of an edge, where calls that were expanded are replaced by what stands for them. */
 static mpg_tape_node *resolve(mpg_tape_node *node, uint32_t *output) {
   while (node && node->expansion) {
-    const mpg_array *stand_in = &node->expansion[*output];
+    const mpg_tape_edge *stand_in = &node->expansion[*output];
     *output = stand_in->output;
     node = stand_in->node;
   }
   return node;
-}
-
-static mpg_status expand(mpg_walk *walk, mpg_tape_node *node) {
-  mpg_array *outputs = mpg_calloc(node->num_outputs, sizeof *outputs);
-  if (!outputs) return mpg_out_of_host_memory(node->num_outputs * sizeof *outputs);
-  mpg_status status = node->call->expand(node, outputs);
-  if (status != MPG_OK) {
-    for (uint32_t i = 0; i < node->num_outputs; i++) mpg_array_clear(&outputs[i]);
-    mpg_free(outputs);
-    return status;
-  }
-  node->expansion = outputs;
-  walk->expanded = true;
-  return MPG_OK;
 }
 
 static mpg_status append(mpg_walk *walk, mpg_tape_node *node) {
@@ -99,10 +85,7 @@ static mpg_status visit(mpg_walk *walk, mpg_tape_node *start, uint32_t output, b
     mpg_tape_node *node = top->node;
     if (top->next == 0) MPG_TRY(check_differentiable(node));
     if (top->next == 0) MPG_TRY(note_leaves(walk, node));
-    if (top->next == 0 && create_graph && node->call && node->call->expand && !node->expansion) {
-      MPG_TRY(expand(walk, node));
-      MPG_TRY(append(walk, node)); /* keeps it alive; adds nothing to the graph */
-    }
+    if (top->next == 0 && create_graph && node->call && node->call->expand) MPG_TRY(mpg_tape_expand(node));
     mpg_tape_node *child = NULL;
     uint32_t num_children = node->expansion ? node->num_outputs : node->num_inputs + num_leaves(walk, node);
     while (!child && top->next < num_children) {
@@ -221,10 +204,11 @@ static mpg_status visit_heads(mpg_walk *walk, mpg_array *const *heads, int num_h
   walk->clash = false;
   walk->num_leaves = 0;
   for (int i = 0; i < num_heads && !walk->clash; i++) {
-    if (!heads[i]->node)
+    uint32_t output = heads[i]->output;
+    if (heads[i]->node) MPG_TRY(visit(walk, heads[i]->node, output, create_graph));
+    if (!resolve(heads[i]->node, &output))
       return mpg_fail(MPG_ERROR, "cannot differentiate array %d of the heads: it was not computed from variables (attach_grad) while recording "
                       "(autograd.record), so it is not part of a recorded computation", i);
-    MPG_TRY(visit(walk, heads[i]->node, heads[i]->output, create_graph));
   }
   if (walk->num_leaves > 1 && !walk->clash) MPG_TRY(compare_leaves(walk));
   return MPG_OK;
@@ -236,7 +220,7 @@ mpg_status mpg_walk_collect(mpg_walk *walk, mpg_array *const *heads, int num_hea
     forget_nodes(walk);
     MPG_TRY(visit_heads(walk, heads, num_heads, create_graph, false));
   }
-  if (!walk->expanded) sort(walk);
+  sort(walk);
   for (size_t i = 0; i < walk->num_nodes; i++) {
     mpg_tape_node *node = walk->nodes[i];
     if (node->expansion) continue;

@@ -255,15 +255,19 @@ static mpg_status recorded_expand(mpg_tape_node *node, mpg_array *outputs) {
   recorded_call *call = node->state;
   const mpg_compiled *c = call->compiled;
   const mpg_leaves *leaves = call->leaves;
-  size_t size = c->num_inputs * sizeof(mpg_array *) + (leaves ? c->num_bound * sizeof(mpg_array) : 0);
-  mpg_array **inputs = mpg_calloc(1, size + 1), *bound = (mpg_array *)(inputs + c->num_inputs);
+  size_t size = c->num_inputs * (sizeof(mpg_array) + sizeof(uint32_t));
+  mpg_array *inputs = mpg_calloc(1, size + 1); /* borrowed */
+  uint32_t *versions = (uint32_t *)(inputs + c->num_inputs), own = mpg_compiled_first_fixed(c);
   if (!inputs) return mpg_out_of_host_memory(size);
-  for (uint32_t k = 0; k < num_single(c, leaves); k++) inputs[input_of(c, k)] = &call->inputs[k];
-  for (uint32_t i = 0; leaves && i < c->num_bound; i++) {
-    bound[i] = (mpg_array){.tensor = leaves->tensors[i], .node = leaves->variables[i]}; /* borrowed */
-    inputs[mpg_compiled_first_fixed(c) + i] = &bound[i];
+  for (uint32_t k = 0; k < num_single(c, leaves); k++) {
+    inputs[input_of(c, k)] = call->inputs[k];
+    versions[input_of(c, k)] = call->saved[input_of(c, k)].version;
   }
-  mpg_status status = mpg_compiled_replay(call->compiled, inputs, call->random, outputs);
+  for (uint32_t i = 0; leaves && i < c->num_bound; i++) {
+    inputs[own + i] = (mpg_array){.tensor = leaves->tensors[i], .node = leaves->variables[i]};
+    versions[own + i] = call->versions->versions[i];
+  }
+  mpg_status status = mpg_compiled_replay(call->compiled, inputs, versions, call->random, node->sequence + 1, outputs);
   mpg_free(inputs);
   return status;
 }
@@ -306,11 +310,11 @@ static mpg_status new_recorded(mpg_compiled *c, recorded_call **result) {
 
 static void save(const call_space *space, mpg_saved *saved, uint32_t begin, uint32_t end) {
   for (uint32_t i = begin; i < end; i++) {
-    saved[i].storage = NULL;
-    if (!space->c->saved_external[i]) continue;
     const mpg_tensor *tensor = external_at(space, i);
+    saved[i] = (mpg_saved){NULL, tensor->offset, tensor->storage->version};
+    if (!space->c->saved_external[i]) continue;
     mpg_storage_retain(tensor->storage);
-    saved[i] = (mpg_saved){tensor->storage, tensor->offset, tensor->storage->version};
+    saved[i].storage = tensor->storage;
   }
 }
 
@@ -324,6 +328,7 @@ static mpg_status record(const call_space *space, const mpg_inputs *inputs, mpg_
   recorded_call *call = NULL;
   mpg_status status = MPG_OK;
   MPG_TRY(mpg_tape_new(MPG_TAPE_CALL, num_inputs, c->num_outputs, 0, &node));
+  mpg_tape_reserve(c->original.num_nodes > 0 ? c->original.num_nodes : c->graph.num_nodes);
   if (leaves) MPG_GOTO(mpg_leaves_versions(leaves, &versions));
   MPG_GOTO(new_recorded(c, &call));
   call->compiled = c;

@@ -163,8 +163,10 @@ mpg_status mpg_compiled_call(mpg_compiled *compiled, const mpg_inputs *inputs, m
 /* Backward programs for a mixture, made when there are none yet (compile.c). Borrowed. */
 mpg_status mpg_compiled_get_backward(mpg_compiled *compiled, const bool *arrives, const bool *summed, const uint8_t *places, bool retain,
                                      bool train, mpg_compiled_backward **backward);
-/* The same function as ops run and recorded one by one (expand.c): outputs are on the tape. `random`: that of the call. */
-mpg_status mpg_compiled_replay(mpg_compiled *compiled, mpg_array *const *inputs, mpg_random_key random, mpg_array *outputs);
+/* The same function as ops run and recorded one by one (expand.c): outputs are on the tape. versions: those the inputs had when the call ran.
+ * random: that of the call. sequence: number on the tape of the graph's first node. */
+mpg_status mpg_compiled_replay(mpg_compiled *compiled, const mpg_array *inputs, const uint32_t *versions, mpg_random_key random, uint64_t sequence,
+                               mpg_array *outputs);
 
 /* prologue.c. Makes the prologue of a simplified graph, where there is something to keep. */
 mpg_status mpg_compiled_make_prologue(mpg_compiled *compiled);

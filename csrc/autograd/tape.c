@@ -54,7 +54,16 @@ mpg_status mpg_tape_new(mpg_tape_kind kind, uint32_t num_inputs, uint32_t num_ou
   return MPG_OK;
 }
 
-/* Drops what the node holds. Nodes that die by it go on the list, so depth costs no stack. */
+void mpg_tape_reserve(uint64_t count) { tape.sequence += count; }
+
+static void drop_expansion(mpg_tape_node *node) {
+  mpg_tape_edge *expansion = node->expansion;
+  node->expansion = NULL;
+  for (uint32_t i = 0; expansion && i < node->num_outputs; i++) mpg_tape_release(expansion[i].node);
+  mpg_free(expansion);
+}
+
+/* Drops what the node was computed from and with. Nodes that die by it go on the list, so depth costs no stack. */
 static void drop_contents(mpg_tape_node *node) {
   for (uint32_t i = 0; i < node->num_inputs; i++) {
     mpg_tape_node *source = node->edges[i].node;
@@ -87,6 +96,7 @@ static void free_dying(void) {
     mpg_tape_node *node = tape.dying;
     tape.dying = node->next;
     drop_contents(node);
+    drop_expansion(node);
     if (node->size_class && tape.num_kept[node->size_class] < (node->size_class < SMALL_CLASSES ? MOST_KEPT : MOST_LARGE_KEPT)) {
       node->next = tape.kept[node->size_class];
       tape.kept[node->size_class] = node;
@@ -109,7 +119,26 @@ void mpg_tape_consume(mpg_tape_node *node) {
   node->consumed = true;
   node->references++; /* what is dropped may hold the last reference */
   drop_contents(node);
+  drop_expansion(node);
   mpg_tape_release(node);
+}
+
+mpg_status mpg_tape_expand(mpg_tape_node *node) {
+  mpg_array *outputs = mpg_calloc(node->num_outputs + 1, sizeof *outputs);
+  mpg_tape_edge *expansion = mpg_calloc(node->num_outputs + 1, sizeof *expansion);
+  mpg_status status = MPG_OK;
+  if (!outputs || !expansion) MPG_GOTO(mpg_out_of_host_memory(node->num_outputs * sizeof *outputs));
+  MPG_GOTO(node->call->expand(node, outputs));
+  if (node->expansion) goto fail; /* another thread was faster */
+  for (uint32_t i = 0; i < node->num_outputs; i++) expansion[i] = (mpg_tape_edge){mpg_tape_retain(outputs[i].node), outputs[i].output};
+  drop_contents(node);
+  node->expansion = expansion;
+  expansion = NULL;
+fail:
+  for (uint32_t i = 0; outputs && i < node->num_outputs; i++) mpg_array_clear(&outputs[i]);
+  mpg_free(outputs);
+  mpg_free(expansion);
+  return status;
 }
 
 const char *mpg_tape_name(const mpg_tape_node *node) {

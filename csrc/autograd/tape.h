@@ -46,7 +46,8 @@ typedef struct mpg_tape_call {
   mpg_status (*backward)(mpg_tape_node *node, mpg_array *const *out_grads, mpg_array *const *sums, const bool *needed, mpg_target *targets,
                          mpg_array *in_grads, bool retain, bool train, bool together);
   bool adds_sums;
-  /* The same call as ops on the tape, for gradients of gradients; NULL: backward itself records what it does. */
+  /* The same call as ops on the tape, for gradients of gradients; NULL: backward itself records what it does. The ops have the
+   * numbers that follow the call's own, which were reserved for them (mpg_tape_reserve). */
   mpg_status (*expand)(mpg_tape_node *node, mpg_array *outputs);
   void (*release)(void *state);
 } mpg_tape_call;
@@ -73,7 +74,7 @@ struct mpg_tape_node {
   mpg_saved *saved;       /* likewise; ops only */
   const mpg_tape_call *call;
   void *state;            /* of a call */
-  mpg_array *expansion;   /* of a call, during a backward that creates a graph: what stands for its outputs */
+  mpg_tape_edge *expansion; /* of a call that was expanded: per output, what stands for it from then on; owned, as are the nodes */
   mpg_tensor gradient;    /* of a variable: owned */
   mpg_leaves *leaves;     /* of a call: inputs behind those above (leaves.h); owned reference; NULL: none */
 };
@@ -89,6 +90,11 @@ static inline void mpg_tape_release(mpg_tape_node *node) {
   if (node && --node->references == 0) mpg_tape_destroy(node);
 }
 void mpg_tape_consume(mpg_tape_node *node); /* gives up edges, saved contents and a call's state */
+/* Runs a call as ops (its `expand`), which stand for it in every backward from then on: so what reaches it in several ways is summed up as
+ * the ops would sum it up. What the call kept is given up. */
+mpg_status mpg_tape_expand(mpg_tape_node *node);
+/* Leaves out the next `count` sequence numbers: for ops that a call made just before may be expanded to. */
+void mpg_tape_reserve(uint64_t count);
 
 /* Name for errors: the op's, the call's, "variable". */
 const char *mpg_tape_name(const mpg_tape_node *node);

@@ -48,7 +48,7 @@ typedef struct mpg_walk {
   uint64_t *distinct; /* numbers of leaves that are known to have no variable in common */
   size_t num_distinct, distinct_capacity;
   bool together, clash;
-  bool expanded, taken; /* calls were expanded to ops; saved contents were taken from the tape */
+  bool taken; /* saved contents were taken from the tape */
   struct mpg_walk *next;
 } mpg_walk;
 

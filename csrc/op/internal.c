@@ -22,8 +22,11 @@ mpg_status mpg_infer_reshape_exact(mpg_infer *infer) {
   return MPG_OK;
 }
 
+/* A node also where the shape stays: then it stands for the copy that a move between devices would be, and gradients of gradients are summed
+ * up in the same order. */
 void mpg_gradient_reshape_exact(mpg_gradient *g) {
-  g->in_grads[0] = mpg_emit_reshape(g, g->out_grads[0], &mpg_value_desc(g, g->inputs[0])->shape);
+  mpg_exact_shape_params params = exact_shape(&mpg_value_desc(g, g->inputs[0])->shape);
+  g->in_grads[0] = mpg_emit1(g, MPG_OP__reshape_exact, &params, g->out_grads[0]);
 }
 
 mpg_status mpg_infer_broadcast_exact(mpg_infer *infer) {
