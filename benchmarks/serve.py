@@ -20,14 +20,14 @@ def resident():
     return tuple(int(values[key].split()[0]) * 1024 for key in ("VmRSS", "VmHWM"))
 
 
-def warm_up(function, wait):
-    """Compiles and settles; the calls that take about a fiftieth of a second together, one at least."""
+def warm_up(function, wait, span):
+    """Compiles and settles; the calls that take about `span` seconds together, one at least."""
     function()
     wait()
     start = time.perf_counter()
     function()
     wait()
-    return max(1, round(0.02 / (time.perf_counter() - start)))
+    return max(1, round(span / (time.perf_counter() - start)))
 
 
 def best(function, wait, count, seconds, apart=False):
@@ -58,9 +58,9 @@ def measure_memory(make, steps, pools):
     return answer
 
 
-def serve(version, cases, pools=None):
+def serve(version, cases, pools=None, span=0.02):
     """`cases`: name -> function returning (step function, wait function), called once, when the case is first asked for. `pools`: a function
-    that tells the most bytes the library's own pools have had in use, where it knows."""
+    that tells the most bytes the library's own pools have had in use, where it knows. `span`: seconds that calls without a wait between take."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no answer
     print(json.dumps(version), file=answers, flush=True)
@@ -76,6 +76,6 @@ def serve(version, cases, pools=None):
             if case not in made:
                 made = {kept: made[kept] for kept in made if kept == PEAK}  # one case at a time holds memory
                 function, wait = cases[case]()
-                made[case] = function, wait, warm_up(function, wait)
+                made[case] = function, wait, warm_up(function, wait, span)
             answer = best(*made[case], request["seconds"], request.get("apart", False))
         print(json.dumps(answer), file=answers, flush=True)

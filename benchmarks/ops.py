@@ -1,0 +1,77 @@
+"""Single ops of mpgluon against PyTorch's: microseconds of each, and their ratio.
+
+    python benchmarks/ops.py [--threads 2] [--rounds 5] [--only WORDS ...] [--above 1.2] [--json FILE [--add]]
+
+Two processes take turns, op by op and round by round; the least time of all rounds counts, as whatever else the machine does only adds to it.
+The cases are those of ops_cases.py.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, HERE)
+
+from contender import Contender  # noqa: E402
+from ops_cases import CASES  # noqa: E402
+
+SCRIPTS = {"mpgluon": "ops_mpgluon.py", "PyTorch": "ops_pytorch.py"}
+
+
+def measure(case, contenders, rounds, seconds):
+    """Least seconds of each contender."""
+    times = [[contender.ask(time=case.name, seconds=seconds) for contender in contenders] for _ in range(rounds)]
+    return [min(column) for column in zip(*times)]
+
+
+def table(rows):
+    """Markdown lines of (name, us of ours, us of PyTorch, ratio)."""
+    yield "| op | us | PyTorch | ratio |"
+    yield "| --- | --: | --: | --: |"
+    for name, ours, theirs, ratio in rows:
+        yield f"| {name} | {ours:,.0f} | {theirs:,.0f} | {ratio:.2f} |"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=0.02, help="of measuring per round and library")
+    parser.add_argument("--only", nargs="+", default=[""], help="cases whose names have one of these in them")
+    parser.add_argument("--above", type=float, default=0, help="show the rows above this ratio only")
+    parser.add_argument("--json", help="a file for the figures")
+    parser.add_argument("--add", action="store_true", help="replace those of the file that are measured now, keep the others")
+    options = parser.parse_args()
+    chosen = [case for case in CASES if any(words in case.name for words in options.only)]
+    if not chosen:
+        parser.error(f"no case has {' or '.join(options.only)} in its name")
+    contenders = [Contender(library, options.threads, sys.executable, script) for library, script in SCRIPTS.items()]
+    if not contenders[1].version:
+        raise SystemExit("PyTorch is not installed")
+    found = {}
+    if options.add and options.json and os.path.exists(options.json):
+        with open(options.json) as f:
+            found = json.load(f)
+    for case in chosen:
+        ours, theirs = measure(case, contenders, options.rounds, options.seconds)
+        found[case.name] = [ours * 1e6, theirs * 1e6]
+        if sys.stderr.isatty():
+            print(f"{case.name}: {ours / theirs:.2f}", file=sys.stderr)
+    versions = [contender.version for contender in contenders]
+    for contender in contenders:
+        contender.close()
+    if options.json:
+        with open(options.json, "w") as f:
+            json.dump(found, f, indent=1)
+    rows = [(case.name, *found[case.name], found[case.name][0] / found[case.name][1]) for case in CASES if case.name in found]
+    ratios = sorted(row[3] for row in rows)
+    print("\n".join(table([row for row in rows if row[3] >= options.above])))
+    above = ", ".join(f"{sum(r > limit for r in ratios)} above {limit}" for limit in (1.0, 1.2, 1.5))
+    print(f"\n{'; '.join(versions)}; {options.threads} threads; {len(rows)} cases, median {statistics.median(ratios):.2f}, {above}")
+
+
+if __name__ == "__main__":
+    main()
