@@ -1,6 +1,7 @@
 """DLPack both ways, without copies."""
 
 import gc
+import mmap
 
 import numpy as np
 import pytest
@@ -66,9 +67,95 @@ def test_capsules():
     assert x.asnumpy().tolist() == [6, 2]
     x.__dlpack__()  # a capsule nobody uses
     assert x.__dlpack_device__() == (1, 0)
-    copied = nd.from_dlpack(x.__dlpack__(copy=True))
-    copied[:] = 0
-    assert x.asnumpy().tolist() == [6, 2]
+    for yes in (True, np.True_, 1):
+        copied = nd.from_dlpack(x.__dlpack__(copy=yes))
+        copied[:] = 0
+        assert x.asnumpy().tolist() == [6, 2]
+
+
+MAKERS = {
+    "from_dlpack": lambda v: nd.from_dlpack(v.copy()),
+    "from_numpy": lambda v: nd.from_numpy(v.copy()),
+    "from_numpy copied": lambda v: nd.from_numpy(v, zero_copy=False),
+    "capsule": lambda v: nd.from_dlpack(v.copy().__dlpack__()),
+    "array": nd.array,
+    "copy": lambda v: nd.array(v).copy(),
+    "empty": lambda v: nd.zeros(v.shape) + nd.array(v),
+    "detach": lambda v: nd.array(v).detach(),
+    "reshape": lambda v: nd.array(v).reshape((-1,)).reshape(v.shape),
+    "device": lambda v: nd.array(v).as_in_context(mx.cpu(1)),
+    "slice": lambda v: nd.array(np.concatenate([v, v]))[len(v) :],
+}
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_new_arrays_have_nothing_of_dead_ones(maker):
+    """Objects are reused: those of views, of arrays on the tape and of traced ones."""
+    values = np.arange(12, dtype="float32").reshape((4, 3)) + 1
+    x = nd.ones((40, 3))
+    x.attach_grad()
+    net = mx.gluon.nn.Dense(3, flatten=False)
+    net.initialize()
+    net.hybridize()
+    for _ in range(3):
+        [row for row in x]
+        with mx.autograd.record():
+            results = [x[i : i + 2] * i for i in range(7)]
+        del results
+        net(nd.ones((2, 3)))
+        made = [MAKERS[maker](values) for _ in range(20)]
+        for array in made:
+            assert array.asnumpy().tolist() == values.tolist()
+            assert array.grad is None and array.shape == (4, 3)
+            array[:] = 7
+            assert array.asnumpy().min() == array.asnumpy().max() == 7
+        del array, made
+
+
+def test_writes_stay_inside():
+    memory = np.zeros(20, "float32")
+    for row in nd.ones((4, 3)):
+        pass
+    del row
+    part = nd.from_dlpack(memory[:4])
+    part[:] = 7
+    part.wait_to_read()
+    assert memory.tolist() == [7] * 4 + [0] * 16
+
+
+def test_read_only_memory_is_refused():
+    frozen = bytes(64)
+    with mmap.mmap(-1, 4096, prot=mmap.PROT_READ) as pages:
+        for memory in (frozen, pages):
+            source = np.frombuffer(memory, "float32")
+            with pytest.raises((ValueError, BufferError), match="read-?only"):
+                nd.from_dlpack(source)
+            with pytest.raises(ValueError, match="read-only"):
+                nd.from_numpy(source)
+            del source
+    assert frozen == bytes(64)
+    source = np.ones(3, "float32")
+    source.flags.writeable = False
+    with pytest.raises((ValueError, BufferError), match="read-?only"):
+        nd.from_dlpack(source)
+    source.flags.writeable = True
+    assert nd.from_dlpack(source).asnumpy().tolist() == [1, 1, 1]
+
+
+def test_an_array_of_ours_comes_back_with_its_storage():
+    a = nd.ones((700, 700))
+    for take in (lambda x: x, lambda x: x.__dlpack__(), lambda x: x.__dlpack__(max_version=(1, 0)),
+                 nd.to_dlpack_for_write):  # fmt: skip
+        x = nd.zeros((700, 700))
+        y = nd.from_dlpack(take(x))
+        nd.dot(a, a, out=x)
+        assert y.asnumpy().min() == 700 == y.as_in_context(mx.cpu(1)).asnumpy().max()
+        y *= 2
+        assert x.asnumpy().min() == 1400
+        y[:] = 3
+        assert x.as_in_context(mx.cpu(1)).asnumpy().max() == 3
+    part = nd.from_dlpack(nd.arange(12).reshape((4, 3))[2])
+    assert part.asnumpy().tolist() == [6, 7, 8]
 
 
 def test_views_and_shapes():
@@ -88,6 +175,9 @@ def test_errors():
         nd.from_dlpack(np.zeros(3, "uint16"))
     with pytest.raises((BufferError, TypeError)):
         nd.ones(1).__dlpack__(dl_device=(2, 0))
+    for wrong in (5, "ab", (1,), (1, 2, 3), (1, "a")):
+        with pytest.raises(TypeError):
+            nd.ones(1).__dlpack__(dl_device=wrong)
     for wrong in (nd.to_dlpack_for_read, nd.to_dlpack_for_write):
         with pytest.raises(TypeError):
             wrong(3)
@@ -96,6 +186,7 @@ def test_errors():
 def test_memory_comes_back():
     kept = nd.ones((128, 128))
     nd.waitall()
+    gc.collect()
     before = mx.context.memory_stats(mx.cpu(0))["in_use"]
     for _ in range(100):
         np.from_dlpack(kept * 2)

@@ -15,16 +15,16 @@ mpg_device_id mpg_array_device_id(const mpg_array *array) {
 }
 
 void mpg_array_clear(mpg_array *array) {
-  mpg_array former = *array;
+  mpg_storage *storage = array->tensor.storage;
+  mpg_tape_node *node = array->node;
+  mpg_trace *trace = array->trace;
+  mpg_value value = array->value;
   mpg_array_changed(array);
-  array->bound = false;
-  array->tensor.storage = NULL; /* first: what is released may look at the array */
-  array->node = NULL;
-  array->trace = NULL;
-  mpg_tensor_release(&former.tensor);
-  mpg_tape_release(former.node);
-  if (former.trace) former.trace->live[mpg_value_index(&former.trace->graph, former.value)]--;
-  mpg_trace_release(former.trace);
+  *array = (mpg_array){0}; /* first: what is released may look at the array; whole: structs are reused */
+  if (storage) mpg_storage_release(storage);
+  mpg_tape_release(node);
+  if (trace) trace->live[mpg_value_index(&trace->graph, value)]--;
+  mpg_trace_release(trace);
 }
 
 void mpg_array_copy(mpg_array *target, const mpg_array *source) {

@@ -27,7 +27,7 @@ typedef struct mpg_array {
 static inline const mpg_desc *mpg_array_desc(const mpg_array *array) { return &array->tensor.desc; }
 static inline bool mpg_array_traced(const mpg_array *array) { return array->trace != NULL; }
 mpg_device_id mpg_array_device_id(const mpg_array *array); /* of a traced one too */
-void mpg_array_clear(mpg_array *array);                    /* releases what it holds; the struct becomes empty */
+void mpg_array_clear(mpg_array *array);                    /* releases what it holds; the struct becomes empty, all zeros */
 void mpg_array_copy(mpg_array *target, const mpg_array *source); /* another reference to the same array (retains) */
 /* How often a bound array was given another tensor or node. */
 uint64_t mpg_array_changes(void);

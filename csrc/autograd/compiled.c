@@ -46,6 +46,12 @@ static void release_saved(mpg_saved *saved, uint32_t begin, uint32_t end) {
     if (saved[i].storage) mpg_storage_release(saved[i].storage);
 }
 
+/* The memory of a recorded call, for any number of leaves. */
+static size_t recorded_size(const mpg_compiled *c) {
+  return sizeof(recorded_call) + c->num_inputs * sizeof(mpg_array) + mpg_compiled_forward_externals(c) * sizeof(mpg_saved) +
+         c->plan.num_blocks * sizeof(mpg_storage *);
+}
+
 static void recorded_release(void *state) {
   recorded_call *call = state;
   mpg_compiled *c = call->compiled;
@@ -60,6 +66,7 @@ static void recorded_release(void *state) {
   release_saved(call->saved, call->leaves ? own + c->num_bound : own, mpg_compiled_forward_externals(c));
   mpg_leaves_release(call->leaves);
   mpg_leaf_versions_release(call->versions);
+  mpg_poison(call, recorded_size(c));
   call->next = c->spare;
   c->spare = call;
   mpg_compiled_release(c);
@@ -290,20 +297,17 @@ static mpg_tensor *external_at(const call_space *space, uint32_t external) {
   return external - first < fixed ? &space->binding->tensors[external - first] : &space->externals[external - fixed];
 }
 
-/* Memory for a recorded call, for any number of leaves. */
 static mpg_status new_recorded(mpg_compiled *c, recorded_call **result) {
-  uint32_t num_externals = mpg_compiled_forward_externals(c);
-  size_t size = sizeof(recorded_call) + c->num_inputs * sizeof(mpg_array) + num_externals * sizeof(mpg_saved) +
-                c->plan.num_blocks * sizeof(mpg_storage *);
+  size_t size = recorded_size(c);
   recorded_call *call = c->spare;
   if (call) {
     c->spare = call->next;
   } else if (!(call = mpg_malloc(size))) {
     return mpg_out_of_host_memory(size);
   }
-  call->inputs = (mpg_array *)(call + 1);
-  call->saved = (mpg_saved *)(call->inputs + c->num_inputs);
-  call->blocks = (mpg_storage **)(call->saved + num_externals);
+  mpg_array *inputs = (mpg_array *)(call + 1);
+  mpg_saved *saved = (mpg_saved *)(inputs + c->num_inputs);
+  *call = (recorded_call){.inputs = inputs, .saved = saved, .blocks = (mpg_storage **)(saved + mpg_compiled_forward_externals(c))};
   *result = call;
   return MPG_OK;
 }
@@ -337,7 +341,6 @@ static mpg_status record(const call_space *space, const mpg_inputs *inputs, mpg_
   call->versions = versions;
   call->random = random;
   call->steps = mpg_autograd_steps();
-  call->held = 0;
   for (uint32_t i = 0; i < c->plan.num_blocks; i++) { /* the frame moves here */
     call->blocks[i] = space->blocks[i];
     space->blocks[i] = NULL;

@@ -60,10 +60,9 @@ static mpg_status stand_in(mpg_walk *walk, uint32_t value) {
   mpg_graph_value *wanted = &walk->graph.values[value];
   mpg_device *device;
   MPG_TRY(mpg_device_get(wanted->device, &device));
-  mpg_tensor *tensor = &walk->arrays[value].tensor;
-  MPG_TRY(mpg_storage_create(device, 0, false, &tensor->storage));
-  tensor->offset = 0;
-  tensor->desc = wanted->desc;
+  mpg_storage *storage;
+  MPG_TRY(mpg_storage_create(device, 0, false, &storage));
+  walk->arrays[value].tensor = (mpg_tensor){.storage = storage, .desc = wanted->desc};
   return MPG_OK;
 }
 

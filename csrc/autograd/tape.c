@@ -14,14 +14,18 @@ static struct {
   uint64_t sequence;
 } tape;
 
+static size_t bytes_of(size_t class) {
+  return class < SMALL_CLASSES ? class * CLASS_BYTES : (size_t)2 * SMALL_CLASSES * CLASS_BYTES << (class - SMALL_CLASSES);
+}
+
 /* The class of a size, and how much memory its nodes have; NUM_CLASSES: none. */
 static size_t class_of(size_t size, size_t *bytes) {
   size_t class = (size + CLASS_BYTES - 1) / CLASS_BYTES;
-  *bytes = class * CLASS_BYTES;
-  if (class < SMALL_CLASSES) return class;
-  class = SMALL_CLASSES;
-  for (*bytes = 2 * SMALL_CLASSES * CLASS_BYTES; *bytes < size && class < NUM_CLASSES; *bytes *= 2) class++;
-  if (class == NUM_CLASSES) *bytes = size;
+  if (class >= SMALL_CLASSES) {
+    class = SMALL_CLASSES;
+    while (class < NUM_CLASSES && bytes_of(class) < size) class++;
+  }
+  *bytes = class < NUM_CLASSES ? bytes_of(class) : size;
   return class;
 }
 
@@ -97,10 +101,12 @@ static void free_dying(void) {
     tape.dying = node->next;
     drop_contents(node);
     drop_expansion(node);
-    if (node->size_class && tape.num_kept[node->size_class] < (node->size_class < SMALL_CLASSES ? MOST_KEPT : MOST_LARGE_KEPT)) {
-      node->next = tape.kept[node->size_class];
-      tape.kept[node->size_class] = node;
-      tape.num_kept[node->size_class]++;
+    uint8_t class = node->size_class;
+    if (class && tape.num_kept[class] < (class < SMALL_CLASSES ? MOST_KEPT : MOST_LARGE_KEPT)) {
+      mpg_poison(node, bytes_of(class));
+      node->next = tape.kept[class];
+      tape.kept[class] = node;
+      tape.num_kept[class]++;
     } else {
       mpg_free(node);
     }

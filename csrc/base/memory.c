@@ -83,6 +83,7 @@ void *mpg_space_take(size_t size) {
 void mpg_space_give(void *given) {
   if (!given) return;
   space *least = (space *)given - 1;
+  mpg_poison(given, least->size);
   if (least->size <= LARGEST_KEPT)
     for (int i = 0; i < KEPT_SPACES && least; i++) { /* the smallest of all goes */
       space *kept = kept_spaces[i];

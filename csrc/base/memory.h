@@ -7,6 +7,8 @@
 #ifndef MPG_BASE_MEMORY_H
 #define MPG_BASE_MEMORY_H
 
+#include <string.h>
+
 #include "base/status.h"
 
 void *mpg_malloc(size_t size);               /* new, or NULL */
@@ -23,6 +25,16 @@ void mpg_space_free_kept(void);
 
 /* The address of what has no bytes: aligned like any other, and not NULL, which memset and memcpy may not be given even then. Never read. */
 #define MPG_NO_BYTES ((void *)64)
+
+/* A struct that is kept for reuse holds nothing any more. Builds with checks fill it with a pattern, so that whoever takes it and leaves
+ * a field as it was is found out. */
+static inline void mpg_poison(void *memory, size_t size) {
+#if defined MPG_DEBUG || defined __SANITIZE_ADDRESS__
+  memset(memory, 0xA5, size);
+#else
+  (void)memory, (void)size;
+#endif
+}
 
 /* Sets MPG_HOST_OUT_OF_MEMORY's text and returns it. */
 mpg_status mpg_out_of_host_memory(size_t size);

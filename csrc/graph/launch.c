@@ -97,12 +97,10 @@ static void *address_of(const mpg_tensor *tensor) { return tensor->storage ? mpg
 static mpg_status new_frame(mpg_program_set *set, const mpg_launching *call, int references, mpg_call_frame **result) {
   mpg_call_frame *frame = NULL;
   MPG_TRY(take_frame(set, &frame));
-  frame->references = references;
-  frame->set = set;
-  frame->random = call->random;
-  frame->rows = (mpg_rows){0};
+  bool known = call->binding && frame->binding == call->binding; /* then the addresses of what is bound are those of the last call */
+  *frame = (mpg_call_frame){
+      .references = references, .set = set, .random = call->random, .binding = call->binding, .first_ticks = frame->first_ticks};
   void **bases = frame->bases;
-  bool known = call->binding && frame->binding == call->binding;
   uint32_t base = 0;
   for (uint32_t p = 0; p < set->parts.count; p++) {
     const mpg_tensor *part = call->parts[p];
@@ -111,7 +109,6 @@ static mpg_status new_frame(mpg_program_set *set, const mpg_launching *call, int
       for (uint32_t i = base; i < end; i++) bases[i] = address_of(&part[i - base]);
     base = end;
   }
-  frame->binding = call->binding;
   for (uint32_t i = 0; i < set->num_blocks; i++) bases[set->num_externals + i] = call->blocks[i] ? call->blocks[i]->block.memory : NULL;
   for (uint32_t i = 0; i < set->num_segments; i++) frame->first_ticks[i] = mpg_device_next_tick(set->programs[set->segments[i].slot].device);
   mpg_program_set_retain(set);

@@ -113,6 +113,19 @@ int mpg_py_expect_value(const mpg_array *array, const char *what) {
   return -1;
 }
 
+PyObject *mpg_py_items(PyObject *object, const char *what) {
+  if (PyTuple_CheckExact(object)) return Py_NewRef(object);
+  if (PyList_CheckExact(object)) return PyList_AsTuple(object);
+  PyObject *iterator = PyObject_GetIter(object);
+  if (iterator == NULL) {
+    if (PyErr_ExceptionMatches(PyExc_TypeError)) PyErr_SetString(PyExc_TypeError, what);
+    return NULL;
+  }
+  PyObject *items = PySequence_Tuple(iterator);
+  Py_DECREF(iterator);
+  return items;
+}
+
 int mpg_py_array_list(PyObject *object, mpg_array **arrays, int capacity, PyObject **keep, const char *what) {
   *keep = NULL;
   if (mpg_py_is_array(object)) {

@@ -22,23 +22,19 @@ typedef struct cached_op {
 
 /* --- Tracing ------------------------------------------------------------------------------------------------------ */
 
-/* The arrays a trace function returned, as a tuple or list; new reference. */
+/* The arrays a trace function returned, as a tuple; new reference. */
 static PyObject *expect_arrays(PyObject *result) {
   if (result == NULL) return NULL;
   if (mpg_py_is_array(result)) {
-    PyObject *list = PyList_New(1);
-    if (list == NULL) {
-      Py_DECREF(result);
-      return NULL;
-    }
-    PyList_SET_ITEM(list, 0, result);
-    return list;
+    PyObject *one = PyTuple_Pack(1, result);
+    Py_DECREF(result);
+    return one;
   }
-  PyObject *arrays = PySequence_Fast(result, "CachedOp: the traced function must return an array or a list of arrays");
+  PyObject *arrays = mpg_py_items(result, "CachedOp: the traced function must return an array or a list of arrays");
   Py_DECREF(result);
   if (arrays == NULL) return NULL;
-  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(arrays); i++) {
-    PyObject *item = PySequence_Fast_GET_ITEM(arrays, i);
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(arrays); i++) {
+    PyObject *item = PyTuple_GET_ITEM(arrays, i);
     if (mpg_py_is_array(item)) continue;
     PyErr_Format(PyExc_TypeError, "CachedOp: the traced function must return a list of arrays, but result %zd is of type %s", i,
                  Py_TYPE(item)->tp_name);
@@ -66,7 +62,7 @@ static PyObject *traced_inputs(mpg_trace *trace, const mpg_inputs *inputs) {
 
 /* options->wanted NULL: what autograd says of the inputs. */
 static mpg_compiled *compile_outputs(mpg_trace *trace, PyObject *args, PyObject *results, const mpg_inputs *call, const mpg_compile_options *given) {
-  Py_ssize_t num_inputs = PyTuple_GET_SIZE(args), num_outputs = PySequence_Fast_GET_SIZE(results);
+  Py_ssize_t num_inputs = PyTuple_GET_SIZE(args), num_outputs = PyTuple_GET_SIZE(results);
   mpg_compiled *compiled = NULL;
   mpg_array *inputs = PyMem_Calloc((size_t)num_inputs + 1, sizeof *inputs);
   mpg_array **outputs = PyMem_Calloc((size_t)num_outputs + 1, sizeof *outputs);
@@ -76,7 +72,7 @@ static mpg_compiled *compile_outputs(mpg_trace *trace, PyObject *args, PyObject 
   } else {
     for (uint32_t i = 0; i < num_inputs; i++) wanted[i] = given->recording && mpg_cache_wants(mpg_inputs_at(call, i));
     for (Py_ssize_t i = 0; i < num_inputs; i++) inputs[i] = *mpg_py_array_of(PyTuple_GET_ITEM(args, i)); /* borrowed */
-    for (Py_ssize_t i = 0; i < num_outputs; i++) outputs[i] = mpg_py_array_of(PySequence_Fast_GET_ITEM(results, i));
+    for (Py_ssize_t i = 0; i < num_outputs; i++) outputs[i] = mpg_py_array_of(PyTuple_GET_ITEM(results, i));
     mpg_compile_options options = *given;
     if (options.wanted == NULL) options.wanted = wanted;
     mpg_status status = mpg_compile(trace, inputs, (uint32_t)num_inputs, outputs, (uint32_t)num_outputs, &options, &compiled);
@@ -564,26 +560,33 @@ static PyObject *cached_op_clear(PyObject *object, PyObject *unused) {
 
 /* From a list of (Context or None, bytes). */
 static int set_budget(cached_op *self, PyObject *list) {
-  if (!PyList_Check(list)) {
-    PyErr_SetString(PyExc_TypeError, "CachedOp: 'budget' is a list of (Context or None, bytes)");
-    return -1;
-  }
-  Py_ssize_t count = PyList_GET_SIZE(list);
+  static const char form[] = "CachedOp: 'budget' is a list of (Context or None, bytes)";
+  PyObject *items = mpg_py_items(list, form);
+  if (items == NULL) return -1;
+  int result = -1;
+  Py_ssize_t count = PyTuple_GET_SIZE(items);
   self->budget.limits = PyMem_Calloc((size_t)count + 1, sizeof *self->budget.limits);
   if (self->budget.limits == NULL) {
     PyErr_NoMemory();
-    return -1;
+    goto done;
   }
   for (Py_ssize_t i = 0; i < count; i++) {
-    PyObject *device;
+    PyObject *pair = PyTuple_GET_ITEM(items, i), *device;
     Py_ssize_t bytes;
     mpg_memory_limit *limit = &self->budget.limits[i];
-    if (!PyArg_ParseTuple(PyList_GET_ITEM(list, i), "On;CachedOp: 'budget' is a list of (Context or None, bytes)", &device, &bytes)) return -1;
-    if (device != Py_None && mpg_py_device_id(device, &limit->device) < 0) return -1;
+    if (!PyTuple_Check(pair)) {
+      PyErr_SetString(PyExc_TypeError, form);
+      goto done;
+    }
+    if (!PyArg_ParseTuple(pair, "On;CachedOp: 'budget' is a list of (Context or None, bytes)", &device, &bytes)) goto done;
+    if (device != Py_None && mpg_py_device_id(device, &limit->device) < 0) goto done;
     limit->bytes = bytes < 0 ? 0 : (size_t)bytes;
     self->budget.count++;
   }
-  return 0;
+  result = 0;
+done:
+  Py_DECREF(items);
+  return result;
 }
 
 static PyObject *cached_op_bind(PyObject *object, PyObject *arrays) { return bind_arrays((cached_op *)object, arrays, false); }

@@ -23,9 +23,9 @@ static void request_free(request *q) {
 }
 
 static int take_devices(request *q, PyObject *object) {
-  PyObject *items = PySequence_Fast(object, "devices must be a list of contexts");
+  PyObject *items = mpg_py_items(object, "devices must be a list of contexts");
   if (items == NULL) return -1;
-  Py_ssize_t count = PySequence_Fast_GET_SIZE(items);
+  Py_ssize_t count = PyTuple_GET_SIZE(items);
   int result = 0;
   if (count > MPG_COMM_MAX_RANKS) {
     PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: at most %d devices take part, got %zd", mpg_collective_name(q->r.kind), MPG_COMM_MAX_RANKS, count);
@@ -34,7 +34,7 @@ static int take_devices(request *q, PyObject *object) {
     PyErr_NoMemory();
     result = -1;
   }
-  for (Py_ssize_t i = 0; i < count && result == 0; i++) result = mpg_py_device_id(PySequence_Fast_GET_ITEM(items, i), &q->devices[i]);
+  for (Py_ssize_t i = 0; i < count && result == 0; i++) result = mpg_py_device_id(PyTuple_GET_ITEM(items, i), &q->devices[i]);
   Py_DECREF(items);
   q->r.devices = q->devices;
   q->r.num_ranks = (int)count;
@@ -156,30 +156,42 @@ done:
 
 static PyObject *sum_replicas(PyObject *self, PyObject *args) {
   (void)self;
-  PyObject *lists, *result = NULL, **kept = NULL;
+  PyObject *given, *result = NULL, **kept = NULL;
   int home, everywhere;
-  if (!PyArg_ParseTuple(args, "O!ip", &PyList_Type, &lists, &home, &everywhere)) return NULL;
-  Py_ssize_t count = PyList_GET_SIZE(lists), each = -1;
+  if (!PyArg_ParseTuple(args, "O!ip", &PyList_Type, &given, &home, &everywhere)) return NULL;
+  PyObject *lists = PyList_AsTuple(given);
+  if (lists == NULL) return NULL;
+  Py_ssize_t count = PyTuple_GET_SIZE(lists), each = -1;
   mpg_array **arrays = NULL;
   const mpg_tensor **tensors = NULL;
   bool done = true;
-  if (count < 1 || home < 0 || home >= count || count > MPG_COMM_MAX_RANKS)
-    return PyErr_Format(PyExc_ValueError, "sum_replicas: from 1 to %d lists, of which one is home", MPG_COMM_MAX_RANKS);
+  if (count < 1 || home < 0 || home >= count || count > MPG_COMM_MAX_RANKS) {
+    PyErr_Format(PyExc_ValueError, "sum_replicas: from 1 to %d lists, of which one is home", MPG_COMM_MAX_RANKS);
+    goto out;
+  }
   kept = PyMem_Calloc((size_t)count, sizeof *kept);
-  if (kept == NULL) return PyErr_NoMemory();
+  if (kept == NULL) {
+    PyErr_NoMemory();
+    goto out;
+  }
   for (Py_ssize_t r = 0; r < count; r++) {
-    Py_ssize_t here = PyObject_Length(PyList_GET_ITEM(lists, r));
-    if (here < 0) goto out;
+    PyObject *list = mpg_py_items(PyTuple_GET_ITEM(lists, r), "sum_replicas takes lists of arrays");
+    if (list == NULL) goto out;
+    Py_ssize_t here = PyTuple_GET_SIZE(list);
     if (each >= 0 && here != each) {
       PyErr_SetString(PyExc_ValueError, "sum_replicas: the lists are of different lengths");
+      Py_DECREF(list);
       goto out;
     }
     each = here;
     if (arrays == NULL && (arrays = PyMem_Calloc((size_t)(count * each) + 1, sizeof *arrays)) == NULL) {
       PyErr_NoMemory();
+      Py_DECREF(list);
       goto out;
     }
-    if (mpg_py_array_list(PyList_GET_ITEM(lists, r), arrays + r * each, (int)each, &kept[r], "sum_replicas") < 0) goto out;
+    int taken = mpg_py_array_list(list, arrays + r * each, (int)each, &kept[r], "sum_replicas");
+    Py_DECREF(list);
+    if (taken < 0) goto out;
   }
   if ((tensors = PyMem_Calloc((size_t)(count * each) + 1, sizeof *tensors)) == NULL) {
     PyErr_NoMemory();
@@ -193,7 +205,8 @@ static PyObject *sum_replicas(PyObject *self, PyObject *args) {
   else
     result = PyBool_FromLong(done);
 out:
-  for (Py_ssize_t r = 0; r < count; r++) Py_XDECREF(kept[r]);
+  for (Py_ssize_t r = 0; kept != NULL && r < count; r++) Py_XDECREF(kept[r]);
+  Py_DECREF(lists);
   PyMem_Free(kept);
   PyMem_Free(arrays);
   PyMem_Free(tensors);

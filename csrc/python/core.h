@@ -94,6 +94,9 @@ int mpg_py_expect_value(const mpg_array *array, const char *what);
 /* A list or tuple of NDArrays (or one NDArray) as pointers, borrowed from *keep, a new reference the caller drops after
  * use. `arrays` has room for `capacity`; -1 with an exception when there are more or others. Returns the count. */
 int mpg_py_array_list(PyObject *object, mpg_array **arrays, int capacity, PyObject **keep, const char *what);
+/* The items of a sequence or iterable, as a tuple: nobody changes it while Python code runs for one of them, nor while the lock is given
+ * up. New; TypeError(what) for other objects. */
+PyObject *mpg_py_items(PyObject *object, const char *what);
 /* Calls an op of one output; new NDArray. params may be NULL for ops without. */
 PyObject *mpg_py_call(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs);
 /* Writes the result into `out`. */
@@ -160,6 +163,9 @@ extern PyMethodDef mpg_py_context_methods[];
 int mpg_py_op_init(PyObject *module);
 /* Stores a Python value into one parameter of a struct, checked; `op` is for errors. */
 int mpg_py_param_set(const mpg_param_table *table, const char *op, void *params, int index, PyObject *value);
+/* Fills the struct of an op with defaults and the values of a dict; bit i of *present (may be NULL) says that parameter i was given. Ops
+ * without parameters take an empty dict. */
+int mpg_py_params_set(const mpg_op *op, void *params, PyObject *given, uint64_t *present);
 /* A text as the core knows it by, set like any op parameter: looks the parameter up by name. */
 int mpg_py_shape_from(PyObject *object, mpg_shape *shape, const char *what); /* an integer or a sequence of them */
 extern PyMethodDef mpg_py_op_methods[];

@@ -20,11 +20,11 @@ typedef struct dl_versioned {
   uint32_t major, minor;
   void *context;
   void (*deleter)(struct dl_versioned *self);
-  uint64_t flags; /* bit 0: read-only */
+  uint64_t flags;
   dl_tensor tensor;
 } dl_versioned;
 
-enum { DL_CPU = 1, DL_CUDA = 2, DL_CUDA_HOST = 3, DL_INT = 0, DL_UINT = 1, DL_FLOAT = 2, DL_BFLOAT = 4, DL_BOOL = 6 };
+enum { DL_CPU = 1, DL_CUDA = 2, DL_CUDA_HOST = 3, DL_INT = 0, DL_UINT = 1, DL_FLOAT = 2, DL_BFLOAT = 4, DL_BOOL = 6, DL_READ_ONLY = 1 };
 static const char plain_name[] = "dltensor", versioned_name[] = "dltensor_versioned";
 
 static const struct {
@@ -43,8 +43,15 @@ typedef struct exported {
   int64_t shape[MPG_MAX_NDIM], strides[MPG_MAX_NDIM];
 } exported;
 
+#if PY_VERSION_HEX >= 0x030d0000
+static bool finalizing(void) { return Py_IsFinalizing(); }
+#else
+static bool finalizing(void) { return _Py_IsFinalizing(); }
+#endif
+
 static void release(exported *self) {
   if (!Py_IsInitialized()) return; /* the process ends: so does the memory */
+  if (finalizing() && !PyGILState_Check()) return; /* likewise: the lock is given to no other thread any more, which would end waiting for it */
   PyGILState_STATE state = PyGILState_Ensure(); /* consumers may let go in any thread */
   mpg_tensor_release(&self->tensor);
   PyGILState_Release(state);
@@ -63,20 +70,26 @@ static void capsule_versioned(PyObject *capsule) {
   if (managed != NULL && managed->deleter != NULL) managed->deleter(managed);
 }
 
-static dl_device device_of(const mpg_array *array) {
-  mpg_device_id id = mpg_array_device_id(array);
+static dl_device device_of(mpg_device_id id) {
   return id.type == MPG_GPU ? (dl_device){DL_CUDA, id.index} : (dl_device){DL_CPU, 0};
 }
 
 static PyObject *export(PyObject *self, bool write, bool versioned) {
   mpg_array *array = mpg_py_array_of(self);
   if (mpg_py_expect_value(array, "DLPack") < 0) return NULL;
-  mpg_status status = write ? mpg_tensor_wait_write(&array->tensor) : mpg_tensor_wait_read(&array->tensor);
-  if (status != MPG_OK) return mpg_py_raise(status);
   exported *out = PyMem_RawCalloc(1, sizeof *out);
   if (out == NULL) return PyErr_NoMemory();
-  const mpg_desc *desc = mpg_array_desc(array);
-  dl_tensor tensor = {.data = mpg_tensor_data(&array->tensor), .device = device_of(array), .ndim = desc->shape.ndim, .shape = out->shape, .strides = out->strides};
+  out->tensor = array->tensor; /* the array may be given another one while this waits */
+  mpg_tensor_retain(&out->tensor);
+  mpg_status status = write ? mpg_tensor_wait_write(&out->tensor) : mpg_tensor_wait_read(&out->tensor);
+  if (status != MPG_OK) {
+    mpg_tensor_release(&out->tensor);
+    PyMem_RawFree(out);
+    return mpg_py_raise(status);
+  }
+  const mpg_desc *desc = &out->tensor.desc;
+  dl_tensor tensor = {.data = mpg_tensor_data(&out->tensor), .device = device_of(mpg_tensor_device(&out->tensor)->id), .ndim = desc->shape.ndim,
+                      .shape = out->shape, .strides = out->strides};
   for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++)
     if (dtypes[i].dtype == desc->dtype) tensor.dtype = (dl_dtype){dtypes[i].code, dtypes[i].bits, 1};
   int64_t stride = 1;
@@ -94,11 +107,10 @@ static PyObject *export(PyObject *self, bool write, bool versioned) {
     capsule = PyCapsule_New(&out->plain, plain_name, capsule_plain);
   }
   if (capsule == NULL) {
+    mpg_tensor_release(&out->tensor);
     PyMem_RawFree(out);
     return NULL;
   }
-  out->tensor = array->tensor;
-  mpg_tensor_retain(&out->tensor);
   mpg_storage_expose(out->tensor.storage);
   return capsule;
 }
@@ -114,15 +126,18 @@ PyObject *mpg_py_dlpack(PyObject *self, PyObject *args, PyObject *kwargs) {
     if (major == -1 && PyErr_Occurred()) return NULL;
   }
   if (device != Py_None) {
-    dl_device own = device_of(mpg_py_array_of(self));
+    dl_device own = device_of(mpg_array_device_id(mpg_py_array_of(self)));
     int type, id;
-    if (!PyArg_ParseTuple(device, "ii", &type, &id)) return NULL;
+    if (!PyTuple_Check(device)) return PyErr_Format(PyExc_TypeError, "dl_device is a tuple (device type, device id)");
+    if (!PyArg_ParseTuple(device, "ii;dl_device is a tuple (device type, device id)", &type, &id)) return NULL;
     if (type != own.type || id != own.id) {
       PyErr_SetString(PyExc_BufferError, "DLPack: the array is on another device; move it with as_in_context first");
       return NULL;
     }
   }
-  PyObject *source = copy == Py_True ? mpg_py_to_device(self, mpg_array_device_id(mpg_py_array_of(self)), true) : Py_NewRef(self);
+  int copied = copy == Py_None ? 0 : PyObject_IsTrue(copy);
+  if (copied < 0) return NULL;
+  PyObject *source = copied ? mpg_py_to_device(self, mpg_array_device_id(mpg_py_array_of(self)), true) : Py_NewRef(self);
   if (source == NULL) return NULL;
   PyObject *capsule = export(source, false, major >= 1);
   Py_DECREF(source);
@@ -130,7 +145,7 @@ PyObject *mpg_py_dlpack(PyObject *self, PyObject *args, PyObject *kwargs) {
 }
 PyObject *mpg_py_dlpack_device(PyObject *self, PyObject *unused) {
   (void)unused;
-  dl_device device = device_of(mpg_py_array_of(self));
+  dl_device device = device_of(mpg_array_device_id(mpg_py_array_of(self)));
   return Py_BuildValue("(ii)", device.type, device.id);
 }
 static PyObject *for_read(PyObject *module, PyObject *object) {
@@ -152,10 +167,13 @@ static void release_versioned(void *owner) {
   if (managed->deleter != NULL) managed->deleter(managed);
 }
 
-static PyObject *refuse(const char *why) { return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "from_dlpack: %s", why); }
+static int refuse(const char *why) {
+  PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "from_dlpack: %s", why);
+  return -1;
+}
 
-/* A new NDArray over the memory; on success the storage calls release(owner) at its end. */
-static PyObject *import(const dl_tensor *source, void (*release_owner)(void *), void *owner) {
+/* The memory as a tensor, which takes `owner` over: its storage calls release_owner(owner) at its end. -1: `owner` is the caller's still. */
+static int import(const dl_tensor *source, void (*release_owner)(void *), void *owner, mpg_tensor *tensor) {
   mpg_device_id id = {MPG_CPU, 0};
   if (source->device.type == DL_CUDA)
     id = (mpg_device_id){MPG_GPU, source->device.id};
@@ -168,44 +186,60 @@ static PyObject *import(const dl_tensor *source, void (*release_owner)(void *), 
   if (desc.dtype == MPG_DTYPE_NONE) return refuse("arrays of the tensor's dtype do not exist here");
   for (int i = 0; i < source->ndim; i++) desc.shape.dims[i] = source->shape[i];
   size_t bytes;
-  MPG_PY_TRY(mpg_shape_check(&desc.shape, desc.dtype, &bytes));
+  MPG_PY_TRY_INT(mpg_shape_check(&desc.shape, desc.dtype, &bytes));
   int64_t stride = 1;
-  for (int i = source->ndim - 1; i >= 0 && source->strides != NULL; i--) {
-    if (source->shape[i] != 1 && source->strides[i] != stride && bytes > 0) return refuse("the tensor is not contiguous; make it so first");
+  for (int i = source->ndim - 1; i >= 0 && source->strides != NULL && bytes > 0; i--) {
+    if (source->shape[i] != 1 && source->strides[i] != stride) return refuse("the tensor is not contiguous; make it so first");
     stride *= source->shape[i];
   }
-  char *data = (char *)source->data + source->byte_offset;
+  char *data = bytes > 0 ? (char *)source->data + source->byte_offset : NULL;
   if (bytes > 0 && (uintptr_t)data % mpg_dtype_size(desc.dtype) != 0) return refuse("the tensor's memory is not aligned to its elements");
   mpg_device *device;
-  MPG_PY_TRY(mpg_device_get(id, &device));
-  PyObject *result = mpg_py_array_new();
-  if (result == NULL) return NULL;
-  mpg_tensor *tensor = &mpg_py_array_of(result)->tensor;
-  mpg_status status = mpg_storage_wrap(device, data, bytes, release_owner, owner, &tensor->storage);
-  if (status == MPG_OK) {
-    tensor->desc = desc;
-    return result;
-  }
-  tensor->storage = NULL;
-  Py_DECREF(result);
-  return mpg_py_raise(status);
+  MPG_PY_TRY_INT(mpg_device_get(id, &device));
+  MPG_PY_TRY_INT(mpg_tensor_wrap(device, data, &desc, release_owner, owner, tensor));
+  return 0;
+}
+
+/* One of our own comes back: the same storage, so that work queued on one array is waited for by the other. */
+static int take_back(exported *own, mpg_tensor *tensor) {
+  *tensor = own->tensor;
+  mpg_tensor_retain(tensor);
+  release(own);
+  return 0;
 }
 
 static PyObject *from_capsule(PyObject *capsule) {
-  PyObject *result = NULL;
-  if (PyCapsule_IsValid(capsule, versioned_name)) {
-    dl_versioned *managed = PyCapsule_GetPointer(capsule, versioned_name);
-    if (managed->major > 1) return refuse("the capsule is of a later DLPack version");
-    result = import(&managed->tensor, release_versioned, managed);
-    if (result != NULL && PyCapsule_SetName(capsule, "used_dltensor_versioned") < 0) Py_CLEAR(result);
-  } else if (PyCapsule_IsValid(capsule, plain_name)) {
-    dl_managed *managed = PyCapsule_GetPointer(capsule, plain_name);
-    result = import(&managed->tensor, release_plain, managed);
-    if (result != NULL && PyCapsule_SetName(capsule, "used_dltensor") < 0) Py_CLEAR(result);
-  } else {
-    return refuse("the capsule holds no tensor, or was used before");
+  mpg_array array = {0};
+  bool versioned = PyCapsule_IsValid(capsule, versioned_name);
+  if (!versioned && !PyCapsule_IsValid(capsule, plain_name)) {
+    refuse("the capsule holds no tensor, or was used before");
+    return NULL;
   }
-  return result;
+  const char *name = versioned ? versioned_name : plain_name;
+  void *managed = PyCapsule_GetPointer(capsule, name);
+  dl_versioned *later = versioned ? managed : NULL;
+  dl_managed *plain = versioned ? NULL : managed;
+  if (versioned && later->major > 1) {
+    refuse("the capsule is of a later DLPack version");
+    return NULL;
+  }
+  if (versioned && later->flags & DL_READ_ONLY) {
+    refuse("the tensor is read-only, and an NDArray can be written; copy it, as nd.array does");
+    return NULL;
+  }
+  /* Renamed first: from then on the capsule releases nothing. */
+  if (PyCapsule_SetName(capsule, versioned ? "used_dltensor_versioned" : "used_dltensor") < 0) return NULL;
+  int failed;
+  if (versioned)
+    failed = later->deleter == delete_versioned ? take_back(later->context, &array.tensor)
+                                                : import(&later->tensor, release_versioned, later, &array.tensor);
+  else
+    failed = plain->deleter == delete_plain ? take_back(plain->context, &array.tensor) : import(&plain->tensor, release_plain, plain, &array.tensor);
+  if (failed) {
+    PyCapsule_SetName(capsule, name);
+    return NULL;
+  }
+  return mpg_py_array_take(&array);
 }
 
 static PyObject *from_dlpack(PyObject *module, PyObject *object) {
@@ -226,7 +260,11 @@ static PyObject *from_dlpack(PyObject *module, PyObject *object) {
   Py_XDECREF(none);
   Py_DECREF(method);
   if (capsule == NULL) return NULL;
-  PyObject *result = PyCapsule_CheckExact(capsule) ? from_capsule(capsule) : refuse("__dlpack__ returned no capsule");
+  PyObject *result = NULL;
+  if (PyCapsule_CheckExact(capsule))
+    result = from_capsule(capsule);
+  else
+    refuse("__dlpack__ returned no capsule");
   Py_DECREF(capsule);
   return result;
 }
@@ -235,5 +273,6 @@ PyMethodDef mpg_py_dlpack_methods[] = {
     {"to_dlpack_for_read", for_read, METH_O, "to_dlpack_for_read(data)\n--\n\nA DLPack capsule sharing the array's memory, after its writes are done."},
     {"to_dlpack_for_write", for_write, METH_O, "to_dlpack_for_write(data)\n--\n\nA DLPack capsule sharing the array's memory, after its reads and writes are done."},
     {"from_dlpack", from_dlpack, METH_O,
-     "from_dlpack(dlpack)\n--\n\nAn NDArray sharing the memory of a DLPack capsule, or of an object with __dlpack__. ValueError when it is not contiguous or of another dtype."},
+     "from_dlpack(dlpack)\n--\n\nAn NDArray sharing the memory of a DLPack capsule, or of an object with __dlpack__. ValueError when it is not contiguous, is\n"
+     "read-only or of another dtype. An array of this package comes back as one that shares its storage."},
     {0}};

@@ -14,9 +14,9 @@ int mpg_py_desc_from(PyObject *pair, mpg_desc *desc) {
   desc->dtype = MPG_DTYPE_NONE;
   if (dtype != Py_None && (desc->dtype = mpg_py_dtype(dtype)) == MPG_DTYPE_NONE) return -1;
   if (shape == Py_None) return 0;
-  PyObject *items = PySequence_Fast(shape, "infer_shape: a shape is a sequence of integers");
+  PyObject *items = mpg_py_items(shape, "infer_shape: a shape is a sequence of integers");
   if (items == NULL) return -1;
-  Py_ssize_t count = PySequence_Fast_GET_SIZE(items);
+  Py_ssize_t count = PyTuple_GET_SIZE(items);
   int result = 0;
   if (count > MPG_MAX_NDIM) {
     PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "an array has at most %d dimensions, not %zd", MPG_MAX_NDIM, count);
@@ -25,7 +25,7 @@ int mpg_py_desc_from(PyObject *pair, mpg_desc *desc) {
   memset(&desc->shape, 0, sizeof desc->shape);
   desc->shape.ndim = (int32_t)count;
   for (Py_ssize_t i = 0; result == 0 && i < count; i++) {
-    int64_t size = PyLong_AsLongLong(PySequence_Fast_GET_ITEM(items, i));
+    int64_t size = PyLong_AsLongLong(PyTuple_GET_ITEM(items, i));
     if (size == -1 && PyErr_Occurred()) result = -1;
     desc->shape.dims[i] = size > 0 ? size : -1;
   }
@@ -71,18 +71,7 @@ PyObject *mpg_py_descs_to(const mpg_desc *descs, int count) {
 static int set_params(const mpg_op *op, void *params, PyObject *given, int num_inputs) {
   const mpg_param_table *table = op->params;
   if (table->size == 0) return 0;
-  mpg_params_defaults(table, params);
-  PyObject *name, *value;
-  Py_ssize_t place = 0;
-  while (PyDict_Next(given, &place, &name, &value)) {
-    const char *text = PyUnicode_Check(name) ? PyUnicode_AsUTF8(name) : NULL;
-    int index = text ? mpg_params_find(table, text) : -1;
-    if (index < 0) {
-      if (!PyErr_Occurred()) PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s has no parameter %R", op->name, name);
-      return -1;
-    }
-    if (mpg_py_param_set(table, op->name, params, index, value) < 0) return -1;
-  }
+  if (mpg_py_params_set(op, params, given, NULL) < 0) return -1;
   int count = mpg_params_find(table, "num_args");
   if (count >= 0 && mpg_op_variadic(op)) *(int64_t *)((char *)params + table->params[count].offset) = num_inputs;
   return 0;
@@ -98,19 +87,25 @@ static PyObject *infer_shape(PyObject *module, PyObject *args) {
     PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "there is no op '%s'", name);
     return NULL;
   }
-  Py_ssize_t num_inputs = PyList_GET_SIZE(inputs);
+  PyObject *pairs = PyList_AsTuple(inputs); /* Python code that makes numbers may change the list */
+  if (pairs == NULL) return NULL;
+  Py_ssize_t num_inputs = PyTuple_GET_SIZE(pairs);
+  mpg_desc *descs = NULL;
   if (num_inputs > MPG_MAX_INPUTS) {
     PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: at most %d arrays, got %zd", name, MPG_MAX_INPUTS, num_inputs);
-    return NULL;
+    goto done;
   }
   _Alignas(16) char params[MPG_PY_MAX_PARAMS];
-  if (set_params(op, params, given, (int)num_inputs) < 0) return NULL;
+  if (set_params(op, params, given, (int)num_inputs) < 0) goto done;
   const void *values = op->params->size ? params : NULL;
   int num_outputs = mpg_op_num_outputs(op, values, (int)num_inputs);
-  mpg_desc *descs = PyMem_Calloc((size_t)num_inputs + (size_t)num_outputs + 1, sizeof *descs);
-  if (descs == NULL) return PyErr_NoMemory();
+  descs = PyMem_Calloc((size_t)num_inputs + (size_t)num_outputs + 1, sizeof *descs);
+  if (descs == NULL) {
+    PyErr_NoMemory();
+    goto done;
+  }
   for (Py_ssize_t i = 0; i < num_inputs; i++)
-    if (mpg_py_desc_from(PyList_GET_ITEM(inputs, i), &descs[i]) < 0) goto done;
+    if (mpg_py_desc_from(PyTuple_GET_ITEM(pairs, i), &descs[i]) < 0) goto done;
   mpg_status status =
       mpg_op_infer(op, values, mpg_autograd_training(), descs, (int)num_inputs, descs + num_inputs, num_outputs);
   if (status != MPG_OK) {
@@ -122,6 +117,7 @@ static PyObject *infer_shape(PyObject *module, PyObject *args) {
   Py_XDECREF(completed);
   Py_XDECREF(outputs);
 done:
+  Py_DECREF(pairs);
   PyMem_Free(descs);
   return result;
 }

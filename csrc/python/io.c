@@ -5,25 +5,25 @@
 /* Fills `list` from a sequence of NDArrays and one of names (None: without). */
 static int gather(PyObject *arrays, PyObject *names, mpg_tensor_list *list) {
   *list = (mpg_tensor_list){0};
-  PyObject *array_items = PySequence_Fast(arrays, "the arrays to save must be a list or tuple");
+  PyObject *array_items = mpg_py_items(arrays, "the arrays to save must be a list or tuple");
   if (!array_items) return -1;
   PyObject *name_items = NULL;
-  Py_ssize_t count = PySequence_Fast_GET_SIZE(array_items);
+  Py_ssize_t count = PyTuple_GET_SIZE(array_items);
   if (names != Py_None) {
-    name_items = PySequence_Fast(names, "the names to save under must be a list or tuple");
+    name_items = mpg_py_items(names, "the names to save under must be a list or tuple");
     if (!name_items) goto fail;
-    if (PySequence_Fast_GET_SIZE(name_items) != count) {
-      PyErr_Format(PyExc_ValueError, "%zd names for %zd arrays", PySequence_Fast_GET_SIZE(name_items), count);
+    if (PyTuple_GET_SIZE(name_items) != count) {
+      PyErr_Format(PyExc_ValueError, "%zd names for %zd arrays", PyTuple_GET_SIZE(name_items), count);
       goto fail;
     }
   }
   for (Py_ssize_t i = 0; i < count; i++) {
-    const mpg_array *array = mpg_py_expect_array(PySequence_Fast_GET_ITEM(array_items, i), "save");
+    const mpg_array *array = mpg_py_expect_array(PyTuple_GET_ITEM(array_items, i), "save");
     if (!array || mpg_py_expect_value(array, "save") < 0) goto fail;
     const char *name = NULL;
     Py_ssize_t length = 0;
     if (name_items) {
-      PyObject *item = PySequence_Fast_GET_ITEM(name_items, i);
+      PyObject *item = PyTuple_GET_ITEM(name_items, i);
       if (!PyUnicode_Check(item)) {
         PyErr_Format(PyExc_TypeError, "save: names are strings, got %.100s", Py_TYPE(item)->tp_name);
         goto fail;

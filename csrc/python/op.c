@@ -68,11 +68,11 @@ static int add_array(call *c, int place, PyObject *object) {
 }
 
 static int add_arrays_of(call *c, PyObject *sequence) {
-  PyObject *items = PySequence_Fast(sequence, "expected a list of arrays");
+  PyObject *items = mpg_py_items(sequence, "expected a list of arrays");
   if (items == NULL) return -1;
   int result = 0;
-  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(items) && result == 0; i++)
-    result = add_array(c, c->num_arrays, PySequence_Fast_GET_ITEM(items, i));
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(items) && result == 0; i++)
+    result = add_array(c, c->num_arrays, PyTuple_GET_ITEM(items, i));
   Py_DECREF(items);
   return result;
 }

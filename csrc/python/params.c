@@ -30,12 +30,12 @@ static int as_int(PyObject *object, int64_t *value) {
   return *value == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
-/* The items of a list, tuple, ndarray or NDArray of numbers; new. A single number gives NULL without an exception. */
+/* The items of a list, tuple, ndarray or NDArray of numbers as a tuple; new. A single number gives NULL without an exception. */
 static PyObject *items_of(PyObject *value) {
-  if (PyTuple_Check(value) || PyList_Check(value)) return PySequence_Fast(value, "");
+  if (PyTuple_Check(value) || PyList_Check(value)) return mpg_py_items(value, "");
   if (PyFloat_Check(value) || PyLong_Check(value)) return NULL;
   if (PyArray_Check(value) ? PyArray_NDIM((PyArrayObject *)value) == 0 : (!PySequence_Check(value) || PyUnicode_Check(value))) return NULL;
-  return PySequence_Fast(value, "");
+  return mpg_py_items(value, "");
 }
 
 static int set_tuple(const mpg_param *param, const char *op, mpg_tuple *tuple, PyObject *value) {
@@ -51,7 +51,7 @@ static int set_tuple(const mpg_param *param, const char *op, mpg_tuple *tuple, P
     tuple->count = 1;
     return as_int(value, &tuple->values[0]) < 0 ? wrong(param, op, value, expected) : 0;
   }
-  Py_ssize_t count = PySequence_Fast_GET_SIZE(items);
+  Py_ssize_t count = PyTuple_GET_SIZE(items);
   if (count > MPG_MAX_TUPLE) {
     PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: %s has %zd entries; at most %d can be given", op, param->name, count, MPG_MAX_TUPLE);
     Py_DECREF(items);
@@ -59,7 +59,7 @@ static int set_tuple(const mpg_param *param, const char *op, mpg_tuple *tuple, P
   }
   tuple->count = (int32_t)count;
   for (Py_ssize_t i = 0; i < count; i++) {
-    PyObject *item = PySequence_Fast_GET_ITEM(items, i);
+    PyObject *item = PyTuple_GET_ITEM(items, i);
     if (item == Py_None) {
       tuple->values[i] = MPG_TUPLE_NONE;
     } else if (as_int(item, &tuple->values[i]) < 0) {
@@ -80,7 +80,7 @@ static int set_floats(const mpg_param *param, const char *op, mpg_floats *floats
     floats->count = 1;
     return mpg_py_scalar(value, &floats->values[0]) < 0 ? wrong(param, op, value, expected) : 0;
   }
-  Py_ssize_t count = PySequence_Fast_GET_SIZE(items);
+  Py_ssize_t count = PyTuple_GET_SIZE(items);
   if (count > MPG_MAX_FLOATS) {
     PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: %s has %zd entries; at most %d can be given", op, param->name, count, MPG_MAX_FLOATS);
     Py_DECREF(items);
@@ -88,7 +88,7 @@ static int set_floats(const mpg_param *param, const char *op, mpg_floats *floats
   }
   floats->count = (int32_t)count;
   for (Py_ssize_t i = 0; i < count; i++)
-    if (mpg_py_scalar(PySequence_Fast_GET_ITEM(items, i), &floats->values[i]) < 0) {
+    if (mpg_py_scalar(PyTuple_GET_ITEM(items, i), &floats->values[i]) < 0) {
       Py_DECREF(items);
       return wrong(param, op, value, expected);
     }
@@ -213,6 +213,29 @@ int mpg_py_param_set(const mpg_param_table *table, const char *op, void *params,
   }
   if (param->constraint[0] != 0) MPG_PY_TRY_INT(mpg_params_check(table, op, params, index));
   return 0;
+}
+
+int mpg_py_params_set(const mpg_op *op, void *params, PyObject *given, uint64_t *present) {
+  const mpg_param_table *table = op->params;
+  if (table->size) mpg_params_defaults(table, params);
+  PyObject *own = PyDict_Copy(given); /* converting a value may run Python code that changes the dict */
+  if (own == NULL) return -1;
+  PyObject *name, *value;
+  Py_ssize_t place = 0;
+  int result = 0;
+  while (result == 0 && PyDict_Next(own, &place, &name, &value)) {
+    const char *text = PyUnicode_Check(name) ? PyUnicode_AsUTF8(name) : NULL;
+    int index = text && table->size ? mpg_params_find(table, text) : -1;
+    if (index >= 0) {
+      result = mpg_py_param_set(table, op->name, params, index, value);
+      if (present) *present |= (uint64_t)1 << index;
+    } else {
+      if (!PyErr_Occurred()) PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s has no parameter %R", op->name, name);
+      result = -1;
+    }
+  }
+  Py_DECREF(own);
+  return result;
 }
 
 int mpg_py_shape_from(PyObject *object, mpg_shape *shape, const char *what) {

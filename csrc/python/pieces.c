@@ -89,12 +89,12 @@ enum { MOST = 4096 };
 static bool *flags_from(PyObject *object, Py_ssize_t count, const char *what) {
   bool *flags = PyMem_Calloc((size_t)count + 1, sizeof *flags);
   if (flags == NULL) return (bool *)PyErr_NoMemory();
-  PyObject *items = PySequence_Fast(object, what);
-  if (items != NULL && PySequence_Fast_GET_SIZE(items) != count)
-    PyErr_Format(PyExc_ValueError, "%s: expected %zd flags, got %zd", what, count, PySequence_Fast_GET_SIZE(items));
+  PyObject *items = mpg_py_items(object, what);
+  if (items != NULL && PyTuple_GET_SIZE(items) != count)
+    PyErr_Format(PyExc_ValueError, "%s: expected %zd flags, got %zd", what, count, PyTuple_GET_SIZE(items));
   else
     for (Py_ssize_t i = 0; items != NULL && i < count; i++) {
-      int flag = PyObject_IsTrue(PySequence_Fast_GET_ITEM(items, i));
+      int flag = PyObject_IsTrue(PyTuple_GET_ITEM(items, i));
       if (flag < 0) break;
       flags[i] = flag;
     }
@@ -168,11 +168,11 @@ static PyObject *staged_call_forward(PyObject *object, PyObject *unused) {
 }
 
 static int numbers_from(PyObject *object, Py_ssize_t count, uint32_t limit, uint32_t *numbers, const char *what) {
-  PyObject *items = PySequence_Fast(object, what);
+  PyObject *items = mpg_py_items(object, what);
   if (items == NULL) return -1;
-  if (PySequence_Fast_GET_SIZE(items) != count) PyErr_Format(PyExc_ValueError, "%s: expected %zd numbers, got %zd", what, count, PySequence_Fast_GET_SIZE(items));
+  if (PyTuple_GET_SIZE(items) != count) PyErr_Format(PyExc_ValueError, "%s: expected %zd numbers, got %zd", what, count, PyTuple_GET_SIZE(items));
   for (Py_ssize_t i = 0; i < count && !PyErr_Occurred(); i++) {
-    unsigned long number = PyLong_AsUnsignedLong(PySequence_Fast_GET_ITEM(items, i));
+    unsigned long number = PyLong_AsUnsignedLong(PyTuple_GET_ITEM(items, i));
     if (!PyErr_Occurred() && number >= limit) PyErr_Format(PyExc_ValueError, "%s: %lu is out of range", what, number);
     numbers[i] = (uint32_t)number;
   }
@@ -368,11 +368,17 @@ static PyObject *piece_run_train(PyObject *object, PyObject *args) {
   PyObject *heads_object;
   int train = 1;
   if (!PyArg_ParseTuple(args, "O!|p:train", &PyList_Type, &heads_object, &train)) return NULL;
-  if (PyList_GET_SIZE(heads_object) != run->num_outputs) return PyErr_Format(PyExc_ValueError, "PieceRun.train: expected %u heads", run->num_outputs);
+  if (PyList_GET_SIZE(heads_object) != run->num_outputs)
+    return PyErr_Format(PyExc_ValueError, "PieceRun.train: expected %u heads", run->num_outputs);
   mpg_array **heads = PyMem_Calloc(run->num_outputs + 1, sizeof *heads);
-  if (heads == NULL) return PyErr_NoMemory();
+  PyObject *kept = PyList_AsTuple(heads_object); /* the list may change while the call waits */
+  if (heads == NULL || kept == NULL) {
+    PyMem_Free(heads);
+    Py_XDECREF(kept);
+    return PyErr_NoMemory();
+  }
   for (uint32_t i = 0; i < run->num_outputs; i++) {
-    PyObject *head = PyList_GET_ITEM(heads_object, i);
+    PyObject *head = PyTuple_GET_ITEM(kept, i);
     if (head != Py_None && (heads[i] = mpg_py_expect_array(head, "PieceRun.train")) == NULL) break;
   }
   if (!PyErr_Occurred()) {
@@ -380,6 +386,7 @@ static PyObject *piece_run_train(PyObject *object, PyObject *args) {
     if (status != MPG_OK) mpg_py_raise(status);
   }
   PyMem_Free(heads);
+  Py_DECREF(kept);
   if (PyErr_Occurred()) return NULL;
   Py_RETURN_NONE;
 }

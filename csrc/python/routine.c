@@ -22,14 +22,14 @@ static mpg_status call_host(void *function, mpg_array *const *inputs, uint32_t n
     else PyList_SET_ITEM(list, i, item);
   }
   if (list != NULL) results = PyObject_CallOneArg(function, list);
-  if (results != NULL) items = PySequence_Fast(results, "Routine: a function has to return a list of arrays");
+  if (results != NULL) items = mpg_py_items(results, "Routine: a function has to return a list of arrays");
   bool good = items != NULL;
-  if (good && PySequence_Fast_GET_SIZE(items) != (Py_ssize_t)num_outputs) {
-    PyErr_Format(PyExc_ValueError, "Routine: a function returned %zd arrays, not %u", PySequence_Fast_GET_SIZE(items), (unsigned)num_outputs);
+  if (good && PyTuple_GET_SIZE(items) != (Py_ssize_t)num_outputs) {
+    PyErr_Format(PyExc_ValueError, "Routine: a function returned %zd arrays, not %u", PyTuple_GET_SIZE(items), (unsigned)num_outputs);
     good = false;
   }
   for (uint32_t i = 0; good && i < num_outputs; i++) {
-    mpg_array *array = mpg_py_expect_array(PySequence_Fast_GET_ITEM(items, i), "Routine");
+    mpg_array *array = mpg_py_expect_array(PyTuple_GET_ITEM(items, i), "Routine");
     good = array != NULL;
     if (good) mpg_array_copy(&outputs[i], array);
   }

@@ -72,12 +72,12 @@ static PyObject *build_info(PyObject *module, PyObject *unused) {
 
 static PyObject *set_library_folders(PyObject *module, PyObject *folders) {
   (void)module;
-  PyObject *items = PySequence_Fast(folders, "expected a list of folders");
+  PyObject *items = mpg_py_items(folders, "expected a list of folders");
   if (items == NULL) return NULL;
   const char *texts[32];
   int count = 0;
-  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(items) && count < 32; i++)
-    if ((texts[count++] = PyUnicode_AsUTF8(PySequence_Fast_GET_ITEM(items, i))) == NULL) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(items) && count < 32; i++)
+    if ((texts[count++] = PyUnicode_AsUTF8(PyTuple_GET_ITEM(items, i))) == NULL) {
       Py_DECREF(items);
       return NULL;
     }

@@ -121,25 +121,31 @@ static PyObject *call_text(PyObject *object, PyObject *name) {
 /* --- Inference ---------------------------------------------------------------------------------------------------- */
 static PyObject *call_infer(PyObject *object, PyObject *args) {
   const op_call *self = (op_call *)object;
-  PyObject *inputs, *known, *result = NULL;
+  PyObject *inputs_list, *known_list, *inputs = NULL, *known = NULL, *result = NULL;
+  mpg_desc *descs = NULL;
   int train;
-  if (!PyArg_ParseTuple(args, "O!O!p:infer", &PyList_Type, &inputs, &PyList_Type, &known, &train)) return NULL;
-  if (PyList_GET_SIZE(inputs) > MPG_MAX_INPUTS || PyList_GET_SIZE(known) > MPG_MAX_OUTPUTS) {
+  if (!PyArg_ParseTuple(args, "O!O!p:infer", &PyList_Type, &inputs_list, &PyList_Type, &known_list, &train)) return NULL;
+  /* Python code that makes numbers may change the lists. */
+  if ((inputs = PyList_AsTuple(inputs_list)) == NULL || (known = PyList_AsTuple(known_list)) == NULL) goto done;
+  if (PyTuple_GET_SIZE(inputs) > MPG_MAX_INPUTS || PyTuple_GET_SIZE(known) > MPG_MAX_OUTPUTS) {
     PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: at most %d arrays", self->op->name, MPG_MAX_INPUTS);
-    return NULL;
+    goto done;
   }
-  int num_inputs = (int)PyList_GET_SIZE(inputs);
+  int num_inputs = (int)PyTuple_GET_SIZE(inputs);
   _Alignas(16) char space[MPG_PY_MAX_PARAMS];
   const void *params = params_for(self, num_inputs, space);
   int num_outputs = mpg_op_num_outputs(self->op, params, num_inputs);
   int visible = mpg_op_visible_outputs(self->op, params, num_inputs);
-  mpg_desc *descs = PyMem_Calloc((size_t)num_inputs + (size_t)num_outputs + 1, sizeof *descs);
-  if (descs == NULL) return PyErr_NoMemory();
+  descs = PyMem_Calloc((size_t)num_inputs + (size_t)num_outputs + 1, sizeof *descs);
+  if (descs == NULL) {
+    PyErr_NoMemory();
+    goto done;
+  }
   for (int i = 0; i < num_inputs; i++)
-    if (mpg_py_desc_from(PyList_GET_ITEM(inputs, i), &descs[i]) < 0) goto done;
-  int num_known = (int)PyList_GET_SIZE(known) < visible ? (int)PyList_GET_SIZE(known) : visible;
+    if (mpg_py_desc_from(PyTuple_GET_ITEM(inputs, i), &descs[i]) < 0) goto done;
+  int num_known = (int)PyTuple_GET_SIZE(known) < visible ? (int)PyTuple_GET_SIZE(known) : visible;
   for (int i = 0; i < num_known; i++)
-    if (mpg_py_desc_from(PyList_GET_ITEM(known, i), &descs[num_inputs + i]) < 0) goto done;
+    if (mpg_py_desc_from(PyTuple_GET_ITEM(known, i), &descs[num_inputs + i]) < 0) goto done;
   mpg_status status = mpg_op_infer_inputs(self->op, params, descs, num_inputs, descs + num_inputs, num_known);
   if (status == MPG_OK) status = mpg_op_infer(self->op, params, train, descs, num_inputs, descs + num_inputs, num_outputs);
   if (status != MPG_OK) {
@@ -151,6 +157,8 @@ static PyObject *call_infer(PyObject *object, PyObject *args) {
   Py_XDECREF(completed);
   Py_XDECREF(outputs);
 done:
+  Py_XDECREF(inputs);
+  Py_XDECREF(known);
   PyMem_Free(descs);
   return result;
 }
@@ -162,18 +170,20 @@ static PyObject *call_run(PyObject *object, PyObject *args) {
   if (!PyArg_ParseTuple(args, "O!|O:run", &PyList_Type, &list, &device)) return NULL;
   mpg_array *small[MPG_PY_SMALL], **inputs = small, few[MPG_PY_SMALL] = {0}, *outputs = few;
   _Alignas(16) char space[MPG_PY_MAX_PARAMS];
-  PyObject *result = NULL;
-  Py_ssize_t num_inputs = PyList_GET_SIZE(list);
+  PyObject *result = NULL, *arrays = PyList_AsTuple(list); /* holds them: the list may change while the call waits */
+  if (arrays == NULL) return NULL;
+  int visible = 0;
+  Py_ssize_t num_inputs = PyTuple_GET_SIZE(arrays);
   if (num_inputs > MPG_MAX_INPUTS) {
     PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: at most %d arrays", self->op->name, MPG_MAX_INPUTS);
-    return NULL;
+    goto done;
   }
   params_for(self, (int)num_inputs, space);
   const void *params = self->op->params->size ? space : NULL;
-  int visible = mpg_call_outputs(self->op, params, (int)num_inputs);
+  visible = mpg_call_outputs(self->op, params, (int)num_inputs);
   if (self->ctx_param >= 0) {
     mpg_device_id *id = (mpg_device_id *)(space + self->op->params->params[self->ctx_param].offset);
-    if ((device != Py_None || id->type == 0) && mpg_py_device_id(device, id) < 0) return NULL;
+    if ((device != Py_None || id->type == 0) && mpg_py_device_id(device, id) < 0) goto done;
   }
   if (num_inputs > MPG_PY_SMALL) inputs = PyMem_Malloc((size_t)num_inputs * sizeof *inputs);
   if (visible > MPG_PY_SMALL) outputs = PyMem_Calloc((size_t)visible, sizeof *outputs);
@@ -182,7 +192,7 @@ static PyObject *call_run(PyObject *object, PyObject *args) {
     goto done;
   }
   for (Py_ssize_t i = 0; i < num_inputs; i++)
-    if ((inputs[i] = mpg_py_expect_array(PyList_GET_ITEM(list, i), self->op->name)) == NULL) goto done;
+    if ((inputs[i] = mpg_py_expect_array(PyTuple_GET_ITEM(arrays, i), self->op->name)) == NULL) goto done;
   mpg_status status = mpg_call(self->op, params, inputs, (int)num_inputs, outputs, visible, NULL);
   if (status != MPG_OK) {
     mpg_py_raise(status);
@@ -190,6 +200,7 @@ static PyObject *call_run(PyObject *object, PyObject *args) {
   }
   result = mpg_py_array_take_all(outputs, visible);
 done:
+  Py_DECREF(arrays);
   if (inputs != small) PyMem_Free(inputs);
   if (outputs != few) PyMem_Free(outputs);
   return result;
@@ -213,19 +224,7 @@ static PyObject *call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
   self->count_param = mpg_op_variadic(op) && table->size ? mpg_params_find(table, "num_args") : -1;
   self->ctx_param = op->flags & MPG_OP_CREATES && table->size ? mpg_params_find(table, "ctx") : -1;
   uint64_t present = 0;
-  if (table->size) mpg_params_defaults(table, self->params);
-  PyObject *key, *value;
-  Py_ssize_t place = 0;
-  while (PyDict_Next(given, &place, &key, &value)) {
-    const char *text = PyUnicode_Check(key) ? PyUnicode_AsUTF8(key) : NULL;
-    int index = text && table->size ? mpg_params_find(table, text) : -1;
-    if (index < 0) {
-      if (!PyErr_Occurred()) PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s has no parameter %R", op->name, key);
-      goto fail;
-    }
-    if (mpg_py_param_set(table, op->name, self->params, index, value) < 0) goto fail;
-    present |= (uint64_t)1 << index;
-  }
+  if (mpg_py_params_set(op, self->params, given, &present) < 0) goto fail;
   for (int i = 0; table->size && i < table->count; i++)
     if (mpg_param_required(&table->params[i]) && !(present >> i & 1) && i != self->count_param) {
       PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s: the parameter %s is missing", op->name, table->params[i].name);

@@ -229,13 +229,13 @@ static PyObject *trace_cut(PyObject *object, PyObject *args) {
   mpg_value *values = NULL;
   Py_ssize_t count = 0;
   if (results != Py_None) {
-    PyObject *items = PySequence_Fast(results, "Trace.cut: the results are a list of arrays");
+    PyObject *items = mpg_py_items(results, "Trace.cut: the results are a list of arrays");
     if (items == NULL) return NULL;
-    count = PySequence_Fast_GET_SIZE(items);
+    count = PyTuple_GET_SIZE(items);
     values = PyMem_Calloc((size_t)count + 1, sizeof *values);
     if (values == NULL) PyErr_NoMemory();
     for (Py_ssize_t i = 0; values != NULL && i < count; i++) {
-      mpg_array *array = mpg_py_expect_array(PySequence_Fast_GET_ITEM(items, i), "Trace.cut");
+      mpg_array *array = mpg_py_expect_array(PyTuple_GET_ITEM(items, i), "Trace.cut");
       mpg_status status = array ? mpg_trace_value(trace, array, "the block's result", &values[i]) : MPG_OK;
       if (status != MPG_OK) mpg_py_raise(status);
       if (array != NULL && status == MPG_OK) continue;

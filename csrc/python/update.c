@@ -73,15 +73,15 @@ static mpg_tensor *tensors_of(PyObject *arrays) {
 }
 
 static double *numbers_of(PyObject *list, Py_ssize_t expected) {
-  PyObject *items = PySequence_Fast(list, "MultiUpdate: the factors must be a list of numbers");
+  PyObject *items = mpg_py_items(list, "MultiUpdate: the factors must be a list of numbers");
   if (items == NULL) return NULL;
   double *numbers = NULL;
-  if (PySequence_Fast_GET_SIZE(items) != expected)
-    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "MultiUpdate: %zd factors are given, not %zd, two for each weight", PySequence_Fast_GET_SIZE(items), expected);
+  if (PyTuple_GET_SIZE(items) != expected)
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "MultiUpdate: %zd factors are given, not %zd, two for each weight", PyTuple_GET_SIZE(items), expected);
   else if ((numbers = PyMem_Malloc((size_t)(expected + 1) * sizeof *numbers)) == NULL)
     PyErr_NoMemory();
   for (Py_ssize_t i = 0; numbers != NULL && i < expected; i++) {
-    numbers[i] = PyFloat_AsDouble(PySequence_Fast_GET_ITEM(items, i));
+    numbers[i] = PyFloat_AsDouble(PyTuple_GET_ITEM(items, i));
     if (numbers[i] == -1 && PyErr_Occurred()) {
       PyMem_Free(numbers);
       numbers = NULL;
@@ -97,10 +97,10 @@ static int prepare(multi_update *self, Py_ssize_t per_weight, PyObject *list) {
     PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "MultiUpdate: %zd arrays are given, %zd for each weight", count, per_weight);
     return -1;
   }
-  mpg_tensor *tensors = tensors_of(self->arrays);
-  double *factors = tensors != NULL ? numbers_of(list, 2 * (count / per_weight)) : NULL;
+  double *factors = numbers_of(list, 2 * (count / per_weight)); /* may run Python code, so before looking at the arrays */
+  mpg_tensor *tensors = factors != NULL ? tensors_of(self->arrays) : NULL;
   int result = -1;
-  if (factors != NULL) {
+  if (tensors != NULL) {
     mpg_status status = mpg_multi_update_make(self->op, tensors, (uint32_t)(count / per_weight), (uint32_t)per_weight, factors, &self->update);
     if (status == MPG_OK)
       result = 0;
@@ -182,9 +182,12 @@ static PyObject *holds(PyObject *module, PyObject *args) {
   (void)module;
   PyObject *dict, *keys, *values;
   if (!PyArg_ParseTuple(args, "O!O!O!:holds", &PyDict_Type, &dict, &PyList_Type, &keys, &PyList_Type, &values)) return NULL;
-  if (PyList_GET_SIZE(keys) != PyList_GET_SIZE(values)) return PyErr_Format(PyExc_ValueError, "holds: %zd keys, %zd values", PyList_GET_SIZE(keys), PyList_GET_SIZE(values));
+  if (PyList_GET_SIZE(keys) != PyList_GET_SIZE(values))
+    return PyErr_Format(PyExc_ValueError, "holds: %zd keys, %zd values", PyList_GET_SIZE(keys), PyList_GET_SIZE(values));
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(keys) && i < PyList_GET_SIZE(values); i++) { /* comparing keys may run anything */
-    PyObject *item = PyDict_GetItemWithError(dict, PyList_GET_ITEM(keys, i));
+    PyObject *key = Py_NewRef(PyList_GET_ITEM(keys, i));
+    PyObject *item = PyDict_GetItemWithError(dict, key);
+    Py_DECREF(key);
     if (item == NULL && PyErr_Occurred()) return NULL;
     if (item == NULL || i >= PyList_GET_SIZE(values) || item != PyList_GET_ITEM(values, i)) Py_RETURN_FALSE;
   }

@@ -30,6 +30,7 @@ static void recycle(mpg_storage *storage) {
     mpg_free(storage);
     return;
   }
+  mpg_poison(storage, sizeof *storage);
   storage->owner = free_storages;
   free_storages = storage;
   num_free++;
@@ -56,19 +57,13 @@ mpg_status mpg_storage_create(mpg_device *device, size_t size, bool host_access,
   if (leaving) mpg_storage_collect();
   mpg_storage *storage = new_storage();
   if (!storage) return MPG_HOST_OUT_OF_MEMORY;
-  mpg_status status = mpg_pool_alloc(device->pool, size, host_access, &storage->block);
+  mpg_block block;
+  mpg_status status = mpg_pool_alloc(device->pool, size, host_access, &block);
   if (status != MPG_OK) {
     recycle(storage);
     return status;
   }
-  storage->references = 1;
-  storage->version = 0;
-  storage->watched = storage->tracked = storage->exposed = false;
-  storage->device = device;
-  storage->size = size;
-  storage->born = ++births;
-  storage->release = NULL;
-  storage->owner = NULL;
+  *storage = (mpg_storage){.references = 1, .device = device, .block = block, .size = size, .born = ++births};
   *result = storage;
   return MPG_OK;
 }

@@ -9,6 +9,15 @@ mpg_status mpg_tensor_create(mpg_device *device, const mpg_desc *desc, mpg_tenso
   return MPG_OK;
 }
 
+mpg_status mpg_tensor_wrap(mpg_device *device, void *memory, const mpg_desc *desc, void (*release)(void *), void *owner, mpg_tensor *tensor) {
+  size_t bytes;
+  mpg_storage *storage;
+  MPG_TRY(mpg_shape_check(&desc->shape, desc->dtype, &bytes));
+  MPG_TRY(mpg_storage_wrap(device, memory, bytes, release, owner, &storage));
+  *tensor = (mpg_tensor){.storage = storage, .offset = 0, .desc = *desc};
+  return MPG_OK;
+}
+
 mpg_status mpg_tensor_reshape(const mpg_tensor *tensor, const mpg_shape *shape, mpg_tensor *result) {
   MPG_TRY(mpg_shape_check(shape, tensor->desc.dtype, NULL));
   if (mpg_shape_size(shape) != mpg_shape_size(&tensor->desc.shape)) {

@@ -45,6 +45,8 @@ static inline void mpg_storage_release(mpg_storage *storage) {
   if (--storage->references == 0) mpg_storage_destroy(storage);
 }
 
+/* The same as a whole tensor; the desc is checked, its bytes are those of the memory. */
+mpg_status mpg_tensor_wrap(mpg_device *device, void *memory, const mpg_desc *desc, void (*release)(void *), void *owner, mpg_tensor *tensor);
 /* A new tensor in a new storage; the desc is checked (MPG_VALUE_ERROR for shapes that do not fit). Contents undefined. */
 mpg_status mpg_tensor_create(mpg_device *device, const mpg_desc *desc, mpg_tensor *tensor);
 static inline void mpg_tensor_retain(const mpg_tensor *tensor) {
