@@ -144,3 +144,60 @@ def test_softmax_of_numbers_far_apart(size):
     assert (result[:3, 5:7] == 0).all()
     rows[1, 2] = np.nan
     assert np.isnan(mx.nd.softmax(mx.nd.array(rows)).asnumpy()[1]).all()
+
+
+BROADCASTS = [
+    ((700, 3), (1, 3)), ((700, 3), (700, 1)), ((1, 3), (700, 3)), ((2, 300, 1), (2, 1, 5)), ((5, 1, 40, 1), (1, 6, 1, 7)), ((3, 2, 1, 2), (1, 1, 300, 1)),
+    ((9, 256), (9, 1)), ((9, 257), (1, 257)), ((2, 3, 2, 3, 2), (1, 3, 1, 3, 1)), ((1100, 1), (1, 1)), ((40, 1, 17), (40, 13, 1)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "uint8", "int8", "int32", "int64"])
+def test_broadcasts_over_short_and_long_rows(dtype):
+    random = np.random.RandomState(3)
+    for a_shape, b_shape in BROADCASTS:
+        a, b = (random.randint(-9, 9, shape).astype(dtype) for shape in (a_shape, b_shape))
+        x, y = mx.nd.array(a, dtype=dtype), mx.nd.array(b, dtype=dtype)
+        pairs = [(mx.nd.broadcast_add, a + b), (mx.nd.broadcast_sub, a - b), (mx.nd.broadcast_mul, a * b), (mx.nd.broadcast_maximum, np.maximum(a, b)),
+                 (mx.nd.broadcast_greater, a > b), (mx.nd.broadcast_equal, a == b)]  # fmt: skip
+        for op, expected in pairs:
+            assert (op(x, y).asnumpy() == expected.astype(dtype)).all(), (op, a_shape, b_shape)
+            assert (op(y, x).asnumpy() == op(x, y).asnumpy()).all() or op not in (mx.nd.broadcast_add, mx.nd.broadcast_mul)
+        out = (a + b).shape
+        assert (x.broadcast_to(out).asnumpy() == np.broadcast_to(a, out)).all()
+
+
+def test_numbers_that_bytes_do_not_hold():
+    a = np.array([0, 1, 127, 128, 200, 255])
+    for dtype in ("uint8", "int8"):
+        x, wide = mx.nd.array(a.astype(dtype), dtype=dtype), a.astype(dtype).astype("int64")
+        for number in (-300, -1, 3, 200, 255, 256, 300):
+            assert ((x > number).asnumpy() == (wide > number)).all() and ((number > x).asnumpy() == (number > wide)).all()
+            assert ((x + number).asnumpy() == (wide + number).astype(dtype)).all() and ((number - x).asnumpy() == (number - wide).astype(dtype)).all()
+            assert (mx.nd.maximum(x, number).asnumpy() == np.maximum(wide, number).astype(dtype)).all()
+
+
+@pytest.mark.parametrize("shape", [(7,), (600, 3), (4, 5, 33), (2, 300, 2, 2), (2, 3, 40, 40)])
+def test_prelu_takes_a_slope_for_each_channel(shape):
+    random = np.random.RandomState(4)
+    x, axis = random.standard_normal(shape).astype("float32"), min(1, len(shape) - 1)
+    x.flat[:3] = [np.nan, -0.0, -np.inf]
+    for channels in {1, shape[axis]}:
+        g = random.standard_normal(channels).astype("float32")
+        slopes = g.reshape([channels if d == axis else 1 for d in range(len(shape))])
+        for dtype in ("float32", "float64", "float16"):
+            data, gamma = mx.nd.array(x, dtype=dtype), mx.nd.array(g, dtype=dtype)
+            out = mx.nd.LeakyReLU(data, gamma, act_type="prelu").asnumpy()
+            wide = np.float64 if dtype == "float64" else np.float32
+            values, factors = data.asnumpy().astype(wide), np.broadcast_to(slopes, shape).astype(dtype).astype(wide)
+            np.testing.assert_array_equal(out, np.where(values > 0, values, values * factors).astype(dtype))
+
+
+def test_elementwise_ops_choose_without_losing_nan_and_signs():
+    x = np.array([np.nan, -np.inf, -2, -0.0, 0.0, 0.5, 2, np.inf] * 5, np.float32)
+    for dtype in ("float32", "float64", "float16"):
+        a = mx.nd.array(x, dtype=dtype)
+        np.testing.assert_array_equal(mx.nd.clip(a, -1, 1).asnumpy(), np.clip(x, -1, 1).astype(dtype))
+        np.testing.assert_array_equal(mx.nd.LeakyReLU(a, slope=0.5).asnumpy(), np.where(x > 0, x, x * 0.5).astype(dtype))
+        hard = mx.nd.hard_sigmoid(a, alpha=0.5, beta=0.25).asnumpy()
+        np.testing.assert_array_equal(hard, np.nan_to_num(np.clip(x.astype(dtype) * 0.5 + 0.25, 0, 1), nan=0))

@@ -1,14 +1,17 @@
 /* Ops of two arrays, with broadcasting, and of an array and a number.
  *
  * A row function computes one run of elements; each operand advances or stands still (bit 0 and bit 1 of `moving`). An
- * op has one per compute type (convert.h); where it has none for an integer type, it is computed in double. Shapes are
- * collapsed to the fewest dimensions along which both operands keep moving or standing, so a run is as long as can be.
+ * op has one per compute type (convert.h); where it has none for an integer type, it is computed in double. Ops whose 8-bit results
+ * are the low bits of those in int32_t, or comparisons, have rows of bytes, too. Shapes are collapsed to the fewest dimensions along which both
+ * operands keep moving or standing, so a run is as long as can be; where runs are short, an operand that stands still is written out (expand.h).
  * Results may be written over an operand: element i is read before it is written, and only by itself.
  */
 #include <math.h>
 
 #include "kernels/common/binary.h"
+#include "kernels/cpu/binary.h"
 #include "kernels/cpu/convert.h"
+#include "kernels/cpu/expand.h"
 
 typedef void (*row_fn)(const void *a, const void *b, void *out, int64_t count, int moving);
 
@@ -40,6 +43,32 @@ typedef void (*row_fn)(const void *a, const void *b, void *out, int64_t count, i
 #define INT32_ROW(name, expression) ROW(name, i32, int32_t, expression)
 #define INT64_ROW(name, expression) ROW(name, i64, int64_t, expression)
 #include "kernels/common/binary.def"
+ROW(leak, f32, float, x > 0 ? x : x *y)
+ROW(leak, f64, double, x > 0 ? x : x *y)
+
+#define BYTE_ROWS(name, expression) ROW(name, u8, uint8_t, expression) ROW(name, i8, int8_t, expression)
+BYTE_ROWS(add, x + y)
+BYTE_ROWS(sub, x - y)
+BYTE_ROWS(mul, x *y)
+BYTE_ROWS(maximum, x > y ? x : y)
+BYTE_ROWS(minimum, x < y ? x : y)
+BYTE_ROWS(equal, x == y)
+BYTE_ROWS(not_equal, x != y)
+BYTE_ROWS(greater, x > y)
+BYTE_ROWS(greater_equal, x >= y)
+BYTE_ROWS(lesser, x < y)
+BYTE_ROWS(lesser_equal, x <= y)
+
+/* The row of bytes of the op whose row of int32_t this is; NULL: it has none. */
+static row_fn byte_row(row_fn of_int32, mpg_dtype dtype) {
+#define BYTES(name) {name##_i32, name##_u8, name##_i8}
+  static const row_fn rows[][3] = {BYTES(add),       BYTES(sub),     BYTES(mul),           BYTES(maximum), BYTES(minimum),    BYTES(equal),
+                                   BYTES(not_equal), BYTES(greater), BYTES(greater_equal), BYTES(lesser),  BYTES(lesser_equal)};
+  if (dtype != MPG_UINT8 && dtype != MPG_INT8) return NULL;
+  for (size_t k = 0; k < sizeof rows / sizeof rows[0]; k++)
+    if (rows[k][0] == of_int32) return rows[k][dtype == MPG_UINT8 ? 1 : 2];
+  return NULL;
+}
 
 typedef struct binary_op {
   row_fn rows[MPG_COMPUTE_COUNT];
@@ -63,6 +92,7 @@ typedef struct plan {
   row_fn row;
   mpg_compute compute;
   mpg_dtype dtype;
+  bool direct; /* the row takes elements of the dtype */
   const char *a, *b;
   char *out;
   size_t size;
@@ -97,7 +127,7 @@ static int64_t collapse(plan *p, const mpg_shape *a, const mpg_shape *b, const m
 
 /* One run: operands at element offsets ia and ib. */
 static void run(const plan *p, int64_t ia, int64_t ib, int64_t io, int64_t count, int moving) {
-  if (mpg_compute_direct(p->compute, p->dtype)) {
+  if (p->direct) {
     p->row(p->a + ia * (int64_t)p->size, p->b + ib * (int64_t)p->size, p->out + io * (int64_t)p->size, count, moving);
     return;
   }
@@ -149,6 +179,36 @@ static void run_broadcast(void *context, int64_t begin, int64_t end) {
   }
 }
 
+static bool contiguous(const plan *p, const int64_t *strides) {
+  for (int d = 0; d < p->ndim; d++)
+    if (!strides[d]) return false;
+  return true;
+}
+
+/* Rows of the innermost dimension, as many at a time as fit into a block. */
+static void run_short(void *context, int64_t begin, int64_t end) {
+  const plan *p = context;
+  mpg_expand_buffer buffers[2];
+  int64_t n = p->dims[0], most = MPG_CPU_BLOCK / n, size = (int64_t)p->size;
+  const char *data[2] = {p->a, p->b}, *from[2];
+  const int64_t *strides[2] = {p->stride_a, p->stride_b};
+  bool moves[2], same[2]; /* lies as the result does; is the same in every block */
+  for (int k = 0; k < 2; k++) {
+    moves[k] = contiguous(p, strides[k]);
+    same[k] = p->ndim == 2 && !strides[k][1];
+    from[k] = buffers[k];
+  }
+  for (int64_t row = begin; row < end; row += most) {
+    int64_t rows = end - row < most ? end - row : most;
+    for (int k = 0; k < 2; k++) {
+      if (moves[k]) from[k] = data[k] + row * n * size;
+      else if (!same[k] || row == begin) mpg_expand(data[k], p->size, p->ndim, p->dims, strides[k], row, rows, buffers[k]);
+    }
+    plan block = {.row = p->row, .compute = p->compute, .dtype = p->dtype, .direct = p->direct, .a = from[0], .b = from[1], .out = p->out + row * n * size, .size = p->size};
+    run(&block, 0, 0, 0, rows * n, 3);
+  }
+}
+
 static int64_t grain_of(const binary_op *op, mpg_dtype dtype) { return op->dear ? 4096 : mpg_dtype_size(dtype) > 4 ? 16384 : 32768; }
 
 static void prepare(plan *p, const binary_op *op, mpg_dtype dtype) {
@@ -157,56 +217,75 @@ static void prepare(plan *p, const binary_op *op, mpg_dtype dtype) {
   p->compute = mpg_compute_of(dtype);
   if (!op->rows[p->compute]) p->compute = MPG_COMPUTE_F64;
   p->row = op->rows[p->compute];
+  p->direct = mpg_compute_direct(p->compute, dtype);
+}
+
+static void run_plan(const mpg_kernel_call *call, plan *p, const mpg_view *a, const mpg_view *b, const mpg_view *out, int64_t grain) {
+  p->a = a->data;
+  p->b = b->data;
+  p->out = out->data;
+  if (mpg_shape_equal(&a->desc.shape, &b->desc.shape)) {
+    mpg_cpu_parallel_for(call, mpg_shape_size(&out->desc.shape), grain, run_equal, p);
+    return;
+  }
+  int64_t total = collapse(p, &a->desc.shape, &b->desc.shape, &out->desc.shape);
+  if (p->ndim == 0) { /* one element */
+    p->ndim = 1;
+    p->dims[0] = 1;
+    p->stride_a[0] = p->stride_b[0] = 1;
+  }
+  if (p->ndim > 1 && p->dims[0] <= MPG_EXPAND_ROW && total > 0)
+    mpg_cpu_parallel_for(call, total / p->dims[0], 1 + grain / p->dims[0], run_short, p);
+  else
+    mpg_cpu_parallel_for(call, total, grain, run_broadcast, p);
 }
 
 MPG_CPU_KERNEL(binary) {
   const binary_op *op = find(call->op->id);
-  const mpg_view *a = &call->inputs[0], *b = &call->inputs[1], *out = &call->outputs[0];
   plan p;
-  prepare(&p, op, a->desc.dtype);
-  p.a = a->data;
-  p.b = b->data;
-  p.out = out->data;
-  if (mpg_shape_equal(&a->desc.shape, &b->desc.shape)) {
-    mpg_cpu_parallel_for(call, mpg_shape_size(&out->desc.shape), grain_of(op, p.dtype), run_equal, &p);
-    return MPG_OK;
-  }
-  int64_t total = collapse(&p, &a->desc.shape, &b->desc.shape, &out->desc.shape);
-  if (p.ndim == 0) { /* one element */
-    p.ndim = 1;
-    p.dims[0] = 1;
-    p.stride_a[0] = p.stride_b[0] = 1;
-  }
-  mpg_cpu_parallel_for(call, total, grain_of(op, p.dtype), run_broadcast, &p);
+  mpg_dtype dtype = call->inputs[0].desc.dtype;
+  prepare(&p, op, dtype);
+  row_fn bytes = byte_row(p.row, dtype);
+  if (bytes) p.row = bytes, p.direct = true;
+  run_plan(call, &p, &call->inputs[0], &call->inputs[1], &call->outputs[0], grain_of(op, dtype));
   return MPG_OK;
+}
+
+void mpg_cpu_leak(const mpg_kernel_call *call, const mpg_view *a, const mpg_view *b, const mpg_view *out) {
+  static const binary_op op = {FLOATS(leak), false, false};
+  plan p;
+  prepare(&p, &op, a->desc.dtype);
+  run_plan(call, &p, a, b, out, grain_of(&op, a->desc.dtype));
 }
 
 typedef struct scalar_plan {
   row_fn row;
   mpg_compute compute;
   mpg_dtype dtype;
-  bool swap;
+  bool direct, swap;
   const void *data;
   void *out;
   union {
     double f64;
     int64_t i64;
-  } number; /* in the compute type */
+    int32_t i32;
+    uint8_t u8;
+  } number; /* as the row takes it */
 } scalar_plan;
 
 static void run_scalar(void *context, int64_t begin, int64_t end) {
   const scalar_plan *p = context;
   mpg_block_buffer in, result;
-  int64_t step = mpg_compute_direct(p->compute, p->dtype) ? end - begin : MPG_CPU_BLOCK;
+  int64_t step = p->direct ? end - begin : MPG_CPU_BLOCK, size = (int64_t)mpg_dtype_size(p->dtype);
   for (int64_t i = begin; i < end; i += step) {
     int64_t n = end - i < step ? end - i : step;
-    const void *values = mpg_cpu_load(p->compute, p->dtype, p->data, i, n, &in);
-    void *place = mpg_cpu_place(p->compute, p->dtype, p->out, i, &result);
+    const void *values = p->direct ? (const char *)p->data + i * size : mpg_cpu_load(p->compute, p->dtype, p->data, i, n, &in);
+    void *place = p->direct ? (void *)((char *)p->out + i * size) : &result;
     if (p->swap)
       p->row(&p->number, values, place, n, 2);
     else
       p->row(values, &p->number, place, n, 1);
-    mpg_cpu_store(p->compute, p->dtype, p->out, i, n, place);
+    if (!p->direct) mpg_cpu_store(p->compute, p->dtype, p->out, i, n, place);
   }
 }
 
@@ -226,11 +305,16 @@ MPG_CPU_KERNEL(scalar) {
     mpg_cpu_parallel_for(call, mpg_shape_size(&call->outputs[0].desc.shape), grain_of(&square, dtype), run_equal, &base);
     return MPG_OK;
   }
-  scalar_plan p = {base.row, base.compute, dtype, op->swap, call->inputs[0].data, call->outputs[0].data, {0}};
+  scalar_plan p = {base.row, base.compute, dtype, base.direct, op->swap, call->inputs[0].data, call->outputs[0].data, {0}};
   if (base.compute == MPG_COMPUTE_F64 && !mpg_dtype_is_float(dtype))
     p.number.f64 = params->scalar;
   else
     mpg_cpu_scalar(base.compute, dtype, params->scalar, &p.number);
+  row_fn bytes = byte_row(base.row, dtype);
+  if (bytes && (dtype == MPG_UINT8 ? p.number.i32 == (uint8_t)p.number.i32 : p.number.i32 == (int8_t)p.number.i32)) {
+    p.row = bytes, p.direct = true;
+    p.number.u8 = (uint8_t)p.number.i32;
+  }
   mpg_cpu_parallel_for(call, mpg_shape_size(&call->outputs[0].desc.shape), dear ? 4096 : grain_of(op, dtype), run_scalar, &p);
   return MPG_OK;
 }

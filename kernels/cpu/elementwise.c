@@ -4,14 +4,15 @@
 #include <math.h>
 
 #include "kernels/common/unary.h"
+#include "kernels/cpu/binary.h"
 #include "kernels/cpu/convert.h"
-
 
 typedef void (*row_fn)(const void *in, void *out, int64_t count, const double *constants);
 
 #define IVDEP _Pragma("GCC ivdep")
 #define ROW(name, suffix, T, expression)                                                              \
-  static void name##_##suffix(const void *in, void *out, int64_t count, const double *constants) {   \
+  static void name##_##suffix(const void *in, void *out, int64_t count, const double *numbers) {     \
+    const double constants[3] = {numbers[0], numbers[1], numbers[2]}; /* read here: no branch then */ \
     (void)constants;                                                                                  \
     const T *source = in;                                                                             \
     T *target = out;                                                                                  \
@@ -138,36 +139,33 @@ MPG_CPU_KERNEL(unary) {
 /* Positions of the words of leaky_relu's act_type. */
 enum { ELU, GELU, LEAKY, PRELU, RRELU, SELU };
 
-typedef struct prelu_plan {
+typedef struct rrelu_plan {
   mpg_compute compute;
   mpg_dtype dtype;
-  const void *in, *gamma;
+  const void *in;
   void *out, *mask;
-  int64_t channels, inner; /* gamma's index: i / inner % channels */
   mpg_random_key key;
   double lower, upper;
   bool random;
-} prelu_plan;
+} rrelu_plan;
 
-#define PRELU_LOOP(T)                                                                         \
+#define RRELU_LOOP(T)                                                                         \
   do {                                                                                        \
     const T *x = values;                                                                      \
     T *y = place;                                                                             \
+    for (int64_t j = 0; j < n; j++) mask.f64[j] = x[j] > 0 ? 1 : slopes[j];                   \
     for (int64_t j = 0; j < n; j++) y[j] = x[j] > 0 ? x[j] : x[j] * (T)slopes[j];             \
   } while (0)
 
-static void run_prelu(void *context, int64_t begin, int64_t end) {
-  const prelu_plan *p = context;
-  mpg_block_buffer in, result, slope_in;
+static void run_rrelu(void *context, int64_t begin, int64_t end) {
+  const rrelu_plan *p = context;
+  mpg_block_buffer in, result, mask; /* the factor of each element */
   double slopes[MPG_CPU_BLOCK];
   for (int64_t i = begin; i < end; i += MPG_CPU_BLOCK) {
     int64_t n = end - i < MPG_CPU_BLOCK ? end - i : MPG_CPU_BLOCK;
     const void *values = mpg_cpu_load(p->compute, p->dtype, p->in, i, n, &in);
     for (int64_t j = 0; j < n; j++) {
-      if (p->gamma) {
-        const void *g = mpg_cpu_load(MPG_COMPUTE_F64, p->dtype, p->gamma, p->channels == 1 ? 0 : (i + j) / p->inner % p->channels, 1, &slope_in);
-        slopes[j] = *(const double *)g;
-      } else if (p->random) {
+      if (p->random) {
         uint64_t position = mpg_random_position(&p->key, (uint64_t)(i + j));
         uint32_t word = mpg_philox(p->key.seed, p->key.call, position >> 2).value[position & 3];
         slopes[j] = p->lower + (p->upper - p->lower) * (double)mpg_philox_uniform(word);
@@ -175,19 +173,12 @@ static void run_prelu(void *context, int64_t begin, int64_t end) {
         slopes[j] = (p->lower + p->upper) / 2;
       }
     }
-    if (p->mask) { /* the factor of each element */
-      mpg_block_buffer mask;
-      for (int64_t j = 0; j < n; j++) {
-        bool positive = p->compute == MPG_COMPUTE_F64 ? ((const double *)values)[j] > 0 : ((const float *)values)[j] > 0;
-        mask.f64[j] = positive ? 1 : slopes[j];
-      }
-      mpg_cpu_store(MPG_COMPUTE_F64, p->dtype, p->mask, i, n, &mask);
-    }
     void *place = mpg_cpu_place(p->compute, p->dtype, p->out, i, &result);
     if (p->compute == MPG_COMPUTE_F64)
-      PRELU_LOOP(double);
+      RRELU_LOOP(double);
     else
-      PRELU_LOOP(float);
+      RRELU_LOOP(float);
+    mpg_cpu_store(MPG_COMPUTE_F64, p->dtype, p->mask, i, n, &mask);
     mpg_cpu_store(p->compute, p->dtype, p->out, i, n, place);
   }
 }
@@ -197,17 +188,18 @@ MPG_CPU_KERNEL(leaky_relu) {
   const mpg_leaky_relu_params *params = call->params;
   if (params->act_type != PRELU && params->act_type != RRELU) return unary(call, &functions[params->act_type], params->slope, 0, 0);
   const mpg_desc *desc = &call->inputs[0].desc;
-  prelu_plan p = {.compute = mpg_compute_of(desc->dtype), .dtype = desc->dtype, .in = call->inputs[0].data, .out = call->outputs[0].data,
-                  .key = call->random, .lower = params->lower_bound, .upper = params->upper_bound, .random = call->train};
   if (params->act_type == PRELU) {
-    p.gamma = call->inputs[1].data;
-    p.channels = mpg_shape_size(&call->inputs[1].desc.shape);
-    p.inner = mpg_shape_product(&desc->shape, desc->shape.ndim > 1 ? 2 : 1, desc->shape.ndim);
-    if (desc->shape.ndim == 1) p.inner = 1;
-  } else {
-    p.mask = call->outputs[1].data;
+    mpg_view gamma = call->inputs[1]; /* as it is broadcast: along axis 1 */
+    int ndim = desc->shape.ndim, axis = ndim > 1;
+    int64_t channels = mpg_shape_size(&gamma.desc.shape);
+    gamma.desc.shape = (mpg_shape){.ndim = ndim};
+    for (int d = 0; d < ndim; d++) gamma.desc.shape.dims[d] = d == axis ? channels : 1;
+    mpg_cpu_leak(call, &call->inputs[0], &gamma, &call->outputs[0]);
+    return MPG_OK;
   }
-  mpg_cpu_parallel_for(call, mpg_shape_size(&desc->shape), 4096, run_prelu, &p);
+  rrelu_plan p = {.compute = mpg_compute_of(desc->dtype), .dtype = desc->dtype, .in = call->inputs[0].data, .out = call->outputs[0].data, .mask = call->outputs[1].data,
+                  .key = call->random, .lower = params->lower_bound, .upper = params->upper_bound, .random = call->train};
+  mpg_cpu_parallel_for(call, mpg_shape_size(&desc->shape), 4096, run_rrelu, &p);
   return MPG_OK;
 }
 

@@ -16,6 +16,7 @@
 #include "device/device.h"
 #include "kernels/common/reduce.h"
 #include "kernels/cpu/convert.h"
+#include "kernels/cpu/expand.h"
 #include "op/fused.h"
 
 enum { LANES = 32, BASE = 512, BASE_ROWS = 16, COLUMNS = 128, LEVELS = 48, COLUMN_LEVELS = 16 };
@@ -489,11 +490,28 @@ static void run_broadcast(void *context, int64_t begin, int64_t end) {
   }
 }
 
+/* Rows of the innermost dimension, as many at a time as fit into a buffer, which the vectors of expand.h may overrun. */
+static void run_short(void *context, int64_t begin, int64_t end) {
+  const broadcast_plan *p = context;
+  const mpg_broadcast *b = &p->runs;
+  mpg_expand_buffer buffer;
+  int64_t row_bytes = b->dims[0] * p->size, most = (int64_t)(sizeof buffer - MPG_EXPAND_SLACK) / row_bytes;
+  for (int64_t row = begin; row < end; row += most) {
+    int64_t rows = end - row < most ? end - row : most;
+    if (row == begin || b->ndim > 2 || b->strides[1]) mpg_expand(p->in, (size_t)p->size, b->ndim, b->dims, b->strides, row, rows, buffer);
+    memcpy(p->out + row * row_bytes, buffer, (size_t)(rows * row_bytes));
+  }
+}
+
 MPG_CPU_KERNEL(broadcast) {
   const mpg_view *in = &call->inputs[0], *out = &call->outputs[0];
   broadcast_plan p = {in->data, out->data, (int64_t)item_of(in), mpg_broadcast_of(&in->desc.shape, &out->desc.shape)};
   if (p.runs.ndim == 0) p.runs = (mpg_broadcast){.ndim = 1, .dims = {1}, .strides = {1}};
-  mpg_cpu_parallel_for(call, count_of(out), 32768, run_broadcast, &p);
+  int64_t row = p.runs.dims[0], count = count_of(out);
+  if (p.runs.ndim > 1 && row <= MPG_EXPAND_ROW && count > 0)
+    mpg_cpu_parallel_for(call, count / row, 1 + 32768 / row, run_short, &p);
+  else
+    mpg_cpu_parallel_for(call, count, 32768, run_broadcast, &p);
   return MPG_OK;
 }
 
