@@ -18,6 +18,7 @@ typedef struct chooser {
   uint32_t *given;   /* per node: the region that the user gave */
   uint8_t *classes;  /* per node: choice_kind from which on it is computed again */
   size_t *weights;   /* per node: bytes that would be saved of it */
+  mpg_cost *costs;   /* per node */
   size_t *crossing;  /* per node: bytes of forward values alive behind it */
   size_t total;      /* of weights */
   mpg_plan least;    /* the plan that comes nearest to the budget */
@@ -50,19 +51,12 @@ static double excess_of(const mpg_plan *plan, const mpg_memory_budget *budget) {
   return worst;
 }
 
-/* Products are what takes time; convolutions and recurrent layers are made of them. */
-static bool is_product(const mpg_node *node) {
-  switch (node->op->id) {
-    case MPG_OP_Convolution:
-    case MPG_OP_Deconvolution:
-    case MPG_OP_FullyConnected:
-    case MPG_OP_dot:
-    case MPG_OP_batch_dot:
-    case MPG_OP__linalg_gemm:
-    case MPG_OP__linalg_gemm2:
-    case MPG_OP_RNN: return true;
-    default: return false;
-  }
+/* Whether computing it again costs much for what it saves: products and what is made of them, windows, long sums. */
+static bool is_dear(const mpg_graph *graph, const mpg_node *node, mpg_cost cost) {
+  enum { FLOPS_PER_ELEMENT = 16 };
+  double elements = 0;
+  for (uint32_t i = 0; i < node->num_outputs; i++) elements += (double)mpg_shape_size(&graph->values[node->values + i].desc.shape);
+  return cost.flops >= FLOPS_PER_ELEMENT * elements;
 }
 
 static mpg_status begin(chooser *ch) {
@@ -71,18 +65,21 @@ static mpg_status begin(chooser *ch) {
   ch->given = mpg_malloc((count + 1) * sizeof *ch->given);
   ch->classes = mpg_malloc(count + 1);
   ch->weights = mpg_calloc(count + 1, sizeof *ch->weights);
+  ch->costs = mpg_malloc((count + 1) * sizeof *ch->costs);
   ch->crossing = mpg_calloc(count + 1, sizeof *ch->crossing);
   uint32_t *last = mpg_calloc(count + 1, sizeof *last); /* per node: its last reader */
-  if (!ch->given || !ch->classes || !ch->weights || !ch->crossing || !last) {
+  mpg_status status = !ch->given || !ch->classes || !ch->weights || !ch->costs || !ch->crossing || !last
+                          ? mpg_out_of_host_memory(count * sizeof *last) : mpg_graph_costs(graph, ch->costs);
+  if (status != MPG_OK) {
     mpg_free(last);
-    return mpg_out_of_host_memory(count * sizeof *last);
+    return status;
   }
   for (size_t n = 0; n < count; n++) {
     const mpg_node *node = &graph->nodes[n];
     ch->given[n] = node->region;
-    bool cheap = node->op && (node->op->flags & (MPG_OP_INPLACE | MPG_OP_VIEW)) && !(node->op->flags & MPG_OP_HEAVY);
-    ch->classes[n] = !node->op || (node->op->flags & MPG_OP_COPY) ? CHOOSE_SEGMENTS : cheap ? CHOOSE_CHEAP
-                     : is_product(node) ? CHOOSE_SEGMENTS : CHOOSE_MEDIUM;
+    bool cheap = mpg_node_flag(node, MPG_OP_INPLACE | MPG_OP_VIEW);
+    ch->classes[n] = !node->op || mpg_node_flag(node, MPG_OP_COPY) || is_dear(graph, node, ch->costs[n]) ? CHOOSE_SEGMENTS
+                     : cheap ? CHOOSE_CHEAP : CHOOSE_MEDIUM;
     for (uint32_t i = 0; i < node->num_inputs; i++) last[mpg_node_inputs(graph, node)[i].node] = (uint32_t)n;
     if (mpg_node_is_input(node)) continue;
     for (uint32_t i = 0; i < node->num_outputs; i++) ch->weights[n] += mpg_desc_bytes(&graph->values[node->values + i].desc);
@@ -110,6 +107,7 @@ static void end(chooser *ch) {
   mpg_free(ch->given);
   mpg_free(ch->classes);
   mpg_free(ch->weights);
+  mpg_free(ch->costs);
   mpg_free(ch->crossing);
   mpg_plan_free(&ch->least);
 }
@@ -195,12 +193,12 @@ static mpg_status fail_with(const chooser *ch) {
                   "be it needs %s. Allow more, make the batch smaller, or move layers to another device", text);
 }
 
-/* Bytes that a choice, applied now, may compute again: products count for ten. */
+/* Seconds of what a choice, applied now, may compute again. */
 static double work_of(const chooser *ch) {
   const mpg_graph *graph = &ch->c->graph;
   double work = 0;
   for (size_t n = 0; n < graph->num_nodes; n++)
-    if (graph->nodes[n].region && !ch->given[n]) work += (double)ch->weights[n] * (graph->nodes[n].op && is_product(&graph->nodes[n]) ? 10 : 1);
+    if (graph->nodes[n].region && !ch->given[n]) work += mpg_node_seconds(graph, &graph->nodes[n], ch->costs[n]);
   return work;
 }
 

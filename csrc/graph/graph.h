@@ -120,6 +120,10 @@ typedef struct mpg_drawn {
 mpg_status mpg_place(const mpg_graph *graph, const mpg_op *op, const void *params, const mpg_value *inputs, int num_inputs,
                      mpg_value like, mpg_device_id *device);
 
+/* cost.c: what each node costs, by its op's row; costs has an element per node. And its seconds, of copies between devices, too. */
+mpg_status mpg_graph_costs(const mpg_graph *graph, mpg_cost *costs);
+double mpg_node_seconds(const mpg_graph *graph, const mpg_node *node, mpg_cost cost);
+
 /* gradient.c: appends the gradient of sum(heads[i] * head_grads[i]) with respect to `wanted`. gradients[i] is MPG_NO_VALUE where
  * it is zero. Contributions to one value are added in reverse order of their users, so the bits do not depend on placement. */
 typedef struct mpg_differentiation {

@@ -20,6 +20,7 @@ typedef struct schedule {
   bool *stays;          /* per root: never freed */
   mpg_device_id devices[MPG_MAX_GRAPH_DEVICES];
   uint32_t num_devices;
+  double *seconds;      /* orders for time only */
   uint32_t *left;       /* work space: copies of waits, uses */
   uint32_t *left_uses;
 } schedule;
@@ -129,6 +130,7 @@ static void end(schedule *s) {
   mpg_free(s->uses);
   mpg_free(s->bytes);
   mpg_free(s->stays);
+  mpg_free(s->seconds);
   mpg_free(s->left);
   mpg_free(s->left_uses);
 }
@@ -423,30 +425,16 @@ fail:
 
 /* --- Time: the longest way first ---------------------------------------------------------------------------------- */
 
-/* Rough seconds: what is touched by what memory gives, products by what a core does. */
-static double seconds_of(const mpg_graph *graph, const mpg_node *node) {
-  const double BYTES = 1e10, COPIED = 5e9, MULTIPLICATIONS = 5e10, START = 1e-6;
-  double bytes = 0, most = 0, least = 1e300, out = 0;
-  if (mpg_node_is_view(node)) return 0;
-  for (uint32_t i = 0; i < node->num_inputs; i++) {
-    double size = (double)mpg_desc_bytes(&mpg_graph_at(graph, mpg_node_inputs(graph, node)[i])->desc);
-    bytes += size;
-    if (size > most) most = size;
-    if (size > 0 && size < least) least = size;
-  }
-  for (uint32_t i = 0; i < node->num_outputs; i++) {
-    out = (double)mpg_desc_bytes(&graph->values[node->values + i].desc);
-    bytes += out;
-  }
-  if (mpg_node_crosses(graph, node)) return START + most / COPIED;
-  double seconds = START + bytes / BYTES;
-  /* A product of m x k and k x n has the square root of (mk)(kn)(mn) multiplications. */
-  if (mpg_node_flag(node, MPG_OP_HEAVY) && node->num_inputs > 1 && node->num_outputs) {
-    double product = most / 4 * (least / 4) * ((double)mpg_desc_bytes(&graph->values[node->values].desc) / 4), root = 1;
-    for (int i = 0; i < 60 && product > 0; i++) root = (root + product / root) / 2;
-    if (product > 0) seconds += root / MULTIPLICATIONS;
-  }
-  return seconds;
+static mpg_status find_seconds(schedule *s) {
+  mpg_cost *costs = mpg_malloc((s->graph->num_nodes + 1) * sizeof *costs);
+  mpg_status status = MPG_OK;
+  s->seconds = mpg_malloc((s->count + 1) * sizeof *s->seconds);
+  if (!costs || !s->seconds) MPG_GOTO(mpg_out_of_host_memory(s->graph->num_nodes * sizeof *costs));
+  MPG_GOTO(mpg_graph_costs(s->graph, costs));
+  for (uint32_t k = 0; k < s->count; k++) s->seconds[k] = mpg_node_seconds(s->graph, node_at(s, k), costs[s->order->nodes[k]]);
+fail:
+  mpg_free(costs);
+  return status;
 }
 
 static mpg_device_id runs_on(const schedule *s, uint32_t k) { return mpg_node_runs_on(s->graph, node_at(s, k)); }
@@ -458,7 +446,7 @@ static mpg_status run_in_order(schedule *s, const mpg_order *order, double *seco
   for (size_t i = 0; i < order->count; i++) { /* `done` holds, before its time, when the node may start */
     uint32_t k = s->position[order->nodes[i]], slot = slot_of(s, runs_on(s, k));
     double start = done[k] > free_at[slot] ? done[k] : free_at[slot];
-    double end = start + seconds_of(s->graph, node_at(s, k));
+    double end = start + s->seconds[k];
     free_at[slot] = end;
     if (end > *seconds) *seconds = end;
     for (uint32_t e = s->first[k]; e < s->first[k + 1]; e++)
@@ -523,7 +511,7 @@ static mpg_status longest_way(schedule *s, const double *ways, const size_t *mos
     else k = pop(&ready[slot]).node;
     order->nodes[order->count++] = s->order->nodes[k];
     run_node(s, node_at(s, k), alive);
-    free_at[slot] = when + seconds_of(s->graph, node_at(s, k));
+    free_at[slot] = when + s->seconds[k];
     for (uint32_t e = s->first[k]; e < s->first[k + 1]; e++) {
       uint32_t then = s->next[e];
       if (free_at[slot] > starts[then]) starts[then] = free_at[slot];
@@ -546,13 +534,14 @@ mpg_status mpg_order_for_time(const mpg_plan_request *request, mpg_order faster[
   bool hurried = false;
   mpg_status status = MPG_OK;
   MPG_GOTO(begin(&s, request));
+  MPG_GOTO(find_seconds(&s));
   ways = mpg_calloc(s.count + 1, sizeof *ways);
   if (!ways) MPG_GOTO(mpg_out_of_host_memory(s.count * sizeof *ways));
   for (uint32_t k = s.count; k-- > 0;) {
     double longest = 0;
     for (uint32_t e = s.first[k]; e < s.first[k + 1]; e++)
       if (ways[s.next[e]] > longest) longest = ways[s.next[e]];
-    ways[k] = longest + seconds_of(s.graph, node_at(&s, k));
+    ways[k] = longest + s.seconds[k];
   }
   MPG_GOTO(run_in_order(&s, request->order, &seconds[0]));
   MPG_GOTO(new_order(&s, &faster[0]));

@@ -108,3 +108,15 @@ void mpg_gradient_attention(mpg_gradient *g) {
   for (int i = 0; i < (p->packed ? 1 : 3); i++)
     if (g->needed[i]) g->in_grads[i] = grads[i];
 }
+
+/* Two products with all scores forward; backward makes the scores again and has two for each. */
+static mpg_cost cost(const mpg_infer *call, int by_width, int by_value_width) {
+  const mpg_attention_params *p = call->params;
+  const int64_t *n = p->sizes.values;
+  double scores = (double)n[BATCH] * (double)n[HEADS] * (double)n[ROWS] * (double)n[KEYS];
+  if (p->causal) scores /= 2;
+  return mpg_cost_of(call, scores * (2.0 * by_width * (double)n[WIDTH] + 2.0 * by_value_width * (double)n[VALUE_WIDTH] + MPG_COST_FUNCTION));
+}
+
+mpg_cost mpg_cost_attention(const mpg_infer *call) { return cost(call, 1, 1); }
+mpg_cost mpg_cost_attention_backward(const mpg_infer *call) { return cost(call, 3, 2); }

@@ -513,3 +513,34 @@ void mpg_gradient_upsampling(mpg_gradient *g) {
     g->in_grads[i] = grad;
   }
 }
+
+/* --- Costs ------------------------------------------------------------------------------------------------------------- */
+
+/* Every place of the side with the filters takes the whole weight once: 2 * batch * places * |weight|. */
+static mpg_cost products(const mpg_infer *call, const mpg_shape *filters_side, double weight, mpg_layout layout) {
+  mpg_shape first = mpg_data_first(filters_side, layout);
+  double places = (double)first.dims[0];
+  for (int i = 2; i < first.ndim; i++) places *= (double)first.dims[i];
+  return mpg_cost_of(call, 2 * places * weight);
+}
+
+mpg_cost mpg_cost_convolution(const mpg_infer *call) {
+  return products(call, &call->outputs[0].shape, (double)mpg_shape_size(&call->inputs[1].shape), mpg_convolution_layout(call->op, call->params));
+}
+
+mpg_cost mpg_cost_convolution_data(const mpg_infer *call) {
+  return products(call, &call->inputs[0].shape, (double)mpg_shape_size(&call->inputs[1].shape), mpg_convolution_layout(call->op, call->params));
+}
+
+mpg_cost mpg_cost_convolution_weight(const mpg_infer *call) {
+  return products(call, &call->inputs[0].shape, (double)mpg_shape_size(&call->outputs[0].shape), mpg_convolution_layout(call->op, call->params));
+}
+
+/* A step for each element of each window; of global pooling for each element. */
+mpg_cost mpg_cost_pooling(const mpg_infer *call) {
+  const mpg_pooling_params *p = call->params;
+  bool backward = call->op->id == MPG_OP__backward_Pooling;
+  const mpg_shape *large = &(backward ? call->outputs : call->inputs)[0].shape, *small = &(backward ? call->inputs : call->outputs)[0].shape;
+  if (p->global_pool) return mpg_cost_of(call, (double)mpg_shape_size(large));
+  return mpg_cost_of(call, (double)mpg_shape_size(small) * (double)mpg_window_product(p->kernel.values, p->kernel.count));
+}

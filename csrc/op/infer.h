@@ -4,8 +4,9 @@
 
 #include "op/op.h"
 
-#define MPG_OP(id, aliases, inputs, outputs, params, infer, gradient, num_inputs, num_outputs, saves, flags, dtypes, kernel, doc) \
+#define MPG_OP(id, aliases, inputs, outputs, params, infer, cost, gradient, num_inputs, num_outputs, saves, flags, dtypes, kernel, doc) \
   mpg_status mpg_infer_##infer(mpg_infer *);                                                                                      \
+  mpg_cost mpg_cost_##cost(const mpg_infer *);                                                                                    \
   void mpg_gradient_##gradient(mpg_gradient *);                                                                                   \
   int mpg_arity_##num_inputs(const mpg_op *, const void *, int);                                                                  \
   int mpg_arity_##num_outputs(const mpg_op *, const void *, int);
@@ -28,6 +29,11 @@ mpg_status mpg_infer_expect_dtype(mpg_infer *infer, int input, mpg_dtype dtype);
 mpg_status mpg_infer_expect_shape(mpg_infer *infer, int input, const mpg_shape *shape);
 /* A shape from an mpg_tuple. */
 mpg_status mpg_infer_tuple_shape(mpg_infer *infer, const mpg_tuple *tuple, mpg_shape *shape);
+/* Bytes of a call's inputs and outputs, as far as their contents are touched. */
+double mpg_cost_bytes(const mpg_infer *call);
+enum { MPG_COST_FUNCTION = 10 }; /* operations that an elementary function counts for */
+/* A cost of `flops` operations on all inputs and outputs. */
+static inline mpg_cost mpg_cost_of(const mpg_infer *call, double flops) { return (mpg_cost){mpg_cost_bytes(call), flops}; }
 /* The output-side order of a shape: outputs[i] := desc. */
 static inline void mpg_infer_set(mpg_infer *infer, int output, const mpg_shape *shape, mpg_dtype dtype) {
   infer->outputs[output].shape = *shape;

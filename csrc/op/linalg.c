@@ -322,3 +322,17 @@ void mpg_gradient_linalg_det(mpg_gradient *g) {
 void mpg_gradient_linalg_slogdet(mpg_gradient *g) {
   if (mpg_has_value(g->out_grads[1])) g->in_grads[0] = scaled_inverse(g, g->out_grads[1]);
 }
+
+/* --- Costs ---------------------------------------------------------------------------------------------------------------- */
+
+/* Factors and inverses: each element meets each row about twice; eigenvectors take some rounds of that. */
+mpg_cost mpg_cost_linalg_square(const mpg_infer *call) {
+  const mpg_shape *a = &call->inputs[0].shape;
+  double rounds = call->op->id == MPG_OP__linalg_syevd ? 9 : 2;
+  return mpg_cost_of(call, rounds * (double)mpg_shape_size(a) * (double)a->dims[a->ndim - 2]);
+}
+
+mpg_cost mpg_cost_linalg_triangular(const mpg_infer *call) {
+  const mpg_shape *a = &call->inputs[0].shape;
+  return mpg_cost_of(call, (double)mpg_shape_size(&call->inputs[1].shape) * (double)a->dims[a->ndim - 1]);
+}

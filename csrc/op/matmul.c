@@ -281,3 +281,29 @@ mpg_status mpg_infer_khatri_rao(mpg_infer *infer) {
   mpg_infer_set(infer, 0, &out, dtype);
   return MPG_OK;
 }
+
+/* --- Costs ---------------------------------------------------------------------------------------------------------- */
+static double elements(const mpg_desc *desc) { return (double)mpg_shape_size(&desc->shape); }
+
+/* A multiplication and an addition for every element of the result and of the axis that is summed over. */
+static mpg_cost product(const mpg_infer *call, int64_t summed) { return mpg_cost_of(call, 2 * elements(&call->outputs[0]) * (double)summed); }
+
+mpg_cost mpg_cost_dot(const mpg_infer *call) {
+  const mpg_shape *a = &call->inputs[0].shape;
+  return product(call, a->dims[((const mpg_dot_params *)call->params)->transpose_a ? 0 : a->ndim - 1]);
+}
+
+mpg_cost mpg_cost_batch_dot(const mpg_infer *call) {
+  const mpg_shape *a = &call->inputs[0].shape;
+  return product(call, a->dims[((const mpg_batch_dot_params *)call->params)->transpose_a ? a->ndim - 2 : a->ndim - 1]);
+}
+
+mpg_cost mpg_cost_fully_connected(const mpg_infer *call) {
+  return mpg_cost_of(call, 2 * elements(&call->inputs[0]) * (double)((const mpg_fully_connected_params *)call->params)->num_hidden);
+}
+
+/* What is summed over has as many elements in A as the result's rows have in it. */
+mpg_cost mpg_cost_linalg_gemm(const mpg_infer *call) {
+  double a = elements(&call->inputs[0]), columns = (double)call->outputs[0].shape.dims[call->outputs[0].shape.ndim - 1];
+  return mpg_cost_of(call, 2 * a * columns);
+}

@@ -274,3 +274,8 @@ void mpg_gradient_lrn(mpg_gradient *g) {
   if (!mpg_has_value(g->out_grads[0])) return;
   g->in_grads[0] = mpg_emit3(g, MPG_OP__backward_LRN, g->params, g->out_grads[0], g->inputs[0], g->outputs[1]);
 }
+
+mpg_cost mpg_cost_lrn(const mpg_infer *call) {
+  const mpg_lrn_params *p = call->params;
+  return mpg_cost_of(call, (double)mpg_shape_size(&call->inputs[0].shape) * ((double)p->nsize + MPG_COST_FUNCTION));
+}

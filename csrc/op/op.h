@@ -36,6 +36,21 @@ typedef mpg_status (*mpg_infer_fn)(mpg_infer *infer);
 /* "FullyConnected: <text> (data: float32 (2, 3), weight: float32 (4, 5))" with status MPG_ERROR. */
 mpg_status mpg_infer_fail(const mpg_infer *infer, const char *format, ...) __attribute__((format(printf, 2, 3), cold));
 
+/* --- Cost ---------------------------------------------------------------------------------------------------------
+ * What a call costs, worked out of the descs of its inputs and outputs and its parameters: for choices between ways to compute the same
+ * (what is computed again, which order), which are made alike on all machines. `call` has been inferred. Bounds of the numbers are not: a product
+ * that has another kernel on some device counts as the op says. */
+typedef struct mpg_cost {
+  double bytes; /* read and written */
+  double flops; /* floating-point operations; an elementary function counts for ten */
+} mpg_cost;
+typedef mpg_cost (*mpg_cost_fn)(const mpg_infer *call);
+
+/* Seconds of it on a kind of device (an mpg_device_id's type), in this dtype: a roofline of round figures, the start included. Only ratios count. */
+double mpg_cost_seconds(mpg_cost cost, int32_t device_type, mpg_dtype dtype);
+/* Seconds of copying bytes to another device. */
+double mpg_copy_seconds(double bytes, int32_t device_type);
+
 /* --- Gradient ----------------------------------------------------------------------------------------------------
  * Written once per op, as calls to other ops on values of a graph under construction. Errors stick to the context, so
  * formulas need no checks in between; after an error every helper returns MPG_NO_VALUE. */
@@ -129,6 +144,7 @@ struct mpg_op {
   const char *outputs;
   const mpg_param_table *params;
   mpg_infer_fn infer;
+  mpg_cost_fn cost;
   mpg_gradient_fn gradient; /* NULL: none */
   mpg_arity_fn num_inputs;  /* NULL: as many as the names, or as given for "*" */
   mpg_arity_fn num_outputs; /* NULL: as many as the names */

@@ -181,3 +181,10 @@ void mpg_gradient_gather_along(mpg_gradient *g) {
 void mpg_gradient_scatter_along(mpg_gradient *g) {
   if (g->needed[0]) g->in_grads[0] = mpg_emit2(g, MPG_OP__gather_along, g->params, g->out_grads[0], g->inputs[1]);
 }
+
+/* --- Costs ------------------------------------------------------------------------------------------------------------- */
+mpg_cost mpg_cost_sort(const mpg_infer *call) {
+  double size = (double)mpg_shape_size(&call->inputs[0].shape), rounds = 1;
+  for (double n = 2; n < size; n *= 2) rounds++;
+  return mpg_cost_of(call, 2 * size * rounds);
+}

@@ -111,3 +111,10 @@ mpg_status mpg_infer_packed_convolution(mpg_infer *infer) {
   mpg_infer_set(infer, 0, &out, MPG_FLOAT32);
   return MPG_OK;
 }
+
+mpg_cost mpg_cost_packed_convolution(const mpg_infer *call) {
+  const mpg_packed_convolution_params *p = call->params;
+  const mpg_shape *data = &call->inputs[0].shape;
+  double channels = (double)data->dims[p->channels_last ? data->ndim - 1 : 1] / (double)p->num_group;
+  return mpg_cost_of(call, 2 * (double)mpg_shape_size(&call->outputs[0].shape) * channels * (double)mpg_window_product(p->kernel.values, p->kernel.count));
+}

@@ -4,7 +4,7 @@
 
 #include "op/infer.h"
 
-#define MPG_OP(op_id, op_aliases, op_inputs, op_outputs, op_params, op_infer, op_gradient, op_num_inputs, op_num_outputs, op_saves, \
+#define MPG_OP(op_id, op_aliases, op_inputs, op_outputs, op_params, op_infer, op_cost, op_gradient, op_num_inputs, op_num_outputs, op_saves, \
                op_flags, op_dtypes, op_kernel, op_doc)                                                                              \
   {.id = MPG_OP_##op_id,                                                                                                            \
    .name = #op_id,                                                                                                                  \
@@ -13,6 +13,7 @@
    .outputs = op_outputs,                                                                                                           \
    .params = &mpg_##op_params##_table,                                                                                              \
    .infer = mpg_infer_##op_infer,                                                                                                   \
+   .cost = mpg_cost_##op_cost,                                                                                                      \
    .gradient = mpg_gradient_##op_gradient,                                                                                          \
    .num_inputs = mpg_arity_##op_num_inputs,                                                                                         \
    .num_outputs = mpg_arity_##op_num_outputs,                                                                                       \

@@ -77,48 +77,85 @@ static int set_params(const mpg_op *op, void *params, PyObject *given, int num_i
   return 0;
 }
 
-static PyObject *infer_shape(PyObject *module, PyObject *args) {
-  (void)module;
+/* A call whose descs are inferred; end_call frees what it holds. */
+typedef struct inferred_call {
+  mpg_infer infer;
+  PyObject *pairs;
+  mpg_desc *descs; /* of inputs, then of outputs */
+  _Alignas(16) char params[MPG_PY_MAX_PARAMS];
+} inferred_call;
+
+static int infer_call(PyObject *args, inferred_call *call) {
   const char *name;
-  PyObject *inputs, *given, *result = NULL;
-  if (!PyArg_ParseTuple(args, "sO!O!", &name, &PyList_Type, &inputs, &PyDict_Type, &given)) return NULL;
+  PyObject *inputs, *given;
+  call->pairs = NULL;
+  call->descs = NULL;
+  if (!PyArg_ParseTuple(args, "sO!O!", &name, &PyList_Type, &inputs, &PyDict_Type, &given)) return -1;
   const mpg_op *op = mpg_op_find(name);
   if (op == NULL) {
     PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "there is no op '%s'", name);
-    return NULL;
+    return -1;
   }
-  PyObject *pairs = PyList_AsTuple(inputs); /* Python code that makes numbers may change the list */
-  if (pairs == NULL) return NULL;
-  Py_ssize_t num_inputs = PyTuple_GET_SIZE(pairs);
-  mpg_desc *descs = NULL;
+  call->pairs = PyList_AsTuple(inputs); /* Python code that makes numbers may change the list */
+  if (call->pairs == NULL) return -1;
+  Py_ssize_t num_inputs = PyTuple_GET_SIZE(call->pairs);
   if (num_inputs > MPG_MAX_INPUTS) {
     PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: at most %d arrays, got %zd", name, MPG_MAX_INPUTS, num_inputs);
-    goto done;
+    return -1;
   }
-  _Alignas(16) char params[MPG_PY_MAX_PARAMS];
-  if (set_params(op, params, given, (int)num_inputs) < 0) goto done;
-  const void *values = op->params->size ? params : NULL;
+  if (set_params(op, call->params, given, (int)num_inputs) < 0) return -1;
+  const void *values = op->params->size ? call->params : NULL;
   int num_outputs = mpg_op_num_outputs(op, values, (int)num_inputs);
-  descs = PyMem_Calloc((size_t)num_inputs + (size_t)num_outputs + 1, sizeof *descs);
-  if (descs == NULL) {
+  call->descs = PyMem_Calloc((size_t)num_inputs + (size_t)num_outputs + 1, sizeof *call->descs);
+  if (call->descs == NULL) {
     PyErr_NoMemory();
-    goto done;
+    return -1;
   }
+  call->infer = (mpg_infer){.op = op, .params = values, .num_inputs = (int)num_inputs, .num_outputs = num_outputs, .inputs = call->descs,
+                            .outputs = call->descs + num_inputs, .train = mpg_autograd_training()};
   for (Py_ssize_t i = 0; i < num_inputs; i++)
-    if (mpg_py_desc_from(PyTuple_GET_ITEM(pairs, i), &descs[i]) < 0) goto done;
-  mpg_status status =
-      mpg_op_infer(op, values, mpg_autograd_training(), descs, (int)num_inputs, descs + num_inputs, num_outputs);
-  if (status != MPG_OK) {
-    mpg_py_raise(status);
-    goto done;
+    if (mpg_py_desc_from(PyTuple_GET_ITEM(call->pairs, i), &call->descs[i]) < 0) return -1;
+  mpg_status status = mpg_op_infer(op, values, call->infer.train, call->infer.inputs, (int)num_inputs, call->infer.outputs, num_outputs);
+  if (status != MPG_OK) mpg_py_raise(status);
+  return status == MPG_OK ? 0 : -1;
+}
+
+static void end_call(inferred_call *call) {
+  Py_XDECREF(call->pairs);
+  PyMem_Free(call->descs);
+}
+
+static PyObject *infer_shape(PyObject *module, PyObject *args) {
+  (void)module;
+  inferred_call call;
+  PyObject *result = NULL;
+  if (infer_call(args, &call) == 0) {
+    PyObject *completed = mpg_py_descs_to(call.infer.inputs, call.infer.num_inputs);
+    PyObject *outputs = mpg_py_descs_to(call.infer.outputs, call.infer.num_outputs);
+    if (completed != NULL && outputs != NULL) result = PyTuple_Pack(2, completed, outputs);
+    Py_XDECREF(completed);
+    Py_XDECREF(outputs);
   }
-  PyObject *completed = mpg_py_descs_to(descs, (int)num_inputs), *outputs = mpg_py_descs_to(descs + num_inputs, num_outputs);
-  if (completed != NULL && outputs != NULL) result = PyTuple_Pack(2, completed, outputs);
-  Py_XDECREF(completed);
-  Py_XDECREF(outputs);
-done:
-  Py_DECREF(pairs);
-  PyMem_Free(descs);
+  end_call(&call);
+  return result;
+}
+
+static PyObject *op_cost(PyObject *module, PyObject *args) {
+  (void)module;
+  inferred_call call;
+  PyObject *result = NULL;
+  if (infer_call(args, &call) == 0) {
+    bool known = true;
+    for (int i = 0; i < call.infer.num_inputs + call.infer.num_outputs; i++)
+      known &= mpg_shape_known(&call.descs[i].shape) && call.descs[i].dtype != MPG_DTYPE_NONE;
+    if (known) {
+      mpg_cost cost = call.infer.op->cost(&call.infer);
+      result = Py_BuildValue("dd", cost.bytes, cost.flops);
+    } else {
+      PyErr_SetString(mpg_py->errors[MPG_VALUE_ERROR], "op_cost: the inputs' shapes and dtypes do not say what the results are");
+    }
+  }
+  end_call(&call);
   return result;
 }
 
@@ -197,6 +234,9 @@ static PyObject *trace_on(PyObject *module, PyObject *ctx) {
 }
 
 static PyMethodDef methods[] = {
+    {"op_cost", op_cost, METH_VARARGS,
+     "op_cost(name, inputs, params)\n--\n\nWhat a call of an op costs: (bytes read and written, floating-point operations). inputs:\n"
+     "a list of (shape, dtype) pairs; params: a dict. Raises MXNetError where there is no such call."},
     {"infer_shape", infer_shape, METH_VARARGS,
      "infer_shape(name, inputs, params)\n--\n\nRuns an op's inference. inputs: a list of (shape, dtype) pairs, 0 standing for sizes and None\n"
      "for shapes and dtypes that are not known; params: a dict. Returns the lists of completed inputs and of outputs, likewise."},
