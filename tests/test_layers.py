@@ -80,7 +80,7 @@ def test_headers_say_what_they_are():
 
 # Runtime state: the registry, the device table and what hangs on them. Anything new here needs a reason.
 WRITABLE = {
-    "base": "kept_spaces|allocations_until_failure|failure_happened|current_host|error_text|(num_)?library_\\w+",
+    "base": "turns|intruder|intruding|collecting|kept_spaces|allocations_until_failure|failure_happened|current_host|error_text|(num_)?library_\\w+",
     "device": "table|gpu_library|table_size|chunks|count|known|shuffle|worker_device|latest_start|mpg_profiling|no_memory_cause|passed_on",
     "tensor": "free_storages|num_free|leaving|watched_writes|births|foreign_reads",
     "op": "kernel_tables|random_state|intern_table|names|signatures",
@@ -90,7 +90,7 @@ WRITABLE = {
     "comm": "",
     "kernels": "(onednn|openblas)_(attributes|available|functions|loaded)",
     # Python wants its method and slot tables writable.
-    "python": r"\w*(methods|slots|spec|members|properties|definition)|mpg_py|state|names|mpg_numpy_api\w*|cached|current|lines|unused|all|scalar_params",
+    "python": r"\w*(methods|slots|spec|members|properties|definition)|mpg_py|state|names|mpg_numpy_api\w*|cached|current|lines|unused|all|scalar_params|intruder",
 }
 
 

@@ -119,19 +119,23 @@ static mpg_launching launching_of(const recorded_call *call, const backward_spac
   return (mpg_launching){.parts = {space->externals, leaves ? leaves->tensors : space->externals + own, space->externals + own + c->num_bound,
                                    together ? leaves->gradients : in_grads + own, in_grads + own + c->num_bound, together ? NULL : sums + own,
                                    sums + own + c->num_bound},
-                         .binding = together ? leaves->number : 0, .unread = together && mpg_leaves_unread(call->leaves), .blocks = space->blocks};
+                         .binding = together ? leaves->number : 0, .blocks = space->blocks};
 }
 
-static mpg_status gather_saved(const recorded_call *call, uint32_t begin, uint32_t end, mpg_tensor *externals) {
+static void gather_saved(const recorded_call *call, uint32_t begin, uint32_t end, mpg_tensor *externals) {
   const mpg_compiled *c = call->compiled;
   for (uint32_t i = begin; i < end; i++) {
     const mpg_saved *saved = &call->saved[i];
     externals[i].storage = NULL;
     if (!saved->storage) continue;
-    if (saved->storage->version != saved->version) return overwritten(c, i);
     mpg_value value = i < c->num_inputs ? c->inputs[i] : c->results[i - c->num_inputs];
     externals[i] = (mpg_tensor){saved->storage, saved->offset, mpg_graph_at(&c->graph, value)->desc};
   }
+}
+
+static mpg_status check_saved(const recorded_call *call, uint32_t begin, uint32_t end) {
+  for (uint32_t i = begin; i < end; i++)
+    if (call->saved[i].storage && call->saved[i].storage->version != call->saved[i].version) return overwritten(call->compiled, i);
   return MPG_OK;
 }
 
@@ -145,15 +149,32 @@ static mpg_status check_leaves(const recorded_call *call) {
   return MPG_OK;
 }
 
+/* The last look before a backward is queued: what it reads must be what the forward left. */
+typedef struct last_look {
+  const recorded_call *call;
+  bool together;
+} last_look;
+
+static mpg_status look(const void *looking, bool *unread) {
+  const last_look *last = looking;
+  const recorded_call *call = last->call;
+  const mpg_compiled *c = call->compiled;
+  uint32_t own = mpg_compiled_first_fixed(c);
+  MPG_TRY(check_saved(call, 0, own));
+  MPG_TRY(check_saved(call, call->leaves ? own + c->num_bound : own, mpg_compiled_forward_externals(c)));
+  if (call->leaves) MPG_TRY(check_leaves(call));
+  *unread = last->together && mpg_leaves_unread(call->leaves);
+  return MPG_OK;
+}
+
 static mpg_status gather(const recorded_call *call, const backward_space *space, bool together, mpg_array *const *out_grads, mpg_array *const *sums,
                          const mpg_target *targets, mpg_array *in_grads) {
   const mpg_compiled *c = call->compiled;
   const mpg_compiled_backward *b = space->b;
   mpg_tensor *externals = space->externals;
   uint32_t own = mpg_compiled_first_fixed(c), count = together ? c->num_inputs - c->num_bound : c->num_inputs;
-  MPG_TRY(gather_saved(call, 0, own, externals));
-  MPG_TRY(gather_saved(call, call->leaves ? own + c->num_bound : own, mpg_compiled_forward_externals(c), externals));
-  if (call->leaves) MPG_TRY(check_leaves(call));
+  gather_saved(call, 0, own, externals);
+  gather_saved(call, call->leaves ? own + c->num_bound : own, mpg_compiled_forward_externals(c), externals);
   for (uint32_t i = 0; i < c->num_outputs; i++) externals[mpg_compiled_out_grad(c, i)] = out_grads[i]->tensor;
   for (uint32_t k = 0; k < count; k++) {
     uint32_t i = input_of(c, k);
@@ -246,6 +267,9 @@ static mpg_status recorded_backward(mpg_tape_node *node, mpg_array *const *out_g
   launching.scope = node->scope;
   launching.origin = node->origin;
   launching.steps = call->steps;
+  const last_look last = {call, together};
+  launching.look = look;
+  launching.looking = &last;
   MPG_GOTO(mpg_launch(space.b->programs, &launching));
   for (uint32_t k = 0; k < count; k++) targets[k].done = m.places[k] == MPG_PLACE_WRITE || m.places[k] == MPG_PLACE_ADD;
   if (together) targets[count].done = true;
@@ -288,6 +312,7 @@ typedef struct call_space {
   mpg_binding *binding;
   mpg_tensor *externals;
   mpg_storage **blocks;
+  uint32_t origin;
 } call_space;
 
 static mpg_tensor *external_at(const call_space *space, uint32_t external) {
@@ -355,7 +380,7 @@ static mpg_status record(const call_space *space, const mpg_inputs *inputs, mpg_
   node->leaves = mpg_leaves_retain(leaves);
   node->train = mpg_autograd_training();
   node->scope = mpg_autograd_scope();
-  node->origin = mpg_host_get()->origin();
+  node->origin = space->origin;
   for (uint32_t k = 0; k < num_inputs; k++) {
     uint32_t i = input_of(c, k);
     const mpg_array *input = mpg_compiled_input(c, inputs, i);
@@ -384,7 +409,7 @@ fail:
 mpg_status mpg_compiled_call(mpg_compiled *c, const mpg_inputs *inputs, mpg_array *outputs) {
   uint32_t num_own = mpg_compiled_first_fixed(c), num_blocks = c->plan.num_blocks;
   mpg_status status = MPG_OK;
-  call_space space = {.c = c};
+  call_space space = {.c = c, .origin = mpg_host_origin()}; /* first: it lets others in */
   if (c->stages != MPG_STAGES_NONE) return mpg_fail(MPG_ERROR, "internal: a call compiled in stages is called in pieces");
   MPG_TRY(mpg_compiled_bind(c, inputs, &space.binding));
   space.externals = take_space(&c->space, (num_own + c->num_results) * sizeof(mpg_tensor) + num_blocks * sizeof(mpg_storage *));
@@ -407,7 +432,7 @@ mpg_status mpg_compiled_call(mpg_compiled *c, const mpg_inputs *inputs, mpg_arra
   if (c->prologue) MPG_GOTO(mpg_compiled_refresh(c, space.binding, space.externals));
   MPG_GOTO(mpg_launch(c->programs, &(mpg_launching){.parts = {space.externals, space.binding->tensors, results}, .binding = inputs->binding,
                                                     .blocks = space.blocks, .random = random, .scope = mpg_autograd_scope(),
-                                                    .steps = mpg_autograd_steps(), .origin = mpg_host_get()->origin()}));
+                                                    .steps = mpg_autograd_steps(), .origin = space.origin}));
   for (uint32_t i = 0; i < c->num_outputs; i++) {
     outputs[i] = (mpg_array){.tensor = *external_at(&space, c->outputs[i].external)};
     outputs[i].tensor.desc = c->outputs[i].desc;

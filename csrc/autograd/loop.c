@@ -179,9 +179,8 @@ static mpg_status take_step(const mpg_loop *loop, mpg_loop_space *space, mpg_arr
 
 /* Other threads of the host have their turn, and so has the user who wants to stop. */
 static mpg_status let_others_in(void) {
-  const mpg_host *host = mpg_host_get();
-  host->acquire_lock(host->release_lock());
-  return host->check_interrupt();
+  mpg_host_acquire_lock(mpg_host_release_lock());
+  return mpg_host_check_interrupt();
 }
 
 static mpg_status run_steps(mpg_loop *loop, mpg_loop_space *space, mpg_array *const *captures, uint64_t outer, int64_t *steps) {

@@ -288,7 +288,7 @@ mpg_status mpg_pieces_new(const mpg_pieces_request *request, mpg_pieces **result
   run->num_inputs = request->num_inputs;
   run->num_outputs = request->num_outputs;
   run->scope = mpg_autograd_scope();
-  run->origin = mpg_host_get()->origin();
+  run->origin = mpg_host_origin();
   run->pieces = mpg_calloc(request->num_pieces + 1, sizeof *run->pieces);
   run->input_kinds = copied(request->input_kinds, request->num_inputs);
   run->output_kinds = copied(request->output_kinds, request->num_outputs);

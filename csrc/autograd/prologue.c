@@ -227,7 +227,7 @@ mpg_status mpg_compiled_refresh(mpg_compiled *c, mpg_binding *binding, const mpg
     c->prologue_threads[s] = atomic_load_explicit(&c->prologue->programs[s].device->num_threads, memory_order_relaxed);
   binding->made = false;
   MPG_GOTO(mpg_launch(c->prologue, &(mpg_launching){.parts = {given, binding->tensors}, .binding = binding->number, .blocks = blocks,
-                                                    .scope = mpg_autograd_scope(), .origin = mpg_host_get()->origin()}));
+                                                    .scope = mpg_autograd_scope(), .origin = mpg_host_origin()}));
   memcpy(binding->versions, versions, c->num_sources * sizeof *versions); /* only now: before, others would run ahead of it */
   binding->watched = watched;
   binding->made = !exposed;

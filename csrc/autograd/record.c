@@ -73,7 +73,7 @@ static mpg_status record(const mpg_invocation *call, mpg_array *const *inputs, m
   node->op = op;
   node->train = call->train;
   node->scope = call->scope;
-  node->origin = mpg_host_get()->origin();
+  node->origin = call->origin;
   if (node->params) memcpy((void *)node->params, call->params, op->params->size);
   for (uint32_t i = 0; i < num_inputs; i++) {
     mpg_tape_node *source = inputs[i]->node;
@@ -123,28 +123,36 @@ static mpg_status run_and_record(const mpg_op *op, const void *params, mpg_array
     pointers = (mpg_array **)(tensors + total);
   }
   bool on_tape = false;
-  for (int i = 0; i < num_inputs; i++) {
+  for (int i = 0; i < num_inputs; i++) { /* held for the call: while it waits, others may give these arrays other memory */
     tensors[i] = inputs[i]->tensor;
+    mpg_tensor_retain(&tensors[i]);
     on_tape |= inputs[i]->node && !inputs[i]->node->consumed;
   }
   mpg_tensor *results = tensors + num_inputs;
   for (int i = 0; i < num_outputs; i++) results[i].storage = NULL;
   if (out)
-    for (int i = 0; i < num_visible; i++) results[i] = out[i]->tensor;
+    for (int i = 0; i < num_visible; i++) {
+      results[i] = out[i]->tensor;
+      mpg_tensor_retain(&results[i]);
+    }
   mpg_invocation call = {.op = op, .params = params, .num_inputs = num_inputs, .inputs = tensors, .num_outputs = num_outputs,
                          .outputs = results, .train = train, .random = random, .scope = scope, .steps = mode.steps, .device = device};
+  bool records = mode.recording && on_tape;
+  if (records) call.origin = mpg_host_origin(); /* first: what the node is to know of the arrays is what the op has seen */
   MPG_GOTO(mpg_invoke(&call));
   if (!out) {
     for (int i = 0; i < num_visible; i++) outputs[i] = (mpg_array){.tensor = results[i]};
     for (int i = 0; i < num_visible; i++) pointers[i] = &outputs[i];
   }
-  if (mode.recording && on_tape) {
+  if (records) {
     status = record(&call, inputs, out ? out : pointers, num_visible);
     if (status != MPG_OK && !out)
       for (int i = 0; i < num_visible; i++) mpg_array_clear(&outputs[i]);
   }
   for (int i = num_visible; i < num_outputs; i++) mpg_tensor_release(&results[i]); /* hidden ones */
 fail:
+  for (int i = 0; i < num_inputs; i++) mpg_tensor_release(&tensors[i]);
+  for (int i = 0; out && i < num_visible; i++) mpg_tensor_release(&results[i]);
   if (tensors != space.tensors) mpg_space_give(tensors);
   return status;
 }

@@ -157,7 +157,7 @@ mpg_status mpg_tape_saved(const mpg_tape_node *node, uint32_t slot, mpg_tensor *
   if (saved->storage->version != saved->version) {
     char name[64], shape[MPG_SHAPE_TEXT_SIZE], origin[256] = "";
     const char *path = mpg_scope_text(node->scope);
-    if (node->origin) mpg_host_get()->origin_text(node->origin, origin, sizeof origin);
+    if (node->origin) mpg_host_origin_text(node->origin, origin, sizeof origin);
     if (slot < node->num_inputs)
       mpg_op_input_name(node->op, (int)slot, name, sizeof name);
     else

@@ -108,7 +108,7 @@ mpg_status mpg_trace_value(mpg_trace *trace, const mpg_array *array, const char 
 mpg_status mpg_trace_check_write(const mpg_array *array, const char *what) {
   char line[512];
   if (!array->trace && (!active || !array->tensor.storage || array->tensor.storage->born > active->born)) return MPG_OK;
-  mpg_host_get()->origin_text(mpg_host_get()->origin(), line, sizeof line);
+  mpg_host_origin_text(mpg_host_origin(), line, sizeof line);
   if (array->trace)
     return mpg_fail(MPG_ERROR, "%s: out= is not possible inside a hybridized block: values there are never overwritten (%s). Make a new array: y = y + x "
                     "instead of y += x, y = F.op(x) instead of F.op(x, out=y)", what, line);
@@ -140,7 +140,7 @@ mpg_status mpg_trace_call(mpg_trace *trace, const mpg_op *op, const void *params
   if (total > (int)(sizeof stack / sizeof *stack) && !(values = mpg_malloc((size_t)total * sizeof *values)))
     return mpg_out_of_host_memory((size_t)total * sizeof *values);
   trace->graph.scope = scope;
-  trace->graph.origin = mpg_host_get()->origin();
+  trace->graph.origin = mpg_host_origin();
   trace->graph.train = train;
   if (trace->only.type) MPG_GOTO(put_on(trace, op, &params));
   for (int i = 0; i < num_inputs; i++) MPG_GOTO(mpg_trace_value(trace, inputs[i], op->name, &values[i]));

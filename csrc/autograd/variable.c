@@ -97,7 +97,7 @@ mpg_status mpg_autograd_record_callback(const mpg_callback *callback, void *stat
   node->state = self;
   node->train = mpg_autograd_training();
   node->scope = mpg_autograd_scope();
-  node->origin = mpg_host_get()->origin();
+  node->origin = mpg_host_origin();
   for (int i = 0; i < num_inputs; i++) {
     mpg_tape_node *source = inputs[i]->node;
     if (source && !source->consumed) node->edges[i] = (mpg_tape_edge){mpg_tape_retain(source), inputs[i]->output};

@@ -114,52 +114,62 @@ static mpg_status add_points(point_list *list, const mpg_storage *storage, const
 
 static bool written(const mpg_replicas *r, uint32_t replica) { return r->everywhere || replica == r->home; }
 
-/* Whatever a device does from now on comes behind the sums. */
-static mpg_status join(const mpg_replicas *r, uint32_t replica, mpg_device *side, mpg_tick tick) {
-  const mpg_tensor *const *arrays = &r->arrays[replica * r->num_arrays];
-  mpg_device *device = arrays[0]->storage->device;
-  mpg_point point = {side, tick, true};
-  mpg_submission submission = {.name = name, .work = nothing, .points = &point, .num_points = 1};
-  mpg_tick joined;
-  mpg_status first = MPG_OK;
-  for (uint32_t i = 0; i < r->num_arrays; i++) {
-    mpg_status status = mpg_storage_add_read(arrays[i]->storage, side, tick);
-    if (first == MPG_OK) first = status;
+/* What is to be queued: the sums beside the devices, and on each device whose arrays they write something that waits for them, so that
+ * whatever it does from now on comes behind. */
+typedef struct queued_sums {
+  const mpg_replicas *replicas;
+  mpg_device *devices[MPG_MOST_TOGETHER]; /* the side, then those of the written replicas */
+  int count;
+  job *work; /* owned until it is queued */
+  point_list list;
+  mpg_point end;
+} queued_sums;
+
+static mpg_status prepare(void *state, mpg_submission *submissions, bool *done) {
+  queued_sums *q = state;
+  const mpg_replicas *r = q->replicas;
+  mpg_device *side = q->devices[0];
+  (void)done;
+  for (uint32_t i = 0; i < r->num_arrays * r->num_replicas; i++) {
+    MPG_TRY(mpg_storage_reserve_read(r->arrays[i]->storage, side));
+    MPG_TRY(add_points(&q->list, r->arrays[i]->storage, side, written(r, i / r->num_arrays)));
   }
-  if (!written(r, replica)) return first;
-  mpg_status status = mpg_device_submit(device, &submission, &joined);
-  if (status != MPG_OK) return status;
-  for (uint32_t i = 0; i < r->num_arrays; i++) mpg_storage_add_write(arrays[i]->storage, joined);
-  return first;
+  MPG_TRY(make_job(r, &q->work));
+  submissions[0] = (mpg_submission){.name = name, .work = sum, .payload = &q->work, .payload_size = sizeof q->work,
+                                    .points = q->list.points, .num_points = q->list.count, .discard = discard};
+  q->end = (mpg_point){side, mpg_device_next_tick(side), true};
+  for (int k = 1; k < q->count; k++) submissions[k] = (mpg_submission){.name = name, .work = nothing, .points = &q->end, .num_points = 1};
+  return MPG_OK;
+}
+
+static void note(void *state, const mpg_tick *ticks) {
+  const queued_sums *q = state;
+  const mpg_replicas *r = q->replicas;
+  int joined = 1;
+  for (uint32_t k = 0; k < r->num_replicas; k++)
+    for (uint32_t i = 0; i < r->num_arrays; i++) {
+      mpg_storage *storage = r->arrays[k * r->num_arrays + i]->storage;
+      mpg_storage_add_read(storage, q->devices[0], ticks[0]);
+      if (!written(r, k)) continue;
+      mpg_storage_add_write(storage, ticks[joined]);
+      joined += i + 1 == r->num_arrays;
+    }
 }
 
 mpg_status mpg_comm_sum_replicas(const mpg_replicas *r, bool *done) {
   *done = r->num_arrays > 0;
   if (!*done) return MPG_OK;
-  mpg_device *side = NULL;
-  point_list list = {0};
-  job *work = NULL;
-  mpg_status status = MPG_OK;
   MPG_TRY(check(r));
-  for (uint32_t k = r->num_replicas; k-- > 0 && *done;) {
+  queued_sums q = {.replicas = r, .count = 1};
+  *done = r->num_replicas < MPG_MOST_TOGETHER;
+  for (uint32_t k = 0; k < r->num_replicas && *done; k++) {
     mpg_device *device = r->arrays[k * r->num_arrays]->storage->device;
     *done = device->id.type == MPG_CPU;
-    MPG_TRY(mpg_device_make_room(device));
+    if (written(r, k)) q.devices[q.count++] = device;
   }
   if (!*done) return MPG_OK;
-  MPG_TRY(mpg_device_side(r->arrays[r->home * r->num_arrays]->storage->device, &side));
-  MPG_TRY(mpg_device_make_room(side));
-  for (uint32_t i = 0; i < r->num_arrays * r->num_replicas; i++) /* the host lock is not given up until the work is queued */
-    MPG_GOTO(add_points(&list, r->arrays[i]->storage, side, written(r, i / r->num_arrays)));
-  MPG_GOTO(make_job(r, &work));
-  mpg_submission submission = {.name = name, .work = sum, .payload = &work, .payload_size = sizeof work, .points = list.points, .num_points = list.count, .discard = discard};
-  mpg_tick tick;
-  MPG_GOTO(mpg_device_submit(side, &submission, &tick));
-  for (uint32_t k = 0; k < r->num_replicas; k++) {
-    mpg_status joined = join(r, k, side, tick);
-    if (status == MPG_OK) status = joined;
-  }
-fail:
-  mpg_free(list.points);
+  MPG_TRY(mpg_device_side(r->arrays[r->home * r->num_arrays]->storage->device, &q.devices[0]));
+  mpg_status status = mpg_device_queue(&(mpg_queuing){.devices = q.devices, .count = q.count, .prepare = prepare, .note = note, .state = &q});
+  mpg_free(q.list.points);
   return status;
 }

@@ -184,57 +184,80 @@ static void wake(mpg_device *device) {
   if (device->backend->wake) device->backend->wake(device);
 }
 
-static mpg_status finish_now(mpg_device *device, mpg_tick tick) {
-  mpg_tick_wait(device, tick, true);
-  return mpg_device_failure(device, tick);
-}
-
-mpg_status mpg_device_submit(mpg_device *device, const mpg_submission *submission, mpg_tick *tick) {
-  mpg_status status = table.shut_down ? refuse_after_shutdown(device) : mpg_device_make_room(device);
-  if (status == MPG_OK) status = enqueue(device, submission);
-  if (status != MPG_OK) {
-    discard(submission);
-    return status;
-  }
-  mpg_tick last = device->submitted;
-  publish(device, submission, last);
-  wake(device);
-  if (tick) *tick = last;
-  return table.mode == MPG_ENGINE_SYNC ? finish_now(device, last) : MPG_OK;
-}
-
-mpg_status mpg_device_submit_together(mpg_device *const *devices, const mpg_submission *submissions, int count, mpg_tick *ticks) {
-  enum { MANY = 64 };
-  mpg_tick few[MANY], *last = few;
+/* Queues all or none, and lets it run. Discards payloads where it fails. Lets nobody in. */
+static mpg_status queue_all(mpg_device *const *devices, const mpg_submission *submissions, int count, mpg_tick *last) {
   mpg_status status = MPG_OK;
   int queued = 0;
-  if (count > 0 && table.shut_down) MPG_GOTO(refuse_after_shutdown(devices[0]));
-  if (count > MANY) {
-    last = mpg_malloc((size_t)count * sizeof *last);
-    if (!last) MPG_GOTO(mpg_out_of_host_memory((size_t)count * sizeof *last));
-  }
+  if (table.shut_down) MPG_GOTO(refuse_after_shutdown(devices[0]));
   for (; queued < count; queued++) {
     MPG_GOTO(enqueue(devices[queued], &submissions[queued]));
     last[queued] = devices[queued]->submitted;
   }
   for (int i = 0; i < count; i++) publish(devices[i], &submissions[i], last[i]);
   for (int i = 0; i < count; i++) wake(devices[i]);
-  if (ticks && count > 0) memcpy(ticks, last, (size_t)count * sizeof *ticks);
-  if (table.mode == MPG_ENGINE_SYNC) {
-    for (int i = 0; i < count; i++) mpg_tick_wait(devices[i], last[i], true);
-    for (int i = 0; i < count && status == MPG_OK; i++) status = mpg_device_failure(devices[i], last[i]);
-  }
-  if (last != few) mpg_free(last);
-  return status;
-
+  return MPG_OK;
 fail:
   for (int i = 0; i < queued; i++) {
     devices[i]->submitted -= submissions[i].ticks ? submissions[i].ticks : 1;
     devices[i]->backend->retract(devices[i]);
   }
   for (int i = 0; i < count; i++) discard(&submissions[i]);
-  if (last != few) mpg_free(last);
   return status;
+}
+
+/* In synchronous mode work is done when it has been queued. */
+static mpg_status finish(mpg_device *const *devices, const mpg_tick *last, int count) {
+  if (__builtin_expect(table.mode != MPG_ENGINE_SYNC, 1)) return MPG_OK;
+  for (int i = 0; i < count; i++) mpg_tick_wait(devices[i], last[i], true);
+  for (int i = 0; i < count; i++) MPG_TRY(mpg_device_failure(devices[i], last[i]));
+  return MPG_OK;
+}
+
+/* A look at each device until none had to be waited for: waiting for one gives the others time to fill. */
+static mpg_status make_room(mpg_device *const *devices, int count) {
+  uint64_t before;
+  do {
+    before = mpg_host_turns();
+    for (int i = 0; i < count; i++) MPG_TRY(mpg_device_make_room(devices[i]));
+  } while (count > 1 && before != mpg_host_turns());
+  return MPG_OK;
+}
+
+mpg_status mpg_device_queue(const mpg_queuing *queuing) {
+  mpg_submission submissions[MPG_MOST_TOGETHER];
+  mpg_tick last[MPG_MOST_TOGETHER];
+  bool done = false;
+  MPG_ASSERT(queuing->count <= MPG_MOST_TOGETHER);
+  MPG_TRY(make_room(queuing->devices, queuing->count));
+  uint64_t turns = mpg_host_turns();
+  MPG_TRY(queuing->prepare(queuing->state, submissions, &done));
+  if (!done) {
+    MPG_TRY(queue_all(queuing->devices, submissions, queuing->count, last));
+    queuing->note(queuing->state, last);
+  }
+  mpg_host_check_turns(turns);
+  return done ? MPG_OK : finish(queuing->devices, last, queuing->count);
+}
+
+mpg_status mpg_device_submit(mpg_device *device, const mpg_submission *submission, mpg_tick *tick) {
+  mpg_tick last;
+  mpg_status status = mpg_device_make_room(device);
+  if (status != MPG_OK) {
+    discard(submission);
+    return status;
+  }
+  MPG_TRY(queue_all(&device, submission, 1, &last));
+  if (tick) *tick = last;
+  return finish(&device, &last, 1);
+}
+
+mpg_status mpg_device_submit_together(mpg_device *const *devices, const mpg_submission *submissions, int count, mpg_tick *ticks) {
+  mpg_tick last[MPG_MOST_TOGETHER];
+  MPG_ASSERT(count <= MPG_MOST_TOGETHER);
+  if (!count) return MPG_OK;
+  MPG_TRY(queue_all(devices, submissions, count, last));
+  if (ticks) memcpy(ticks, last, (size_t)count * sizeof *ticks);
+  return finish(devices, last, count);
 }
 
 /* --- Idle workers --------------------------------------------------------------------------------------------------------- */

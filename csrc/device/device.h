@@ -194,19 +194,26 @@ static inline const char *mpg_device_text(const mpg_device *device) { return dev
 mpg_status mpg_device_set_threads(int n);
 int mpg_machine_cores(void); /* cores this process may run on */
 
-/* Queues work. *tick (may be NULL) becomes its last tick. First makes room (see below), so it may block.
- * In synchronous mode the work is done on return and its failure is the result. After any failure the work is not queued
- * and its payload has been discarded. */
-mpg_status mpg_device_submit(mpg_device *device, const mpg_submission *submission, mpg_tick *tick);
-
-/* Queues work on several devices such that no other submission comes between (no deadlock between programs that wait for
- * each other). `ticks` receives each one's last tick; may be NULL. The first tick of submission i is
- * mpg_device_next_tick(devices[i]) as seen before the call, so payloads can name each other's ticks; therefore it never
- * gives the host lock up before the work is queued: call mpg_device_make_room before you look at ticks. All or none is
- * queued. In synchronous mode it waits for all of them. */
-mpg_status mpg_device_submit_together(mpg_device *const *devices, const mpg_submission *submissions, int count, mpg_tick *ticks);
-/* Waits while very much is queued (host lock given up); may be interrupted. */
-mpg_status mpg_device_make_room(mpg_device *device);
+/* Queuing. Work that touches storages is queued by mpg_device_queue, which keeps pieces of work whole towards each other: from
+ * collecting what the work must wait for until all its uses are noted, nobody else runs, no other thread of the host and no
+ * finalizer. In order: waits while very much is queued (host lock given up; may be interrupted); `prepare`, which looks at the
+ * storages, collects points and fills in a submission per device; queues all or none, and no other submission comes between, so
+ * programs that wait for each other cannot deadlock; `note`, which tells the storages; and only then anything that may wait, as
+ * synchronous mode does. Neither function may let others in (base/host.h counts turns); a mistake there ends the process in debug
+ * builds and in tests. What lets others in comes before: making storages, asking for the host's line.
+ * In `prepare` the first tick of submission i is mpg_device_next_tick(devices[i]), so payloads can name each other's ticks; a device
+ * may come more than once, its submissions one behind the other. If it fails, nothing has been queued and payloads are the caller's;
+ * later failures discard them. *done: it has done the work itself, and noted it: nothing is to be queued. `note` gets the last tick of
+ * each submission. In synchronous mode the work is done on return and its failure is the result. */
+enum { MPG_MOST_TOGETHER = 72 };
+typedef struct mpg_queuing {
+  mpg_device *const *devices;
+  int count; /* at most MPG_MOST_TOGETHER */
+  mpg_status (*prepare)(void *state, mpg_submission *submissions, bool *done);
+  void (*note)(void *state, const mpg_tick *ticks);
+  void *state;
+} mpg_queuing;
+mpg_status mpg_device_queue(const mpg_queuing *queuing);
 static inline mpg_tick mpg_device_next_tick(const mpg_device *device) { return device->submitted + 1; }
 
 static inline bool mpg_tick_reached(const mpg_device *device, mpg_tick tick) {

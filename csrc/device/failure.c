@@ -168,7 +168,7 @@ mpg_status mpg_failures_report(const mpg_cause *cause) {
   char origin[512] = "";
   if (cause->origin) {
     char line[480] = "";
-    mpg_host_get()->origin_text(cause->origin, line, sizeof line);
+    mpg_host_origin_text(cause->origin, line, sizeof line);
     if (line[0]) snprintf(origin, sizeof origin, ", queued at %s", line);
   }
   char part[96] = "";

@@ -41,24 +41,30 @@ static void drop_finished(mpg_uses *uses) {
   }
 }
 
-mpg_status mpg_uses_add_read(mpg_uses *uses, mpg_device *owner, mpg_device *reader, mpg_tick tick) {
+mpg_status mpg_uses_reserve(mpg_uses *uses) {
+  int wanted = mpg_device_count();
+  if (__builtin_expect(uses->capacity >= wanted, 1)) return MPG_OK;
+  wanted = (wanted + 3) & ~3;
+  mpg_foreign_read *grown = mpg_realloc(uses->foreign, (size_t)wanted * sizeof *grown);
+  if (!grown) return mpg_out_of_host_memory((size_t)wanted * sizeof *grown);
+  uses->foreign = grown;
+  uses->capacity = wanted;
+  return MPG_OK;
+}
+
+void mpg_uses_add_read(mpg_uses *uses, mpg_device *owner, mpg_device *reader, mpg_tick tick) {
   if (reader == owner) {
     if (tick > uses->read) uses->read = tick;
-    return MPG_OK;
+    return;
   }
   for (int i = 0; i < uses->num_foreign; i++) {
     if (uses->foreign[i].device != reader) continue;
     if (tick > uses->foreign[i].tick) uses->foreign[i].tick = tick;
-    return MPG_OK;
+    return;
   }
   drop_finished(uses);
-  while (uses->num_foreign == MPG_FOREIGN_READS) {
-    mpg_tick_wait(uses->foreign[0].device, uses->foreign[0].tick, true);
-    drop_finished(uses);
-  }
-  uses->foreign[uses->num_foreign].device = reader;
-  uses->foreign[uses->num_foreign++].tick = tick;
-  return MPG_OK;
+  MPG_ASSERT(uses->num_foreign < uses->capacity); /* reserved */
+  uses->foreign[uses->num_foreign++] = (mpg_foreign_read){reader, tick};
 }
 
 bool mpg_uses_finished(const mpg_uses *uses, const mpg_device *owner) {
@@ -69,10 +75,12 @@ bool mpg_uses_finished(const mpg_uses *uses, const mpg_device *owner) {
 }
 
 mpg_status mpg_uses_wait(const mpg_uses *uses, mpg_device *owner) {
-  mpg_uses now = *uses; /* others may add to it while the lock is given up */
-  MPG_TRY(mpg_point_wait((mpg_point){.device = owner, .tick = now.write > now.read ? now.write : now.read}));
-  for (int i = 0; i < now.num_foreign; i++)
-    MPG_TRY(mpg_point_wait((mpg_point){.device = now.foreign[i].device, .tick = now.foreign[i].tick}));
+  enum { MOST = 64 };
+  mpg_foreign_read now[MOST]; /* others may add to them, and move them, while the lock is given up */
+  int count = uses->num_foreign < MOST ? uses->num_foreign : MOST;
+  for (int i = 0; i < count; i++) now[i] = uses->foreign[i];
+  MPG_TRY(mpg_point_wait((mpg_point){.device = owner, .tick = uses->write > uses->read ? uses->write : uses->read}));
+  for (int i = 0; i < count; i++) MPG_TRY(mpg_point_wait((mpg_point){.device = now[i].device, .tick = now[i].tick}));
   return MPG_OK;
 }
 
@@ -111,8 +119,10 @@ void mpg_pool_destroy(mpg_pool *pool) {
   if (!pool) return;
   for (int i = 0; i < NUM_CLASSES; i++) {
     size_class *class = &pool->classes[i];
-    for (size_t j = 0; j < class->count; j++)
+    for (size_t j = 0; j < class->count; j++) {
       pool->device->backend->free(pool->device, class->cached[j].memory, class->cached[j].size);
+      mpg_free(class->cached[j].uses.foreign);
+    }
     mpg_free(class->cached);
   }
   mpg_free(pool);
@@ -132,6 +142,7 @@ static void release_cached(mpg_pool *pool, size_class *class, size_t index) {
   class->cached[index] = class->cached[--class->count];
   class->blocks--;
   SET(held, GET(held) - block.size);
+  mpg_free(block.uses.foreign);
   pool->device->backend->free(pool->device, block.memory, block.size);
 }
 
@@ -144,13 +155,13 @@ static mpg_status shrink(mpg_pool *pool, size_t target, bool wait, bool give_up_
       if (j >= class->count) continue; /* somebody took some while the lock was given up */
       if (!mpg_uses_finished(&class->cached[j].uses, pool->device)) {
         if (!wait) continue;
-        mpg_uses uses = class->cached[j].uses;
+        const mpg_uses *uses = &class->cached[j].uses;
         if (give_up_lock) {
-          MPG_TRY(mpg_uses_wait(&uses, pool->device));
+          MPG_TRY(mpg_uses_wait(uses, pool->device));
           if (j >= class->count || !mpg_uses_finished(&class->cached[j].uses, pool->device)) continue;
         } else {
-          mpg_tick_wait(pool->device, uses.write > uses.read ? uses.write : uses.read, false);
-          for (int k = 0; k < uses.num_foreign; k++) mpg_tick_wait(uses.foreign[k].device, uses.foreign[k].tick, false);
+          mpg_tick_wait(pool->device, uses->write > uses->read ? uses->write : uses->read, false);
+          for (int k = 0; k < uses->num_foreign; k++) mpg_tick_wait(uses->foreign[k].device, uses->foreign[k].tick, false);
         }
       }
       release_cached(pool, class, j);
@@ -283,7 +294,10 @@ mpg_status mpg_pool_alloc(mpg_pool *pool, size_t size, bool host_access, mpg_blo
 }
 
 void mpg_pool_free(mpg_pool *pool, const mpg_block *block) {
-  if (!block->size) return;
+  if (!block->size) {
+    mpg_free(block->uses.foreign);
+    return;
+  }
   int index;
   size_t rounded;
   bool found = find_class(block->size, &index, &rounded);

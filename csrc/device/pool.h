@@ -11,15 +11,16 @@
 #include "device/device.h"
 
 /* The work that still touches a block: ticks on its own device, and reads by other devices. */
-enum { MPG_FOREIGN_READS = 3 };
+typedef struct mpg_foreign_read {
+  mpg_device *device;
+  mpg_tick tick;
+} mpg_foreign_read;
 typedef struct mpg_uses {
   mpg_tick write;     /* last write, on the block's own device (nobody else writes) */
   mpg_tick read;      /* last read by its own device */
   int num_foreign;    /* reads by other devices still out; finished ones are dropped when a new one is added */
-  struct {
-    mpg_device *device;
-    mpg_tick tick;
-  } foreign[MPG_FOREIGN_READS]; /* one per device */
+  int capacity;
+  mpg_foreign_read *foreign; /* one per device; the block's, and kept with it; NULL: there was none */
 } mpg_uses;
 
 typedef struct mpg_block {
@@ -28,12 +29,14 @@ typedef struct mpg_block {
   mpg_uses uses;
 } mpg_block;
 
-/* Adds a read by `reader` at `tick`. When `foreign` is full of unfinished reads, waits for one (host lock given up; no
- * interrupts: the read is queued already and must be registered). */
-mpg_status mpg_uses_add_read(mpg_uses *uses, mpg_device *owner, mpg_device *reader, mpg_tick tick);
+/* Makes room for reads by all other devices there are; before the work is queued, as adding one can neither fail nor wait. */
+mpg_status mpg_uses_reserve(mpg_uses *uses);
+/* Adds a read by `reader` at `tick`. */
+void mpg_uses_add_read(mpg_uses *uses, mpg_device *owner, mpg_device *reader, mpg_tick tick);
 /* True when nothing queued touches the block any more. */
 bool mpg_uses_finished(const mpg_uses *uses, const mpg_device *owner);
-/* Waits until then (host lock given up while blocking); failures of that work are not reported. */
+/* Waits for the work that uses the block now (host lock given up while blocking); failures of that work are not reported. What
+ * others queue meanwhile is not waited for. The block must stay: its owner, or the caller, holds it. */
 mpg_status mpg_uses_wait(const mpg_uses *uses, mpg_device *owner);
 
 mpg_status mpg_pool_create(mpg_device *device, mpg_pool **pool); /* new */

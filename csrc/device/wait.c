@@ -26,14 +26,13 @@ bool mpg_tick_spin(const mpg_device *device, mpg_tick tick, int64_t ns) {
 
 /* Spins, then blocks in slices. With `interruptible` the host is asked after each whether to go on. */
 static mpg_status wait_for(mpg_device *device, mpg_tick tick, bool give_up_lock, bool interruptible) {
-  const mpg_host *host = mpg_host_get();
   /* In shuffled order nothing happens until backend->wait does it. */
   bool reached = mpg_tick_spin(device, tick, device->backend == &mpg_shuffle_backend ? 0 : mpg_spin_limit_ns());
   while (!reached) {
-    void *token = give_up_lock ? host->release_lock() : NULL;
+    void *token = give_up_lock ? mpg_host_release_lock() : NULL;
     reached = device->backend->wait(device, tick, INTERRUPT_SLICE_NS);
-    if (give_up_lock) host->acquire_lock(token);
-    if (interruptible && !reached) MPG_TRY(host->check_interrupt());
+    if (give_up_lock) mpg_host_acquire_lock(token);
+    if (interruptible && !reached) MPG_TRY(mpg_host_check_interrupt());
   }
   return MPG_OK;
 }

@@ -1,5 +1,6 @@
 #include <string.h>
 
+#include "base/memory.h"
 #include "graph/program.h"
 
 /* The points of one program: a part of the set's work space. */
@@ -22,26 +23,29 @@ static void add_point(point_list *list, mpg_point point) { /* room was made */
   points[list->count++] = point;
 }
 
-enum { POINTS_PER_ACCESS = 4 + MPG_FOREIGN_READS };
-
 /* What the program of `device` must wait for before it touches one storage. */
 static mpg_status add_points(point_list *list, const mpg_access *access, const mpg_tensor *tensor, const mpg_device *device) {
+  enum { FEW = 16 };
   mpg_program_set *set = list->set;
-  MPG_TRY(mpg_grow((void **)&set->points, &set->points_capacity, list->begin + (size_t)list->count + POINTS_PER_ACCESS, sizeof *set->points));
-  const mpg_storage *storage = tensor->storage;
-  mpg_point found[POINTS_PER_ACCESS];
+  mpg_storage *storage = tensor->storage;
+  const mpg_uses *uses = &storage->block.uses;
+  size_t most = 3 + (size_t)uses->num_foreign;
+  mpg_point few[FEW], *found = few;
   int count = 0;
+  MPG_TRY(mpg_storage_reserve_read(storage, device));
+  MPG_TRY(mpg_grow((void **)&set->points, &set->points_capacity, list->begin + (size_t)list->count + most, sizeof *set->points));
+  if (most > FEW && !(found = mpg_space_take(most * sizeof *found))) return mpg_out_of_host_memory(most * sizeof *found);
   if (access->reads) mpg_storage_read_points(storage, device, found, &count);
   if (access->writes && storage->device == device) {
     mpg_tensor_write_points(tensor, device, found, &count);
-  } else if (access->writes) {
-    const mpg_uses *uses = &storage->block.uses; /* a push into another device's memory: all that still touches it there */
+  } else if (access->writes) { /* a push into another device's memory: all that still touches it there */
     mpg_tick last = uses->write > uses->read ? uses->write : uses->read;
     if (last) found[count++] = (mpg_point){.device = storage->device, .tick = last};
     for (int i = 0; i < uses->num_foreign; i++)
       if (uses->foreign[i].device != device) found[count++] = (mpg_point){.device = uses->foreign[i].device, .tick = uses->foreign[i].tick};
   }
   for (int i = 0; i < count; i++) add_point(list, found[i]);
+  if (found != few) mpg_space_give(found);
   return MPG_OK;
 }
 
@@ -57,10 +61,10 @@ static mpg_tensor access_tensor(const mpg_launching *call, const mpg_access *acc
 
 /* What a segment must wait for. A fixed array that is only read, or only written while no other device reads it, needs no look, unless
  * work has failed there: what used it before ran on this device. */
-static mpg_status collect_points(const mpg_program_segment *segment, const mpg_launching *call, point_list *list) {
+static mpg_status collect_points(const mpg_program_segment *segment, const mpg_launching *call, bool unread, point_list *list) {
   const mpg_device *device = list->set->programs[segment->slot].device;
   bool all = !call->binding || atomic_load_explicit(&device->failed, memory_order_relaxed);
-  uint32_t count = all ? segment->num_accesses : call->unread ? segment->num_checked : segment->num_written;
+  uint32_t count = all ? segment->num_accesses : unread ? segment->num_checked : segment->num_written; /* pushes are among the checked */
   for (uint32_t i = 0; i < count; i++) {
     mpg_tensor tensor = access_tensor(call, &segment->accesses[i]);
     MPG_TRY(add_points(list, &segment->accesses[i], &tensor, device));
@@ -117,15 +121,13 @@ static mpg_status new_frame(mpg_program_set *set, const mpg_launching *call, int
 }
 
 /* Tells the storages that a segment was queued; `tick` is its last. */
-static mpg_status note_segment(const mpg_program_set *set, const mpg_program_segment *segment, const mpg_launching *call, mpg_tick tick) {
-  mpg_status first = MPG_OK;
+static void note_segment(const mpg_program_set *set, const mpg_program_segment *segment, const mpg_launching *call, mpg_tick tick) {
   mpg_device *device = set->programs[segment->slot].device;
   for (uint32_t i = 0; i < segment->num_accesses; i++) {
     const mpg_access *access = &segment->accesses[i];
     mpg_storage *storage = access_storage(call, access);
     if (storage->device != device) {
-      mpg_status status = mpg_storage_add_read(storage, device, tick); /* a push is kept track of like a read */
-      if (first == MPG_OK) first = status;
+      mpg_storage_add_read(storage, device, tick); /* a push is kept track of like a read */
       continue;
     }
     mpg_uses *uses = &storage->block.uses; /* another base may be the same storage */
@@ -133,16 +135,6 @@ static mpg_status note_segment(const mpg_program_set *set, const mpg_program_seg
     if (access->reads && (last > uses->read || !tick)) uses->read = last;
     if (access->writes) mpg_storage_add_write(storage, last > uses->write || !tick ? last : uses->write);
   }
-  return first;
-}
-
-static mpg_status note_uses(const mpg_program_set *set, const mpg_launching *call, const mpg_tick *ticks, int count) {
-  mpg_status first = MPG_OK;
-  for (int k = 0; k < count; k++) {
-    mpg_status status = note_segment(set, &set->segments[k], call, ticks[k]);
-    if (first == MPG_OK) first = status;
-  }
-  return first;
 }
 
 /* Runs the only program of a small set in this thread. */
@@ -152,41 +144,62 @@ static mpg_status run_here(mpg_program_set *set, const mpg_launching *call) {
   mpg_run run = {.device = set->programs[set->segments[0].slot].device, .num_threads = 1};
   mpg_status status = mpg_program_work(&run, &payload);
   mpg_program_discard(&payload);
-  mpg_tick done = 0;
-  mpg_status noted = note_uses(set, call, &done, 1);
-  return status != MPG_OK ? status : noted;
+  note_segment(set, &set->segments[0], call, 0);
+  return status;
+}
+
+typedef struct launch {
+  mpg_program_set *set;
+  const mpg_launching *call;
+  mpg_program_payload payloads[MPG_MAX_GRAPH_DEVICES];
+} launch;
+
+/* The set's work space is ours until the work is queued: nobody else runs. */
+static mpg_status prepare_launch(void *state, mpg_submission *submissions, bool *done) {
+  launch *l = state;
+  mpg_program_set *set = l->set;
+  const mpg_launching *call = l->call;
+  point_list lists[MPG_MAX_GRAPH_DEVICES];
+  int count = (int)set->num_segments;
+  size_t num_points = 0;
+  bool unread = false;
+  mpg_call_frame *frame = NULL;
+  if (call->look) MPG_TRY(call->look(call->looking, &unread));
+  for (int k = 0; k < count; k++) {
+    lists[k] = (point_list){set, num_points, 0};
+    MPG_TRY(collect_points(&set->segments[k], call, unread, &lists[k]));
+    num_points += (size_t)lists[k].count;
+  }
+  *done = set->small && num_points == 0 && mpg_device_runs_inline(set->programs[set->segments[0].slot].device);
+  if (*done) return run_here(set, call);
+  MPG_TRY(new_frame(set, call, count, &frame));
+  for (int k = 0; k < count; k++) {
+    const mpg_program_segment *segment = &set->segments[k];
+    l->payloads[k] = (mpg_program_payload){frame, (uint32_t)k, segment->begin};
+    submissions[k] = (mpg_submission){.name = set->name, .work = mpg_program_work, .payload = &l->payloads[k],
+                                      .payload_size = sizeof l->payloads[k], .points = set->points + lists[k].begin,
+                                      .num_points = lists[k].count, .ticks = segment->num_signals + 1, .origin = call->origin,
+                                      .scope = call->scope, .steps = call->steps, .discard = mpg_program_discard};
+  }
+  return MPG_OK;
+}
+
+static void note_launch(void *state, const mpg_tick *ticks) {
+  const launch *l = state;
+  for (uint32_t k = 0; k < l->set->num_segments; k++) note_segment(l->set, &l->set->segments[k], l->call, ticks[k]);
 }
 
 mpg_status mpg_launch(mpg_program_set *set, const mpg_launching *call) {
   mpg_device *devices[MPG_MAX_GRAPH_DEVICES];
-  mpg_submission submissions[MPG_MAX_GRAPH_DEVICES];
-  mpg_program_payload payloads[MPG_MAX_GRAPH_DEVICES];
-  mpg_tick ticks[MPG_MAX_GRAPH_DEVICES];
-  point_list lists[MPG_MAX_GRAPH_DEVICES];
   int count = (int)set->num_segments; /* one per device: sets of stages fly (mpg_flight) */
-  size_t num_points = 0;
-  mpg_call_frame *frame = NULL;
-  for (int k = 0; k < count; k++) MPG_TRY(mpg_device_make_room(set->programs[set->segments[k].slot].device));
+  launch l = {.set = set, .call = call};
+  for (int k = 0; k < count; k++) devices[k] = set->programs[set->segments[k].slot].device;
   MPG_TRY(allocate_blocks(set, call->blocks));
-  for (int k = 0; k < count; k++) { /* from here until the work is queued the host lock is not given up: the set's work space is ours */
-    lists[k] = (point_list){set, num_points, 0};
-    MPG_TRY(collect_points(&set->segments[k], call, &lists[k]));
-    num_points += (size_t)lists[k].count;
+  if (!count) {
+    bool unread;
+    return call->look ? call->look(call->looking, &unread) : MPG_OK;
   }
-  if (set->small && num_points == 0 && mpg_device_runs_inline(set->programs[set->segments[0].slot].device)) return run_here(set, call);
-  if (!count) return MPG_OK;
-  MPG_TRY(new_frame(set, call, count, &frame));
-  for (int k = 0; k < count; k++) {
-    const mpg_program_segment *segment = &set->segments[k];
-    devices[k] = set->programs[segment->slot].device;
-    payloads[k] = (mpg_program_payload){frame, (uint32_t)k, segment->begin};
-    submissions[k] = (mpg_submission){.name = set->name, .work = mpg_program_work, .payload = &payloads[k],
-                                      .payload_size = sizeof payloads[k], .points = set->points + lists[k].begin, .num_points = lists[k].count,
-                                      .ticks = segment->num_signals + 1, .origin = call->origin, .scope = call->scope,
-                                      .steps = call->steps, .discard = mpg_program_discard};
-  }
-  MPG_TRY(mpg_device_submit_together(devices, submissions, count, ticks));
-  return note_uses(set, call, ticks, count);
+  return mpg_device_queue(&(mpg_queuing){.devices = devices, .count = count, .prepare = prepare_launch, .note = note_launch, .state = &l});
 }
 
 /* --- Flights -------------------------------------------------------------------------------------------------------- */
@@ -239,28 +252,46 @@ static mpg_status check_waits(const mpg_flight *flight, const mpg_program_segmen
   return MPG_OK;
 }
 
+typedef struct flight_segment {
+  mpg_flight *flight;
+  uint32_t number, stage, micro_batch;
+  mpg_program_payload payload;
+} flight_segment;
+
+static mpg_status prepare_segment(void *state, mpg_submission *submissions, bool *done) {
+  flight_segment *s = state;
+  mpg_program_set *set = s->flight->frame->set;
+  const mpg_launching *call = &s->flight->call;
+  const mpg_program_segment *segment = &set->segments[s->number];
+  (void)done;
+  MPG_TRY(check_waits(s->flight, segment));
+  point_list list = {set, 0, 0}; /* the set's work space is ours until the work is queued: nobody else runs */
+  MPG_TRY(collect_points(segment, call, false, &list));
+  s->payload = (mpg_program_payload){s->flight->frame, s->number, segment->begin};
+  submissions[0] = (mpg_submission){.name = set->name, .work = mpg_program_work, .payload = &s->payload, .payload_size = sizeof s->payload,
+                                    .points = set->points, .num_points = list.count, .ticks = segment->num_signals + 1,
+                                    .origin = call->origin, .scope = call->scope, .steps = call->steps, .stage = s->stage,
+                                    .micro_batch = s->micro_batch, .discard = mpg_program_discard};
+  s->flight->frame->first_ticks[s->number] = mpg_device_next_tick(set->programs[segment->slot].device);
+  atomic_fetch_add_explicit(&s->flight->frame->references, 1, memory_order_relaxed);
+  return MPG_OK;
+}
+
+static void note_flight_segment(void *state, const mpg_tick *ticks) {
+  const flight_segment *s = state;
+  const mpg_program_set *set = s->flight->frame->set;
+  note_segment(set, &set->segments[s->number], &s->flight->call, ticks[0]);
+}
+
 mpg_status mpg_flight_submit(mpg_flight *flight, uint32_t number, uint32_t stage, uint32_t micro_batch) {
   mpg_program_set *set = flight->frame->set;
-  const mpg_launching *call = &flight->call;
   const mpg_program_segment *segment = &set->segments[number];
   mpg_device *device = set->programs[segment->slot].device;
-  MPG_TRY(check_waits(flight, segment));
-  MPG_TRY(mpg_device_make_room(device));
+  flight_segment state = {.flight = flight, .number = number, .stage = stage, .micro_batch = micro_batch};
   MPG_TRY(resolve_bases(flight, segment));
-  point_list list = {set, 0, 0}; /* from here until the work is queued the host lock is not given up: the set's work space is ours */
-  MPG_TRY(collect_points(segment, call, &list));
-  mpg_program_payload payload = {flight->frame, number, segment->begin};
-  mpg_submission submission = {.name = set->name, .work = mpg_program_work, .payload = &payload, .payload_size = sizeof payload,
-                               .points = set->points, .num_points = list.count, .ticks = segment->num_signals + 1, .origin = call->origin,
-                               .scope = call->scope, .steps = call->steps, .stage = stage, .micro_batch = micro_batch, .discard = mpg_program_discard};
-  mpg_tick first = mpg_device_next_tick(device);
-  flight->frame->first_ticks[number] = first;
-  atomic_fetch_add_explicit(&flight->frame->references, 1, memory_order_relaxed);
-  mpg_status status = mpg_device_submit(device, &submission, NULL);
-  if (status != MPG_OK && mpg_device_next_tick(device) == first) { /* not queued: nobody may wait for it */
-    flight->frame->first_ticks[number] = 0;
-    return status;
-  }
-  mpg_status noted = note_segment(set, segment, call, first + segment->num_signals);
-  return status != MPG_OK ? status : noted;
+  mpg_status status = mpg_device_queue(
+      &(mpg_queuing){.devices = &device, .count = 1, .prepare = prepare_segment, .note = note_flight_segment, .state = &state});
+  /* Not queued: nobody may wait for it. */
+  if (status != MPG_OK && flight->frame->first_ticks[number] > device->submitted) flight->frame->first_ticks[number] = 0;
+  return status;
 }

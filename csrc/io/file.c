@@ -80,15 +80,14 @@ static int read_fully(int descriptor, uint64_t offset, char *target, size_t size
 }
 
 static mpg_status read_file(mpg_source *source, uint64_t offset, char *target, size_t size, const char *what) {
-  const mpg_host *host = mpg_host_get();
   while (size) {
     size_t part = size < LARGEST_TRANSFER ? size : LARGEST_TRANSFER, done;
     bool release = part >= LONG_READ;
-    void *token = release ? host->release_lock() : NULL;
+    void *token = release ? mpg_host_release_lock() : NULL;
     int error = read_fully(source->descriptor, offset, target, part, &done);
     if (release) {
-      host->acquire_lock(token);
-      MPG_TRY(host->check_interrupt());
+      mpg_host_acquire_lock(token);
+      MPG_TRY(mpg_host_check_interrupt());
     }
     if (error) return mpg_source_fail(source, offset, "%s cannot be read: %s", what, strerror(error));
     if (done < part) { /* somebody else shortened it meanwhile */
@@ -202,7 +201,7 @@ static mpg_status write_file(mpg_sink *sink, const char *bytes, size_t size) {
     size_t part = size < LARGEST_TRANSFER ? size : LARGEST_TRANSFER;
     ssize_t written = write(sink->descriptor, bytes, part);
     if (written < 0 && errno != EINTR) return write_failed(sink, "writing", errno);
-    MPG_TRY(mpg_host_get()->check_interrupt());
+    MPG_TRY(mpg_host_check_interrupt());
     if (written <= 0) continue;
     bytes += written;
     size -= (size_t)written;

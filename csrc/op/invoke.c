@@ -210,63 +210,107 @@ static bool runs_inline(const mpg_invocation *inv, const mpg_device *device, con
   return true;
 }
 
-static mpg_status queue(const mpg_invocation *inv, mpg_kernel_fn kernel, mpg_device *device, const mpg_view *views, const mpg_random_key *random) {
+/* An op that is to be queued. */
+typedef struct queued_op {
+  const mpg_invocation *inv;
+  mpg_device *device;
+  void *payload;
+  size_t size;
+  uint32_t origin;
+  const uint32_t *seen; /* versions of the inputs whose contents inference has read; NULL: of none */
+  bool *again;          /* they are others now: nothing was queued */
+  mpg_point stack_points[STACK_ARRAYS * 4], *points;
+} queued_op;
+
+static bool unchanged(const mpg_invocation *inv, const uint32_t *seen) {
+  for (int i = 0; i < inv->num_inputs && i < MPG_MAX_NAMED; i++)
+    if (inv->inputs[i].storage->version != seen[i]) return false;
+  return true;
+}
+
+static mpg_status prepare(void *state, mpg_submission *submissions, bool *done) {
+  queued_op *q = state;
+  const mpg_invocation *inv = q->inv;
+  const mpg_op *op = inv->op;
+  if (q->seen && !unchanged(inv, q->seen)) {
+    *done = *q->again = true;
+    return MPG_OK;
+  }
+  size_t most = (size_t)(inv->num_inputs + inv->num_outputs) * (2 + (size_t)mpg_device_count());
+  int count = 0;
+  if (most > sizeof q->stack_points / sizeof *q->stack_points && !(q->points = mpg_space_take(most * sizeof *q->points)))
+    return mpg_out_of_host_memory(most * sizeof *q->points);
+  for (int i = 0; i < inv->num_inputs; i++) {
+    mpg_storage *storage = inv->inputs[i].storage;
+    MPG_TRY(mpg_storage_reserve_read(storage, q->device));
+    if (!(op->flags & MPG_OP_SHAPE_ONLY)) mpg_storage_read_points(storage, q->device, q->points, &count);
+    if (mpg_op_input_mutable(op, i)) mpg_storage_write_points(storage, q->device, q->points, &count);
+  }
+  for (int i = 0; i < inv->num_outputs; i++) mpg_tensor_write_points(&inv->outputs[i], q->device, q->points, &count);
+  submissions[0] = (mpg_submission){.name = op->name, .work = op_work, .payload = q->payload, .payload_size = q->size, .points = q->points,
+                                    .num_points = count, .origin = q->origin, .scope = inv->scope, .steps = inv->steps};
+  return MPG_OK;
+}
+
+static void note(void *state, const mpg_tick *ticks) {
+  const queued_op *q = state;
+  const mpg_invocation *inv = q->inv;
+  for (int i = 0; i < inv->num_outputs; i++) mpg_storage_add_write(inv->outputs[i].storage, ticks[0]);
+  for (int i = 0; i < inv->num_inputs; i++) {
+    mpg_storage *storage = inv->inputs[i].storage;
+    if (mpg_op_input_mutable(inv->op, i))
+      mpg_storage_add_write(storage, ticks[0]);
+    else if (storage->device == q->device)
+      storage->block.uses.read = ticks[0];
+    else
+      mpg_storage_add_read(storage, q->device, ticks[0]);
+  }
+}
+
+static mpg_status queue(const mpg_invocation *inv, mpg_kernel_fn kernel, mpg_device *device, const mpg_view *views, const mpg_random_key *random,
+                        const uint32_t *seen, bool *again) {
+  enum { STACK_PAYLOAD = 8192 };
   const mpg_op *op = inv->op;
   int num_views = inv->num_inputs + inv->num_outputs;
   size_t params_offset = task_params_offset(num_views), size = params_offset + op->params->size;
-  enum { STACK_PAYLOAD = 8192 };
   _Alignas(16) char stack_payload[STACK_PAYLOAD];
-  int max_points = num_views * (2 + MPG_FOREIGN_READS);
-  mpg_point stack_points[STACK_ARRAYS * (2 + MPG_FOREIGN_READS)], *points = stack_points;
-  char *payload = stack_payload;
-  mpg_status status = MPG_OK;
-  if (size > sizeof stack_payload) payload = mpg_space_take(size);
-  if (max_points > (int)(sizeof stack_points / sizeof *stack_points)) points = mpg_space_take((size_t)max_points * sizeof *points);
-  if (!payload || !points) {
-    status = mpg_out_of_host_memory(size);
-    goto fail;
-  }
+  char *payload = size > sizeof stack_payload ? mpg_space_take(size) : stack_payload;
+  if (!payload) return mpg_out_of_host_memory(size);
   bool copies_from_afar = (op->flags & MPG_OP_COPY) && mpg_tensor_device(&inv->inputs[0]) != device;
   *(op_task *)payload = (op_task){.kernel = kernel, .op = op, .num_inputs = inv->num_inputs,
                                   .num_outputs = inv->num_outputs, .scope = inv->scope, .train = inv->train, .backward = inv->backward, .random = *random,
                                   .source = copies_from_afar ? mpg_tensor_device(&inv->inputs[0]) : NULL};
   memcpy(payload + task_views_offset(), views, (size_t)num_views * sizeof *views);
   if (op->params->size) memcpy(payload + params_offset, inv->params, op->params->size);
-  int count = 0;
-  for (int i = 0; i < inv->num_inputs; i++) {
-    if (!(op->flags & MPG_OP_SHAPE_ONLY)) mpg_storage_read_points(inv->inputs[i].storage, device, points, &count);
-    if (mpg_op_input_mutable(op, i)) mpg_storage_write_points(inv->inputs[i].storage, device, points, &count);
-  }
-  for (int i = 0; i < inv->num_outputs; i++) mpg_tensor_write_points(&inv->outputs[i], device, points, &count);
-  mpg_submission submission = {.name = op->name, .work = op_work, .payload = payload, .payload_size = size, .points = points,
-                               .num_points = count, .origin = mpg_host_get()->origin(), .scope = inv->scope, .steps = inv->steps};
-  mpg_tick tick;
-  MPG_GOTO(mpg_device_submit(device, &submission, &tick));
-  for (int i = 0; i < inv->num_outputs; i++) mpg_storage_add_write(inv->outputs[i].storage, tick);
-  for (int i = 0; i < inv->num_inputs; i++) {
-    mpg_storage *storage = inv->inputs[i].storage;
-    if (mpg_op_input_mutable(op, i))
-      mpg_storage_add_write(storage, tick);
-    else if (storage->device == device)
-      storage->block.uses.read = tick;
-    else
-      MPG_GOTO(mpg_storage_add_read(storage, device, tick));
-  }
-fail:
+  queued_op q;
+  q.inv = inv;
+  q.device = device;
+  q.payload = payload;
+  q.size = size;
+  q.origin = inv->origin ? inv->origin : mpg_host_origin();
+  q.points = q.stack_points;
+  q.seen = seen;
+  q.again = again;
+  mpg_status status = mpg_device_queue(&(mpg_queuing){.devices = &device, .count = 1, .prepare = prepare, .note = note, .state = &q});
+  if (q.points != q.stack_points) mpg_space_give(q.points);
   if (payload != stack_payload) mpg_space_give(payload);
-  if (points != stack_points) mpg_space_give(points);
   return status;
 }
 
-/* Inference that reads contents: it waits for them. */
-static mpg_status infer_values(mpg_invocation *inv, mpg_desc *input_descs, mpg_desc *output_descs) {
+/* Inference that reads contents: it waits for them, and says which versions it has read. */
+static mpg_status infer_values(mpg_invocation *inv, mpg_desc *input_descs, mpg_desc *output_descs, uint32_t *seen) {
   const void *values[MPG_MAX_NAMED] = {NULL};
   void *copies[MPG_MAX_NAMED] = {NULL};
   mpg_status status = MPG_OK;
+  uint64_t turns;
+  do {
+    turns = mpg_host_turns();
+    for (int i = 0; i < inv->num_inputs && i < MPG_MAX_NAMED; i++) MPG_GOTO(mpg_tensor_wait_read(&inv->inputs[i]));
+  } while (turns != mpg_host_turns()); /* waiting for one gives others the time to write another */
   for (int i = 0; i < inv->num_inputs && i < MPG_MAX_NAMED; i++) {
     const mpg_tensor *input = &inv->inputs[i];
+    seen[i] = input->storage->version;
     if (mpg_tensor_device(input)->backend->host_accessible) {
-      MPG_GOTO(mpg_tensor_wait_read(input));
       values[i] = mpg_tensor_data(input);
     } else {
       size_t bytes = mpg_tensor_bytes(input);
@@ -281,7 +325,8 @@ fail:
   return status;
 }
 
-static mpg_status invoke_with(mpg_invocation *inv, mpg_desc *descs, mpg_view *views) {
+/* *again: nothing has been done, as the contents that decide about the result's shape are others by now. */
+static mpg_status try_invoke(mpg_invocation *inv, mpg_desc *descs, mpg_view *views, bool *again) {
   const mpg_op *op = inv->op;
   mpg_device *device = inv->device;
   mpg_desc *input_descs = descs, *output_descs = descs + inv->num_inputs;
@@ -297,9 +342,10 @@ static mpg_status invoke_with(mpg_invocation *inv, mpg_desc *descs, mpg_view *vi
     return mpg_fail(MPG_ERROR, "%s: no device was given", op->name);
   }
   mpg_kernel_fn kernel;
+  uint32_t versions[MPG_MAX_NAMED], *seen = op->flags & MPG_OP_DYNAMIC ? versions : NULL;
   MPG_TRY(mpg_kernel_find(device, op, &kernel));
-  if (op->flags & MPG_OP_DYNAMIC)
-    MPG_TRY(infer_values(inv, input_descs, output_descs));
+  if (seen)
+    MPG_TRY(infer_values(inv, input_descs, output_descs, seen));
   else
     MPG_TRY(mpg_op_infer(op, inv->params, inv->train, input_descs, inv->num_inputs, output_descs, inv->num_outputs));
   for (int o = 0; o < inv->num_outputs; o++) {
@@ -329,7 +375,7 @@ static mpg_status invoke_with(mpg_invocation *inv, mpg_desc *descs, mpg_view *vi
   for (int o = 0; o < inv->num_outputs; o++) views[inv->num_inputs + o] = (mpg_view){mpg_tensor_data(&inv->outputs[o]), output_descs[o]};
   mpg_random_key random = {0};
   if (op->flags & MPG_OP_RANDOM) random = inv->random ? *inv->random : mpg_random_next(1);
-  if (runs_inline(inv, device, output_descs, written_inputs)) {
+  if (runs_inline(inv, device, output_descs, written_inputs) && (!seen || unchanged(inv, seen))) {
     MPG_GOTO(check_failures(inv));
     mpg_kernel_call call = {.op = op, .params = inv->params, .device = device, .num_threads = 1, .num_inputs = inv->num_inputs,
                             .num_outputs = inv->num_outputs, .inputs = views, .outputs = views + inv->num_inputs, .random = random,
@@ -342,11 +388,21 @@ static mpg_status invoke_with(mpg_invocation *inv, mpg_desc *descs, mpg_view *vi
         if (mpg_op_input_mutable(op, i)) mpg_storage_add_write(inv->inputs[i].storage, 0);
     return MPG_OK;
   }
-  MPG_GOTO(queue(inv, kernel, device, views, &random));
-  return MPG_OK;
+  MPG_GOTO(queue(inv, kernel, device, views, &random, seen, again));
+  if (!*again) return MPG_OK;
 fail:
   for (int o = 0; o < made; o++)
     if (created[o / 64] >> (o % 64) & 1) mpg_tensor_release(&inv->outputs[o]);
+  return status;
+}
+
+static mpg_status invoke_with(mpg_invocation *inv, mpg_desc *descs, mpg_view *views) {
+  bool again;
+  mpg_status status;
+  do {
+    again = false;
+    status = try_invoke(inv, descs, views, &again);
+  } while (__builtin_expect(again, 0));
   return status;
 }
 

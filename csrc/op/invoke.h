@@ -1,5 +1,6 @@
 /* Running one op: checks, inference, allocation, dependencies, and then either at once in this thread (small work on an
- * idle device) or queued. Threads: host lock.
+ * idle device) or queued. While it waits, or asks for the line, others may run: the caller holds references to the storages
+ * it passes. Threads: host lock.
  */
 #ifndef MPG_OP_INVOKE_H
 #define MPG_OP_INVOKE_H
@@ -17,6 +18,7 @@ typedef struct mpg_invocation {
   bool train;
   const mpg_random_key *random; /* NULL: the next call number is drawn (RANDOM ops) */
   uint32_t scope;               /* block path */
+  uint32_t origin;              /* the host's line; 0: asked for when needed */
   bool backward;                /* of a backward pass; for the profiler */
   uint64_t steps;               /* of loops, as of a submission */
   mpg_device *device;           /* for CREATES and COPY ops: where; NULL for the rest */

@@ -46,49 +46,75 @@ static bool overlaps(const mpg_tensor *a, const mpg_tensor *b) {
   return a->storage == b->storage && a->offset < b->offset + mpg_tensor_bytes(b) && b->offset < a->offset + mpg_tensor_bytes(a);
 }
 
-static mpg_status queue(const mpg_invocation *inv, mpg_kernel_fn kernel, mpg_device *const *devices, int num_devices, const mpg_view *views) {
-  int num_views = inv->num_inputs + inv->num_outputs, count = 0;
-  size_t size = params_offset(num_views) + inv->op->params->size;
-  char *payload = mpg_space_take(size);
-  mpg_point *points = mpg_space_take((size_t)num_views * (3 + MPG_FOREIGN_READS) * sizeof *points);
-  mpg_submission submissions[MAX_DEVICES];
-  mpg_tick ticks[MAX_DEVICES];
-  mpg_status status = MPG_OK;
-  if (!payload || !points) MPG_GOTO(mpg_out_of_host_memory(size));
-  for (int i = 0; i < num_devices; i++) MPG_GOTO(mpg_device_make_room(devices[i]));
-  *(spanning_task *)payload = (spanning_task){kernel, inv->op, inv->num_inputs, inv->num_outputs, inv->scope, inv->backward};
-  memcpy(payload + views_offset(), views, (size_t)num_views * sizeof *views);
-  memcpy(payload + params_offset(num_views), inv->params, inv->op->params->size);
-  for (int i = 0; i < inv->num_inputs; i++) mpg_storage_read_points(inv->inputs[i].storage, devices[0], points, &count);
+/* Such an op that is to be queued. */
+typedef struct queued_spanning {
+  const mpg_invocation *inv;
+  mpg_device *const *devices;
+  int num_devices;
+  void *payload;
+  size_t size;
+  uint32_t origin;
+  mpg_point *points, end;
+} queued_spanning;
+
+static mpg_status prepare(void *state, mpg_submission *submissions, bool *done) {
+  queued_spanning *q = state;
+  const mpg_invocation *inv = q->inv;
+  mpg_device *first = q->devices[0];
+  int count = 0;
+  (void)done;
+  q->points = mpg_space_take((size_t)(inv->num_inputs + inv->num_outputs) * (3 + (size_t)mpg_device_count()) * sizeof *q->points);
+  if (!q->points) return mpg_out_of_host_memory(sizeof *q->points);
+  for (int i = 0; i < inv->num_inputs; i++) {
+    MPG_TRY(mpg_storage_reserve_read(inv->inputs[i].storage, first));
+    mpg_storage_read_points(inv->inputs[i].storage, first, q->points, &count);
+  }
   for (int i = 0; i < inv->num_outputs; i++) {
     mpg_storage *storage = inv->outputs[i].storage;
     const mpg_uses *uses = &storage->block.uses;
     mpg_tick last = uses->write > uses->read ? uses->write : uses->read;
-    mpg_tensor_write_points(&inv->outputs[i], storage->device, points, &count);
-    if (storage->device != devices[0] && last) points[count++] = (mpg_point){.device = storage->device, .tick = last};
+    mpg_tensor_write_points(&inv->outputs[i], storage->device, q->points, &count);
+    if (storage->device != first && last) q->points[count++] = (mpg_point){.device = storage->device, .tick = last};
   }
-  uint32_t origin = mpg_host_get()->origin();
-  mpg_point end = {.device = devices[0], .tick = mpg_device_next_tick(devices[0]), .data = true};
-  submissions[0] = (mpg_submission){.name = inv->op->name, .work = spanning_work, .payload = payload, .payload_size = size, .points = points,
-                                    .num_points = count, .origin = origin, .scope = inv->scope, .steps = inv->steps};
-  for (int i = 1; i < num_devices; i++)
-    submissions[i] = (mpg_submission){.name = inv->op->name, .work = nothing, .points = &end, .num_points = 1, .origin = origin, .scope = inv->scope, .steps = inv->steps};
-  MPG_GOTO(mpg_device_submit_together(devices, submissions, num_devices, ticks));
+  q->end = (mpg_point){.device = first, .tick = mpg_device_next_tick(first), .data = true};
+  submissions[0] = (mpg_submission){.name = inv->op->name, .work = spanning_work, .payload = q->payload, .payload_size = q->size,
+                                    .points = q->points, .num_points = count, .origin = q->origin, .scope = inv->scope, .steps = inv->steps};
+  for (int i = 1; i < q->num_devices; i++)
+    submissions[i] = (mpg_submission){.name = inv->op->name, .work = nothing, .points = &q->end, .num_points = 1, .origin = q->origin,
+                                      .scope = inv->scope, .steps = inv->steps};
+  return MPG_OK;
+}
+
+static void note(void *state, const mpg_tick *ticks) {
+  const queued_spanning *q = state;
+  const mpg_invocation *inv = q->inv;
   for (int i = 0; i < inv->num_inputs; i++) {
     mpg_storage *storage = inv->inputs[i].storage;
-    if (storage->device == devices[0])
+    if (storage->device == q->devices[0])
       storage->block.uses.read = ticks[0];
     else
-      MPG_GOTO(mpg_storage_add_read(storage, devices[0], ticks[0]));
+      mpg_storage_add_read(storage, q->devices[0], ticks[0]);
   }
   for (int i = 0; i < inv->num_outputs; i++) {
     int at = 0;
-    while (devices[at] != inv->outputs[i].storage->device) at++;
+    while (q->devices[at] != inv->outputs[i].storage->device) at++;
     mpg_storage_add_write(inv->outputs[i].storage, ticks[at]);
   }
-fail:
+}
+
+static mpg_status queue(const mpg_invocation *inv, mpg_kernel_fn kernel, mpg_device *const *devices, int num_devices, const mpg_view *views) {
+  int num_views = inv->num_inputs + inv->num_outputs;
+  size_t size = params_offset(num_views) + inv->op->params->size;
+  char *payload = mpg_space_take(size);
+  if (!payload) return mpg_out_of_host_memory(size);
+  *(spanning_task *)payload = (spanning_task){kernel, inv->op, inv->num_inputs, inv->num_outputs, inv->scope, inv->backward};
+  memcpy(payload + views_offset(), views, (size_t)num_views * sizeof *views);
+  memcpy(payload + params_offset(num_views), inv->params, inv->op->params->size);
+  queued_spanning q = {.inv = inv, .devices = devices, .num_devices = num_devices, .payload = payload, .size = size,
+                       .origin = inv->origin ? inv->origin : mpg_host_origin()};
+  mpg_status status = mpg_device_queue(&(mpg_queuing){.devices = devices, .count = num_devices, .prepare = prepare, .note = note, .state = &q});
+  mpg_space_give(q.points);
   mpg_space_give(payload);
-  mpg_space_give(points);
   return status;
 }
 

@@ -142,14 +142,48 @@ static PyObject *origin_line(PyObject *module, PyObject *number) {
   return PyUnicode_FromString(text);
 }
 
+/* Garbage in cycles. Whatever its finalizers do or raise is theirs. */
+static void collect_garbage(void) {
+  PyObject *type, *value, *traceback;
+  PyErr_Fetch(&type, &value, &traceback);
+  PyObject *gc = PyImport_ImportModule("gc");
+  Py_XDECREF(gc != NULL ? PyObject_CallMethod(gc, "collect", NULL) : NULL);
+  Py_XDECREF(gc);
+  PyErr_Clear();
+  PyErr_Restore(type, value, traceback);
+}
+
+static const mpg_host python_host = {release_lock, acquire_lock, check_interrupt, current_origin, origin_text, collect_garbage};
+
+/* Tests: what runs wherever others may. */
+static PyObject *intruder; /* owned */
+
+static void intrude(void) {
+  PyObject *type, *value, *traceback, *running = Py_NewRef(intruder);
+  PyErr_Fetch(&type, &value, &traceback);
+  PyObject *result = PyObject_CallNoArgs(running);
+  if (result == NULL) PyErr_WriteUnraisable(running);
+  Py_XDECREF(result);
+  Py_DECREF(running);
+  PyErr_Restore(type, value, traceback);
+}
+
+static PyObject *set_intruder(PyObject *module, PyObject *callable) {
+  (void)module;
+  PyObject *former = intruder;
+  intruder = callable == Py_None ? NULL : Py_NewRef(callable);
+  mpg_host_set_intruder(intruder != NULL ? intrude : NULL);
+  Py_XDECREF(former);
+  Py_RETURN_NONE;
+}
+
 PyMethodDef mpg_py_host_methods[] = {
     {"_origin", origin_number, METH_NOARGS, "The number of the user's line that is running."},
     {"_origin_line", origin_line, METH_O, "The line of that number, as errors name it; '' for 0."},
     {"_set_package_folder", set_package_folder, METH_O, "Lines of files in this folder are not named in errors."},
     {"_current_line", current_line, METH_NOARGS, "The user's line that is running, as errors of queued work name it."},
+    {"_set_intruder", set_intruder, METH_O, "For tests: calls this, without arguments, wherever the core lets others run; None: nothing."},
     {0}};
-
-static const mpg_host python_host = {release_lock, acquire_lock, check_interrupt, current_origin, origin_text};
 
 int mpg_py_host_init(PyObject *module) {
   (void)module;

@@ -146,14 +146,14 @@ static PyObject *wait_to_read(PyObject *self, PyObject *unused) {
   (void)unused;
   mpg_array *array = mpg_py_array_of(self);
   if (mpg_py_expect_value(array, "wait_to_read()") < 0) return NULL;
-  MPG_PY_TRY(mpg_tensor_wait_read(&array->tensor));
+  MPG_PY_TRY(mpg_tensor_wait(&array->tensor));
   Py_RETURN_NONE;
 }
 static PyObject *wait_to_write(PyObject *self, PyObject *unused) {
   (void)unused;
   mpg_array *array = mpg_py_array_of(self);
   if (mpg_py_expect_value(array, "wait_to_write()") < 0) return NULL;
-  MPG_PY_TRY(mpg_tensor_wait_write(&array->tensor));
+  MPG_PY_TRY(mpg_uses_wait(&array->tensor.storage->block.uses, mpg_tensor_device(&array->tensor)));
   Py_RETURN_NONE;
 }
 

@@ -124,7 +124,7 @@ static PyObject *memory_until_failure(PyObject *module, PyObject *unused) {
 static PyObject *work_tuple(const mpg_submitted *work) {
   if (work == NULL) Py_RETURN_NONE;
   char line[512] = "";
-  mpg_host_get()->origin_text(work->origin, line, sizeof line);
+  mpg_host_origin_text(work->origin, line, sizeof line);
   PyObject *stage = work->stage ? PyLong_FromUnsignedLong(work->stage - 1) : Py_NewRef(Py_None);
   PyObject *micro_batch = work->stage ? PyLong_FromUnsignedLong(work->micro_batch - 1) : Py_NewRef(Py_None);
   return Py_BuildValue("(sssNN)", work->name, line, mpg_scope_text(work->scope), stage, micro_batch);

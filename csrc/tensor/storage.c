@@ -1,5 +1,6 @@
 #include <string.h>
 
+#include "base/host.h"
 #include "base/memory.h"
 #include "tensor/tensor.h"
 
@@ -36,6 +37,14 @@ static void recycle(mpg_storage *storage) {
   num_free++;
 }
 
+/* Memory from outside goes back to its owner, which may run the host's code. */
+static void release_outside(mpg_storage *storage) {
+  mpg_host_yield();
+  storage->release(storage->owner);
+  mpg_free(storage->block.uses.foreign);
+  recycle(storage);
+}
+
 /* Leaving storages are linked through block.memory, which nobody needs any more. */
 void mpg_storage_collect(void) {
   mpg_storage *left = leaving;
@@ -43,8 +52,7 @@ void mpg_storage_collect(void) {
   while (left) {
     mpg_storage *next = left->block.memory;
     if (mpg_uses_finished(&left->block.uses, left->device)) {
-      left->release(left->owner);
-      recycle(left);
+      release_outside(left);
     } else {
       left->block.memory = leaving;
       leaving = left;
@@ -90,8 +98,7 @@ void mpg_storage_destroy(mpg_storage *storage) {
     mpg_pool_free(storage->device->pool, &storage->block);
     recycle(storage);
   } else if (mpg_uses_finished(&storage->block.uses, storage->device)) {
-    storage->release(storage->owner);
-    recycle(storage);
+    release_outside(storage);
   } else {
     storage->block.memory = leaving;
     leaving = storage;
@@ -126,7 +133,7 @@ void mpg_tensor_write_points(const mpg_tensor *tensor, const mpg_device *device,
   mpg_storage_write_points(tensor->storage, device, points, count);
 }
 
-mpg_status mpg_storage_add_read(mpg_storage *storage, mpg_device *device, mpg_tick tick) {
+void mpg_storage_add_read(mpg_storage *storage, mpg_device *device, mpg_tick tick) {
   foreign_reads += storage->tracked && device != storage->device;
-  return mpg_uses_add_read(&storage->block.uses, storage->device, device, tick);
+  mpg_uses_add_read(&storage->block.uses, storage->device, device, tick);
 }

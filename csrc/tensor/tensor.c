@@ -1,5 +1,8 @@
 #include "tensor/tensor.h"
 
+#include "base/host.h"
+#include "base/memory.h"
+
 mpg_status mpg_tensor_create(mpg_device *device, const mpg_desc *desc, mpg_tensor *tensor) {
   size_t bytes;
   mpg_storage *storage;
@@ -46,29 +49,127 @@ mpg_status mpg_tensor_slice(const mpg_tensor *tensor, int64_t begin, int64_t end
   return MPG_OK;
 }
 
-mpg_status mpg_tensor_wait_read(const mpg_tensor *tensor) {
+/* --- In and out ---------------------------------------------------------------------------------------------------- */
+
+mpg_status mpg_tensor_wait(const mpg_tensor *tensor) {
   const mpg_storage *storage = tensor->storage;
-  return mpg_point_wait(
-      (mpg_point){.device = storage->device, .tick = storage->block.uses.write, .data = storage->version != 0});
+  return mpg_point_wait((mpg_point){.device = storage->device, .tick = storage->block.uses.write, .data = storage->version != 0});
+}
+
+static bool readable(const mpg_tensor *tensor) { return mpg_tick_reached(tensor->storage->device, tensor->storage->block.uses.write); }
+static bool writable(const mpg_tensor *tensor) { return mpg_uses_finished(&tensor->storage->block.uses, tensor->storage->device); }
+static bool is_whole(const mpg_tensor *tensor) { return mpg_tensor_bytes(tensor) == tensor->storage->size; }
+
+mpg_status mpg_tensor_wait_read(const mpg_tensor *tensor) {
+  do MPG_TRY(mpg_tensor_wait(tensor));
+  while (!readable(tensor));
+  return mpg_storage_failure(tensor->storage);
 }
 
 mpg_status mpg_tensor_wait_write(const mpg_tensor *tensor) {
-  return mpg_uses_wait(&tensor->storage->block.uses, tensor->storage->device);
+  do MPG_TRY(mpg_uses_wait(&tensor->storage->block.uses, tensor->storage->device));
+  while (!writable(tensor));
+  return MPG_OK;
+}
+
+typedef struct copy_task {
+  const void *from;
+  void *to;
+  size_t size;
+} copy_task;
+
+static mpg_status copy_work(mpg_run *run, void *payload) {
+  const copy_task *task = payload;
+  return mpg_device_copy(run->device, run->device, task->to, run->device, task->from, task->size);
+}
+
+typedef struct copy_state {
+  const mpg_tensor *from, *to; /* on one device */
+  copy_task task;
+  mpg_point *points;
+  uint32_t origin;
+} copy_state;
+
+static mpg_status prepare_copy(void *state, mpg_submission *submissions, bool *done) {
+  copy_state *s = state;
+  mpg_device *device = mpg_tensor_device(s->to);
+  int count = 0;
+  (void)done;
+  s->points = mpg_space_take((2 + (size_t)mpg_device_count()) * sizeof *s->points);
+  if (!s->points) return mpg_out_of_host_memory(sizeof *s->points);
+  mpg_storage_read_points(s->from->storage, device, s->points, &count);
+  mpg_tensor_write_points(s->to, device, s->points, &count);
+  s->task = (copy_task){mpg_tensor_data(s->from), mpg_tensor_data(s->to), mpg_tensor_bytes(s->to)};
+  submissions[0] = (mpg_submission){.name = "copy", .work = copy_work, .payload = &s->task, .payload_size = sizeof s->task,
+                                    .points = s->points, .num_points = count, .origin = s->origin};
+  return MPG_OK;
+}
+
+static void note_copy(void *state, const mpg_tick *ticks) {
+  const copy_state *s = state;
+  s->from->storage->block.uses.read = ticks[0];
+  mpg_storage_add_write(s->to->storage, ticks[0]);
+}
+
+static mpg_status queue_copy(const mpg_tensor *from, const mpg_tensor *to) {
+  copy_state state = {.from = from, .to = to, .origin = mpg_host_origin()};
+  mpg_device *device = mpg_tensor_device(to);
+  mpg_status status = mpg_device_queue(&(mpg_queuing){.devices = &device, .count = 1, .prepare = prepare_copy, .note = note_copy, .state = &state});
+  mpg_space_give(state.points);
+  return status;
+}
+
+/* An array of the same kind that nobody else knows of. */
+static mpg_status make_like(const mpg_tensor *tensor, bool host_access, mpg_tensor *result) {
+  mpg_storage *storage;
+  MPG_TRY(mpg_storage_create(mpg_tensor_device(tensor), mpg_tensor_bytes(tensor), host_access, &storage));
+  *result = (mpg_tensor){.storage = storage, .desc = tensor->desc};
+  return MPG_OK;
+}
+
+mpg_status mpg_tensor_snapshot(const mpg_tensor *tensor, mpg_tensor *copy) {
+  MPG_TRY(make_like(tensor, false, copy));
+  mpg_status status = queue_copy(tensor, copy);
+  if (status != MPG_OK) mpg_tensor_release(copy);
+  return status;
 }
 
 mpg_status mpg_tensor_copy_to_host(const mpg_tensor *tensor, void *host) {
-  MPG_TRY(mpg_tensor_wait_read(tensor));
-  mpg_device *device = tensor->storage->device;
-  return device->backend->copy_to_host(device, host, mpg_tensor_data(tensor), mpg_tensor_bytes(tensor));
+  mpg_device *device = mpg_tensor_device(tensor);
+  MPG_TRY(mpg_tensor_wait(tensor));
+  if (readable(tensor)) {
+    MPG_TRY(mpg_storage_failure(tensor->storage));
+    return device->backend->copy_to_host(device, host, mpg_tensor_data(tensor), mpg_tensor_bytes(tensor));
+  }
+  mpg_tensor copy;
+  MPG_TRY(mpg_tensor_snapshot(tensor, &copy));
+  mpg_status status = mpg_tensor_wait(&copy);
+  if (status == MPG_OK) status = device->backend->copy_to_host(device, host, mpg_tensor_data(&copy), mpg_tensor_bytes(&copy));
+  mpg_tensor_release(&copy);
+  return status;
+}
+
+/* By way of an array of its own, which the device copies from. */
+static mpg_status write_in_order(mpg_tensor *tensor, const void *host) {
+  mpg_device *device = mpg_tensor_device(tensor);
+  mpg_tensor staged;
+  MPG_TRY(make_like(tensor, true, &staged));
+  mpg_status status = mpg_tensor_wait_write(&staged);
+  if (status == MPG_OK) status = device->backend->copy_from_host(device, mpg_tensor_data(&staged), host, mpg_tensor_bytes(&staged));
+  if (status == MPG_OK) mpg_storage_add_write(staged.storage, 0);
+  if (status == MPG_OK) status = queue_copy(&staged, tensor);
+  mpg_tensor_release(&staged);
+  return status;
 }
 
 mpg_status mpg_tensor_copy_from_host(mpg_tensor *tensor, const void *host) {
   mpg_storage *storage = tensor->storage;
   mpg_device *device = storage->device;
   /* Part of a storage whose last write failed stays failed. */
-  bool whole = mpg_tensor_bytes(tensor) == storage->size;
-  if (!whole) MPG_TRY(mpg_tensor_wait_read(tensor));
-  MPG_TRY(mpg_tensor_wait_write(tensor));
+  if (!is_whole(tensor)) MPG_TRY(mpg_tensor_wait(tensor));
+  MPG_TRY(mpg_uses_wait(&storage->block.uses, device));
+  if (!writable(tensor)) return write_in_order(tensor, host);
+  if (!is_whole(tensor)) MPG_TRY(mpg_storage_failure(storage));
   MPG_TRY(device->backend->copy_from_host(device, mpg_tensor_data(tensor), host, mpg_tensor_bytes(tensor)));
   mpg_storage_add_write(storage, 0);
   return MPG_OK;

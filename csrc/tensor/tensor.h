@@ -68,29 +68,40 @@ mpg_status mpg_tensor_reshape(const mpg_tensor *tensor, const mpg_shape *shape, 
 /* Rows [begin, end) of the first axis: shares memory, retains. */
 mpg_status mpg_tensor_slice(const mpg_tensor *tensor, int64_t begin, int64_t end, mpg_tensor *result);
 
-/* Waits until the tensor may be read (written) by the host; the host lock is given up while blocking. Reading reports the
- * failure of the work that wrote it. */
+/* In what follows the host lock is given up while blocking, so the caller holds a reference to the storage.
+ * Waits for the work that writes the tensor now, and reports its failure. Others may queue more meanwhile. */
+mpg_status mpg_tensor_wait(const mpg_tensor *tensor);
+/* Waits until the tensor may be read (written) by the host at its address: looks again until nothing is left, and the lock has not
+ * been given up since. Reading reports the failure of the work that wrote it. */
 mpg_status mpg_tensor_wait_read(const mpg_tensor *tensor);
 mpg_status mpg_tensor_wait_write(const mpg_tensor *tensor);
-/* Blocking copies to and from host memory of exactly mpg_tensor_bytes. copy_from counts as a write (version). */
+/* Blocking copies to and from host memory of exactly mpg_tensor_bytes, whole towards work that others queue meanwhile: they wait
+ * once, and where others keep the array busy the device copies, in the order of its work. copy_from counts as a write (version). */
 mpg_status mpg_tensor_copy_to_host(const mpg_tensor *tensor, void *host);
 mpg_status mpg_tensor_copy_from_host(mpg_tensor *tensor, const void *host);
+/* A copy (new) on the same device of what the tensor holds at this place in the order of the device's work. */
+mpg_status mpg_tensor_snapshot(const mpg_tensor *tensor, mpg_tensor *copy);
 
 /* The points queued work on `device` must wait for before it reads (writes) the storage: appended to points[*count]; at
- * most 1 (MPG_FOREIGN_READS). Own-device order needs no waiting, but for a reader the last write is listed for failures. */
+ * most 1 (mpg_device_count()). Own-device order needs no waiting, but for a reader the last write is listed for failures. These
+ * functions and those that note uses belong into mpg_device_queue's. */
 void mpg_storage_read_points(const mpg_storage *storage, const mpg_device *device, mpg_point *points, int *count);
 void mpg_storage_write_points(const mpg_storage *storage, const mpg_device *device, mpg_point *points, int *count);
 /* The same for a tensor to be written as a whole: where it is only part of its storage, what the rest holds is kept, so a
- * failure of the last write is inherited. At most 1 + MPG_FOREIGN_READS points. */
+ * failure of the last write is inherited. At most 1 + mpg_device_count() points. */
 void mpg_tensor_write_points(const mpg_tensor *tensor, const mpg_device *device, mpg_point *points, int *count);
 /* The failure of the work that wrote the storage, when that is known already; MPG_OK for storages never written. */
 static inline mpg_status mpg_storage_failure(const mpg_storage *storage) {
   if (!atomic_load_explicit(&storage->device->failed, memory_order_acquire) || !storage->version) return MPG_OK;
   return mpg_device_failure(storage->device, storage->block.uses.write);
 }
+/* Makes room for noting that work on `device` reads it (or, of another device, writes it). Before the work is queued. */
+static inline mpg_status mpg_storage_reserve_read(mpg_storage *storage, const mpg_device *device) {
+  return device == storage->device ? MPG_OK : mpg_uses_reserve(&storage->block.uses);
+}
 /* Tells the storage that work at `tick` of `device` reads (writes) it. Only its own device writes. Tick 0: written at once, in
- * this thread. Adding a read may wait where many devices read (host lock given up), and does not fail. */
-mpg_status mpg_storage_add_read(mpg_storage *storage, mpg_device *device, mpg_tick tick);
+ * this thread. Reads were reserved. */
+void mpg_storage_add_read(mpg_storage *storage, mpg_device *device, mpg_tick tick);
 void mpg_storage_note_watched(void);
 static inline void mpg_storage_add_write(mpg_storage *storage, mpg_tick tick) {
   storage->block.uses.write = tick;

@@ -96,7 +96,8 @@ static void test_uses_travel(void) {
   CHECK_OK(mpg_pool_alloc(device->pool, 1000, false, &idle));
   CHECK_OK(mpg_pool_alloc(device->pool, 1000, false, &first));
   mpg_tick tick = hold(reader, &go);
-  CHECK_OK(mpg_uses_add_read(&first.uses, device, reader, tick));
+  CHECK_OK(mpg_uses_reserve(&first.uses));
+  mpg_uses_add_read(&first.uses, device, reader, tick);
   CHECK(!mpg_uses_finished(&first.uses, device));
   mpg_pool_free(device->pool, &first);
   CHECK_OK(mpg_pool_alloc(device->pool, 1000, false, &second)); /* program order: handed out with its reader */
@@ -114,26 +115,25 @@ static void test_uses_travel(void) {
 }
 
 static void test_many_readers(void) {
+  enum { READERS = 6 };
   mpg_device *device = cpu(0);
-  _Atomic bool go[6] = {false};
+  _Atomic bool go[READERS] = {false};
   mpg_block block;
+  mpg_tick ticks[READERS];
   CHECK_OK(mpg_pool_alloc(device->pool, 1000, false, &block));
-  mpg_tick ticks[6];
-  for (int i = 0; i < MPG_FOREIGN_READS; i++) {
-    ticks[i] = hold(cpu(i + 1), &go[i]);
-    CHECK_OK(mpg_uses_add_read(&block.uses, device, cpu(i + 1), ticks[i]));
-  }
-  CHECK_OK(mpg_uses_add_read(&block.uses, device, cpu(1), ticks[0])); /* known already */
-  CHECK(block.uses.num_foreign == MPG_FOREIGN_READS);
+  for (int i = 0; i < READERS; i++) ticks[i] = hold(cpu(i + 1), &go[i]);
+  CHECK_OK(mpg_uses_reserve(&block.uses));
+  uint64_t turns = mpg_host_turns();
+  for (int i = 0; i < READERS; i++) mpg_uses_add_read(&block.uses, device, cpu(i + 1), ticks[i]);
+  mpg_uses_add_read(&block.uses, device, cpu(1), ticks[0]); /* known already */
+  CHECK(mpg_host_turns() == turns); /* however many they are, noting them lets nobody in */
+  CHECK(block.uses.num_foreign == READERS && !mpg_uses_finished(&block.uses, device));
   atomic_store(&go[1], true);
   CHECK_OK(mpg_point_wait((mpg_point){cpu(2), ticks[1], true}));
-  CHECK_OK(mpg_uses_add_read(&block.uses, device, cpu(5), 1)); /* takes the finished one's place */
-  CHECK(block.uses.num_foreign == MPG_FOREIGN_READS && !mpg_uses_finished(&block.uses, device));
-  atomic_store(&go[0], true);
-  atomic_store(&go[2], true);
-  mpg_tick last = submit(cpu(5), wait_for_flag, &(_Atomic bool *){&go[0]}, sizeof(void *));
-  CHECK_OK(mpg_uses_add_read(&block.uses, device, cpu(6), 0)); /* may have to wait for one */
-  CHECK_OK(mpg_uses_add_read(&block.uses, device, cpu(5), last));
+  CHECK_OK(mpg_uses_reserve(&block.uses));
+  mpg_uses_add_read(&block.uses, device, cpu(READERS + 1), 0); /* finished ones are dropped */
+  CHECK(block.uses.num_foreign == READERS);
+  for (int i = 0; i < READERS; i++) atomic_store(&go[i], true);
   CHECK_OK(mpg_uses_wait(&block.uses, device));
   CHECK(mpg_uses_finished(&block.uses, device));
   mpg_pool_free(device->pool, &block);
@@ -238,7 +238,8 @@ static void test_points_of_uses(void) {
   int count = 0;
   mpg_storage_read_points(tensor.storage, reader, points, &count);
   CHECK(count == 1 && points[0].data && points[0].device == device);
-  CHECK_OK(mpg_storage_add_read(tensor.storage, reader, hold(reader, &go)));
+  CHECK_OK(mpg_storage_reserve_read(tensor.storage, reader));
+  mpg_storage_add_read(tensor.storage, reader, hold(reader, &go));
   CHECK(!mpg_storage_writable_now(tensor.storage));
   mpg_storage_write_points(tensor.storage, device, points, &count);
   CHECK(count == 2 && !points[1].data && points[1].device == reader);
