@@ -4,9 +4,8 @@ Each node is recorded on a tape of its own, so that its gradient can be computed
 the order in which compiled backward programs add it up: users last to first.
 """
 
-import numpy as np
-
 from . import _core, autograd
+from .base import is_floating
 
 __all__ = ["WatchedRun", "deliver"]
 
@@ -35,7 +34,7 @@ class WatchedRun:
         written = node.call.states(len(inputs))
         inputs = [array if state else array.detach() for array, state in zip(inputs, written)]
         for array, state in zip(inputs, written):
-            if not state and np.dtype(array.dtype).kind not in "iub":
+            if not state and is_floating(array.dtype):
                 array.attach_grad()
         for at, index in sources:
             self._homes[at, index] = values[at][index].context

@@ -16,6 +16,7 @@ from ._core import (
     MXNetValueError,
     NotSupportedError,
     bfloat16,
+    dtype_name,
 )
 from .libinfo import __version__
 
@@ -33,6 +34,21 @@ mx_real_t = _np.float32
 def py_str(value):
     """The text of UTF-8 bytes."""
     return value.decode("utf-8")
+
+
+def counted(number, noun):
+    """"1 row", "3 rows"."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def is_floating(dtype):
+    """Whether arrays of that dtype can have gradients."""
+    return dtype_name(dtype) in ("float16", "bfloat16", "float32", "float64")
+
+
+def itemsize(dtype):
+    """Bytes of an element."""
+    return 2 if dtype_name(dtype) == "bfloat16" else _np.dtype(dtype).itemsize  # NumPy knows no bfloat16
 
 
 def _as_list(value):

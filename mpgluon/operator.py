@@ -10,7 +10,7 @@ import numpy as np
 
 from . import _core, _split, autograd
 from . import ndarray as nd
-from .base import MXNetError
+from .base import MXNetError, is_floating
 
 __all__ = ["CustomOp", "CustomOpProp", "OperatorArguments", "get_all_registered_operators", "get_operator_arguments", "register"]
 
@@ -232,7 +232,7 @@ class CustomCall:
         def backward(*out_grads):
             grads = [nd.zeros_like(array) for array in args]
             tops = [nd.zeros_like(array) if grad is None else grad for grad, array in zip(out_grads, results)]
-            req = ["null" if np.dtype(array.dtype).kind in "iub" else "write" for array in args]
+            req = ["write" if is_floating(array.dtype) else "null" for array in args]
             with autograd.pause(train_mode=train):
                 self._ask("backward", lambda: op.backward(req=req, out_grad=tops, in_data=args, out_data=results, in_grad=grads, aux=aux))
             return grads

@@ -4,12 +4,10 @@ import logging
 import warnings
 from collections import namedtuple
 
-import numpy as np
-
 from .. import kvstore as kvstores
 from .. import ndarray as nd
 from .. import optimizer as optimizers
-from ..base import MXNetError
+from ..base import MXNetError, itemsize
 from ..context import Context, cpu, current_context
 from ..initializer import InitDesc, Uniform
 from ..io import DataDesc
@@ -145,7 +143,7 @@ class Module(BaseModule):
     def _total_exec_bytes(self):
         """Bytes of the arrays bound, those shared with other modules included."""
         arrays = [array for one in self._execs for array in (*one.arg_arrays, *one.grad_arrays, *one.aux_arrays) if array is not None]
-        return sum(array.size * np.dtype(array.dtype).itemsize for array in arrays)
+        return sum(array.size * itemsize(array.dtype) for array in arrays)
 
     data_names = property(lambda self: self._data_names)
     label_names = property(lambda self: self._label_names, doc="The names of the labels.")

@@ -294,7 +294,7 @@ def cond(pred, then_func, else_func):
 
 def _text(desc):
     shape, dtype, ctx = desc
-    return f"{np.dtype(dtype).name} {shape} on {ctx}"
+    return f"{_core.dtype_name(dtype)} {shape} on {ctx}"
 
 
 def _inside(error, what):

@@ -10,7 +10,7 @@ import zlib
 
 import numpy as np
 
-from ..base import MXNetError
+from ..base import MXNetError, itemsize
 
 _NAMES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint64": "U64",
@@ -19,11 +19,6 @@ _NAMES = {
 _DTYPES = {code: name for name, code in _NAMES.items()}
 _LARGEST_HEADER = 100_000_000
 _CHUNK = 4 << 20
-
-
-def item_size(dtype):
-    """Bytes of an element; `dtype` is a name."""
-    return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
 
 
 def encode(value, dtype):
@@ -52,7 +47,7 @@ def write(path, arrays, progress):
     """
     header, end = {"__metadata__": {"format": "mpgluon"}}, 0
     for name, dtype, shape, _ in arrays:
-        size = math.prod(shape) * item_size(dtype)
+        size = math.prod(shape) * itemsize(dtype)
         header[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [end, end + size]}
         end += size
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -105,7 +100,7 @@ class File:
 
     def _entry(self, entry):
         dtype, shape, (begin, end) = _DTYPES[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
-        if not all(isinstance(n, int) and n >= 0 for n in (*shape, begin, end)) or end - begin != math.prod(shape) * item_size(dtype):
+        if not all(isinstance(n, int) and n >= 0 for n in (*shape, begin, end)) or end - begin != math.prod(shape) * itemsize(dtype):
             raise ValueError("an array's size is not that of its shape")
         return dtype, shape, begin, end
 

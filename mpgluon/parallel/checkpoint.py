@@ -16,7 +16,7 @@ import numpy as np
 from .. import autograd, random
 from .. import ndarray as nd
 from .._core import dtype_name
-from ..base import MXNetError
+from ..base import MXNetError, itemsize
 from ..gluon.trainer import _put_together
 from ..gluon.utils import brief
 from . import _safetensors
@@ -282,7 +282,7 @@ def _write(directory, parts, index, gather, progress):
     for part in parts:
         shards.setdefault(part.device, []).append(part)
     described, arrays = [], {}
-    sizes = {id(part): int(np.prod(_shape_of(part), dtype=np.int64)) * _safetensors.item_size(part.dtype) for part in parts}
+    sizes = {id(part): int(np.prod(_shape_of(part), dtype=np.int64)) * itemsize(part.dtype) for part in parts}
     with _bar(sum(sizes.values()), progress, "saving") as bar:
         for number, (device, own) in enumerate(shards.items()):
             name = f"shard-{generation:06d}-{re.sub(r'[^A-Za-z0-9]+', '', str(device))}.safetensors"
