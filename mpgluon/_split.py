@@ -155,18 +155,21 @@ def describe(array):
 
 
 class Discovery(Tracer):
-    """Notes whether a function has to be cut, and stops at an op whose shape depends on values."""
+    """Notes whether a function has to be cut, and stops at an op whose shape depends on values.
+
+    `splits` is (name, path of the block) of the first step that cuts it, or None.
+    """
 
     def __init__(self):
         super().__init__({})
-        self.splits = False
+        self.splits = None
 
     def host(self, name, run, inputs, outputs, bodies=()):
-        self.splits = True
+        self.splits = self.splits or (name, _core.current_scope())
         return [self.trace.new_input(*desc) for desc in outputs]
 
     def dynamic(self, name, run, inputs):
-        self.splits = True
+        self.splits = self.splits or (name, _core.current_scope())
         raise NeedsValues(name)
 
 

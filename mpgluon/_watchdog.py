@@ -6,6 +6,7 @@ import threading
 import time
 
 from . import _core
+from .base import counted
 
 _running = None
 
@@ -50,12 +51,13 @@ def describe(standing, seconds):
     """The text for devices with work queued of which none has moved for so many seconds."""
     lines = [f"mpgluon watchdog: no device has finished anything for {seconds:.1f} s, but work is queued:"]
     for device, completed, submitted, work, op, path, peer, tick, peer_work in standing:
+        left = f"{counted(submitted - completed, 'tick')} {'is' if submitted - completed == 1 else 'are'} left"
         at = f" at {op}" + (f" of {path}" if path else "") if op else ""
         if peer is None:
-            lines.append(f"  {device} is running {_work(work)}{' (' + at[1:] + ')' if at else ''}; {submitted - completed} ticks are left")
+            lines.append(f"  {device} is running {_work(work)}{' (' + at[1:] + ')' if at else ''}; {left}")
         else:
             lines.append(f"  {device} waits for {peer}, tick {tick}: {_work(peer_work)}")
-            lines.append(f"    for: {_work(work)}{' (' + at[1:] + ')' if at and op != 'wait' else ''}; {submitted - completed} ticks are left")
+            lines.append(f"    for: {_work(work)}{' (' + at[1:] + ')' if at and op != 'wait' else ''}; {left}")
     return "\n".join(lines)
 
 

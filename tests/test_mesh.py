@@ -284,6 +284,20 @@ def test_train_step_over_data_and_stages():
         close(results[0], other, 1e-5)
 
 
+def test_train_step_on_a_last_batch_of_few_rows():
+    """Replicas with fewer rows than micro-batches have a micro-batch for each; with none the error has the true numbers."""
+    data, results = [*batches(1), *batches(1, 3)], []
+    for axes in ({"data": 1}, {"data": 2, "stage": 2}):
+        net, mesh = build(axes, hybrid=False)
+        net(mesh.split_and_load(data[0][0])[0])
+        step = TrainStep(net, LOSS, gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.2}), Pipeline(4))
+        assert [step(x, y).shape for x, y in data] == [(12,), (3,)]
+        results.append(values(net))
+    close(*results, 1e-5)
+    with pytest.raises(ValueError, match="a batch of 1 row along axis 0 can't be divided among 2 replicas"):
+        step(data[0][0][:1], data[0][1][:1])
+
+
 def test_pipelined_ordinary_loop_over_data_and_stages():
     data, results = batches(3), []
     for axes, pieces in (({"data": 1}, None), ({"data": 2, "stage": 2}, 3)):

@@ -295,14 +295,19 @@ def test_recomputing_saves_what_is_planned(schedule):
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble"])
-def test_recomputing_a_block_that_spans_stages_is_refused(schedule):
-    net = nn.HybridSequential()
-    net.add(*[nn.Dense(8, in_units=8, activation="tanh") for _ in range(3)])
-    net.initialize()
-    net.place(mx.parallel.Mesh({"stage": 3}, devices=[mx.cpu(i) for i in range(3)]))
-    net.hybridize(recompute=True)
-    with pytest.raises(ScheduleError, match="need each other in a circle.*recompute blocks that lie on one device each"):
-        TrainStep(net, gluon.loss.L2Loss(), None, Pipeline(2, schedule))(mx.nd.ones((4, 8)), mx.nd.ones((4, 8)))
+def test_recomputing_a_block_that_spans_stages(schedule):
+    """Each device computes again what its stages need, ahead of their backward passes."""
+
+    def run(recompute):
+        net = Chain([0, 1, 2], big)
+        net.hybridize(recompute=recompute)
+        train = TrainStep(net, loss_of, None, Pipeline(4, schedule), exact=True)
+        loss = train(data((64, 256)), []).asnumpy()
+        return loss, gradients(net), len(train.pipeline.report().stages)
+
+    loss, grads, stages = run(False)
+    again, grads_again, more = run(True)
+    assert np.array_equal(loss, again) and same(grads, grads_again) and more > stages
 
 
 def test_batch_norm_has_the_statistics_of_micro_batches():
@@ -538,15 +543,63 @@ def test_results_across_the_batch_are_refused():
         net(X)
 
 
-def test_fewer_rows_than_micro_batches():
-    net = NETS["dense"][0]([0, 1])
-    train = TrainStep(net, loss_of, None, Pipeline(4))
-    with pytest.raises(ValueError, match="a batch of 3 rows along axis 0 can't be divided into 4 micro-batches"):
-        train(data((3, 16)), [])
-    states = Recurrent([0, 1], 0.0)
-    train = TrainStep(states, token_loss, None, Pipeline(12, along="time"))
-    with pytest.raises(ValueError, match="a batch of 11 rows"):
-        train(TOKENS, TARGETS, states.states(3))
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble", "a table"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_fewer_rows_than_micro_batches(schedule, rows):
+    """The last batch of an epoch: a micro-batch for each row, with the bits, the steps and the statistics of accumulating them."""
+
+    def make(devices):
+        net = Chain(devices, lambda i: nn.Dense(16, in_units=16, activation="tanh") if i != 1 else nn.BatchNorm(in_channels=16, momentum=0.7))
+        return net, gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.1})
+
+    def table(count):
+        net = make([0, 1, 1])[0]
+        train = TrainStep(net, loss_of, None, Pipeline(count))
+        train(data((count, 16)), [])
+        return schedules.make_table(train.pipeline.report().stages.graph, count, "1f1b", in_flight=1)
+
+    (net, trainer), (one, its) = make([0, 1, 1]), make([0, 0, 0])
+    train = TrainStep(net, loss_of, trainer, Pipeline(4, table(4) if schedule == "a table" else schedule), exact=True)
+    one.collect_params().setattr("grad_req", "add")
+    for number, count in enumerate((8, rows, 8)):
+        x = data((count, 16), number)
+        loss = train(x, []).asnumpy()
+        assert train.pipeline.report().micro_batches == min(count, 4)
+        one.collect_params().zero_grad()
+        losses = []
+        for begin in range(0, count, max(count // 4, 1)):
+            with autograd.record():
+                losses.append(loss_of(one(x[begin : begin + max(count // 4, 1)])))
+            losses[-1].backward()
+        its.step(count)
+        assert np.array_equal(loss, nd.concat(*losses, dim=0).asnumpy())
+    for mine, other in zip(net.collect_params().values(), one.collect_params().values()):
+        assert np.array_equal(mine.data().asnumpy(), other.data().asnumpy()), mine.name
+
+
+@pytest.mark.parametrize("statistics", ["micro_batch", "batch"])
+def test_a_batch_without_rows(statistics):
+    """As a hybridized block has it."""
+    results = []
+    for pipeline in (None, Pipeline(4, statistics=statistics)):
+        net = Chain([0, 1], lambda i: nn.Dense(16, in_units=16) if i else nn.BatchNorm(in_channels=16))
+        net.hybridize(pipeline=pipeline)
+        with autograd.record():
+            out = net(data((0, 16)))
+        out.backward()
+        results.append((out.shape, [p.data().asnumpy().tolist() for p in net.collect_params().values()], [g.tolist() for g in gradients(net).values()]))
+    assert results[0] == results[1] and results[0][0] == (0, 16)
+
+
+def test_fewer_steps_than_pieces():
+    """Along time."""
+    results = []
+    for pieces in (12, 11):
+        net = Recurrent([0, 1], 0.0)
+        train = TrainStep(net, token_loss, None, Pipeline(pieces, along="time"), exact=True)
+        loss, _ = train(TOKENS, TARGETS, net.states(3))
+        results.append((loss.asnumpy(), gradients(net)))
+    assert np.array_equal(results[0][0], results[1][0]) and same(results[0][1], results[1][1])
 
 
 def test_a_schedule_in_which_a_stage_needs_what_a_later_one_makes():
@@ -599,3 +652,15 @@ def test_labels_of_another_length_are_a_mistake():
     with pytest.raises(ValueError, match="label 0 has 3 rows along axis 0, the data 9"):  # as long as a micro-batch: each would meet it
         TrainStep(net, loss, None, Pipeline(3))(x, [label[:3], weight])
     assert TrainStep(net, loss, None, Pipeline(3, split=[0], check=False))(x, [label[:3], weight]).shape == (9, 6)
+
+
+def test_bfloat16_is_what_it_is():
+    """In what is told of a pipeline and of layers: NumPy knows it as an object of 8 bytes."""
+    net = Chain([0, 1], lambda i: nn.Dense(16, in_units=16))
+    net.cast("bfloat16")
+    net.hybridize(pipeline=Pipeline(2))
+    net(data((4, 16)).astype("bfloat16"))
+    assert "bfloat16" in str(net.compiled())
+    optimizer = {"optimizer_params": {"multi_precision": True}}
+    profile = mx.parallel.plan(net, data((4, 16)).astype("bfloat16"), DEVICES[:2], trials=0, **optimizer).profile
+    assert profile.layers[0].param_bytes == 2 * (16 * 16 + 16) and profile.input_bytes == 2 * 4 * 16

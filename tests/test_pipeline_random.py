@@ -1,4 +1,4 @@
-"""What the micro-batches of a pipeline draw at random: what their rows of the whole batch would get."""
+"""Random networks in pipelines; and what micro-batches draw at random: what their rows of the whole batch would get."""
 
 import numpy as np
 import pytest
@@ -7,6 +7,7 @@ import mpgluon as mx
 from mpgluon import autograd, gluon
 from mpgluon.gluon import nn, rnn
 from mpgluon.parallel import Pipeline
+from random_pipelines import Case, Node
 from test_pipeline import DEVICES, data, gradients
 
 
@@ -101,3 +102,47 @@ def test_dropout_between_recurrent_layers(kind, along, layout, bidirectional):
 
     states = [rnn.LSTM(4, num_layers=3).begin_state(6, ctx=DEVICES[0])[: 2 if kind == "LSTM" else 1]] if along == "time" else []
     check(make, True, layout.index("N" if along == "batch" else "T"), along, data((6, 6, 6), 4), *states)
+
+
+def check_networks(count, every_schedule):
+    first = int(np.random.SeedSequence().generate_state(1)[0] % 10**9)
+    print(f"networks with seeds {first} to {first + count - 1}; python tests/random_pipelines.py --seed ... --count 1 repeats one")
+    for seed in range(first, first + count):
+        case = Case(seed)
+        print(case)
+        case.check(every_schedule)
+
+
+def test_networks():
+    """Acyclic networks over two to six devices, with fresh seeds: the bits of micro-batches accumulated by hand on one device."""
+    check_networks(25, False)
+
+
+@pytest.mark.slow
+def test_many_networks():
+    check_networks(200, True)
+
+
+FIXED = {
+    "gradients come back twice": dict(
+        nodes=[("dense", 1, [0], 0), ("tanh", 2, [1]), ("sigmoid", 1, [2]), ("tanh", 2, [3]), ("multiply", 1, [2, 3]), ("move", 0, [5]), ("add", 0, [6, 4])], outputs=[(7, 0)]
+    ),
+    "deferred on both": dict(
+        nodes=[("prelu", 0, [0], 0), ("dense", 1, [1], 1), ("tanh", 0, [2]), ("halve", 1, [3])], outputs=[(4, 0), (2, 0)]
+    ),
+    "four devices, three results": dict(
+        nodes=[("unbiased", 0, [0], 0), ("sigmoid", 3, [1]), ("unbiased", 2, [2], 1), ("tanh", 2, [2]), ("unbiased", 1, [4], 2), ("sigmoid", 0, [3]), ("sigmoid", 2, [6])],
+        outputs=[(7, 0), (4, 0), (5, 0)],
+    ),
+    "recomputed as one": dict(nodes=[("dense", 0, [0], 0), ("dense", 1, [1], 1), ("dense", 2, [2], 2)], outputs=[(3, 2)], recompute="all"),
+    "a state from another device": dict(nodes=[("dense", 0, [0], 0), ("multiply", 2, [1, 2]), ("tanh", 2, [3])], outputs=[(4, 2)], timewise=True, carried=(4, 1)),
+    "pieces of several stages, and of one step": dict(nodes=[("dense", 0, [0], 0), ("add", 1, [1, 2])], outputs=[(3, 0)], timewise=True, carried=(3, 2), rows=5, micro_batches=3),
+    "a state of bfloat16": dict(nodes=[("dense", 0, [0], 0), ("multiply", 0, [1, 2])], outputs=[(3, 0)], timewise=True, carried=(3, 0), dtype="bfloat16"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_networks_of_their_own(name):
+    options = {"dtype": "float32", "recompute": None, "timewise": False, "rows": 8, "micro_batches": 4, "statistics": "micro_batch", "wants_input": True, **FIXED[name]}
+    options.update(nodes=[Node(*node) for node in options["nodes"]], used=[True] * len(options["outputs"]), axes=3 if options["timewise"] else 2, devices=4)
+    Case(3, **options).check(True)

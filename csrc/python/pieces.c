@@ -19,10 +19,10 @@ static PyObject *context_of(mpg_device_id id) { return mpg_py_context(id); }
 
 static PyObject *describe_segment(const mpg_program_set *set, const mpg_program_segment *segment) {
   const mpg_program *program = &set->programs[segment->slot];
-  PyObject *waits = PyList_New(0), *ops = PyList_New(0), *blocks = PyList_New(0), *result = NULL;
+  PyObject *waits = PyList_New(0), *ops = PyList_New(0), *blocks = PyList_New(0), *arrays = PyList_New(0), *result = NULL;
   size_t sent = 0;
   unsigned int copies = 0;
-  if (waits == NULL || ops == NULL || blocks == NULL) goto done;
+  if (waits == NULL || ops == NULL || blocks == NULL || arrays == NULL) goto done;
   for (uint32_t i = segment->begin; i < segment->end; i++) {
     const mpg_instruction *instruction = &program->instructions[i];
     if (instruction->kind == MPG_SIGNAL) continue;
@@ -37,19 +37,22 @@ static PyObject *describe_segment(const mpg_program_set *set, const mpg_program_
     copies++;
   }
   for (uint32_t i = 0; i < segment->num_accesses; i++) {
-    if (segment->accesses[i].base < set->num_externals) continue;
-    PyObject *item = PyLong_FromUnsignedLong(segment->accesses[i].base - set->num_externals);
-    int added = item != NULL ? PyList_Append(blocks, item) : -1;
+    const mpg_access *access = &segment->accesses[i];
+    bool outside = access->base < set->num_externals;
+    PyObject *item = outside ? Py_BuildValue("IO", (unsigned int)access->base, access->writes ? Py_True : Py_False)
+                             : PyLong_FromUnsignedLong(access->base - set->num_externals);
+    int added = item != NULL ? PyList_Append(outside ? arrays : blocks, item) : -1;
     Py_XDECREF(item);
     if (added < 0) goto done;
   }
-  result = Py_BuildValue("{s:N,s:I,s:O,s:O,s:O,s:O,s:n,s:I}", "device", context_of(program->device->id), "depth", (unsigned int)segment->depth,
-                         "deferred", segment->deferred ? Py_True : Py_False, "waits", waits, "ops", ops, "blocks", blocks, "bytes_sent",
-                         (Py_ssize_t)sent, "copies", copies);
+  result = Py_BuildValue("{s:N,s:I,s:O,s:O,s:O,s:O,s:O,s:n,s:I}", "device", context_of(program->device->id), "depth", (unsigned int)segment->depth,
+                         "deferred", segment->deferred ? Py_True : Py_False, "waits", waits, "ops", ops, "blocks", blocks, "arrays", arrays,
+                         "bytes_sent", (Py_ssize_t)sent, "copies", copies);
 done:
   Py_XDECREF(waits);
   Py_XDECREF(ops);
   Py_XDECREF(blocks);
+  Py_XDECREF(arrays);
   return result;
 }
 
@@ -213,7 +216,8 @@ static PyObject *staged_call_check(PyObject *object, PyObject *args, PyObject *k
 static PyMethodDef staged_call_methods[] = {
     {"forward", staged_call_forward, METH_NOARGS,
      "forward()\n--\n\nThe forward programs: {'segments': [...], 'blocks': [(device, bytes with the pool's rounding, whether it is a lane)]}. A segment is a dict of device,\n"
-     "depth, deferred, waits (segments it waits for), ops, blocks (that it touches), bytes_sent and copies (how many of the ops send them)."},
+     "depth, deferred, waits (segments it waits for), ops, blocks (that it touches), arrays (pairs: number of an external array that it touches, and\n"
+     "whether it writes it), bytes_sent and copies (how many of the ops send them)."},
     {"check", (PyCFunction)(void (*)(void))staged_call_check, METH_VARARGS | METH_KEYWORDS,
      "check(input_kinds, output_kinds, rows, axis, along_time, other=None, other_rows=1, whole_statistics=False)\n--\n\nMXNetError, naming op and block, unless the function does on a piece of so many rows what\n"
      "it does on the whole. Kinds: as in PieceRun; axis: of rows in arrays that the function makes itself; other: the same function for other_rows rows;\n"
@@ -450,7 +454,17 @@ static PyObject *piece_run_describe(PyObject *object, PyObject *args) {
   if (piece == NULL) return NULL;
   const mpg_pieces *run = ((piece_run *)object)->run;
   bool keeps = !phase && mpg_piece_first_alike(run, (uint32_t)(piece - run->pieces)) == (uint32_t)(piece - run->pieces);
-  return describe_set(phase ? piece->backward->programs : piece->compiled->programs, keeps ? piece->compiled : NULL);
+  const mpg_program_set *set = phase ? piece->backward->programs : piece->compiled->programs;
+  PyObject *arrays = PyList_New(0), *result = describe_set(set, keeps ? piece->compiled : NULL);
+  for (uint32_t i = 0; arrays != NULL && i < set->num_externals; i++) {
+    const mpg_tensor *array = &piece->externals[i];
+    PyObject *item = array->storage != NULL ? Py_BuildValue("Nn", PyLong_FromVoidPtr(array->storage), (Py_ssize_t)array->offset) : Py_NewRef(Py_None);
+    if (item == NULL || PyList_Append(arrays, item) < 0) Py_CLEAR(arrays);
+    Py_XDECREF(item);
+  }
+  if (arrays == NULL || (result != NULL && PyDict_SetItemString(result, "arrays", arrays) < 0)) Py_CLEAR(result);
+  Py_XDECREF(arrays);
+  return result;
 }
 
 static PyObject *piece_run_program(PyObject *object, PyObject *args) {
@@ -506,14 +520,19 @@ static PyMethodDef piece_run_methods[] = {
     {"train", piece_run_train, METH_VARARGS,
      "train(heads, train=True)\n--\n\nPrepares the backward of all pieces, heads being the gradients of the results (None: zero), towards the\n"
      "gradient arrays of the inputs; then backward items can be submitted."},
-    {"describe", piece_run_describe, METH_VARARGS, "describe(piece, phase)\n--\n\nThe programs of a piece; see StagedCall.forward."},
+    {"describe", piece_run_describe, METH_VARARGS, "describe(piece, phase)\n--\n\nThe programs of a piece, as of StagedCall.forward, with arrays: which array each external one is, or None."},
     {"program", piece_run_program, METH_VARARGS, "program(piece, phase)\n--\n\nA number that tells whether two pieces run the same programs."},
     {"times", piece_run_times, METH_VARARGS, "times(piece, phase)\n--\n\n(begin, end) of each segment in ns, zeros while it has not run."},
     {"watch", piece_run_watch, METH_NOARGS, "watch()\n--\n\nThe same run, for its times: it keeps no memory of the run's."},
     {"finish", piece_run_finish, METH_NOARGS, "finish()\n--\n\nGives memory back; all that is wanted has been submitted."},
     {0}};
+static PyObject *piece_run_pieces(PyObject *object, void *unused) {
+  (void)unused;
+  return PyLong_FromUnsignedLong(((piece_run *)object)->run->num_pieces);
+}
+static PyGetSetDef piece_run_properties[] = {{"pieces", piece_run_pieces, NULL, "How many pieces there are.", NULL}, {0}};
 static PyType_Slot piece_run_slots[] = {
-    {Py_tp_new, piece_run_new}, {Py_tp_dealloc, piece_run_dealloc}, {Py_tp_methods, piece_run_methods},
+    {Py_tp_new, piece_run_new}, {Py_tp_dealloc, piece_run_dealloc}, {Py_tp_methods, piece_run_methods}, {Py_tp_getset, piece_run_properties},
     {Py_tp_doc, "PieceRun(calls, rows, input_kinds, output_kinds, carried_from, inputs)\n--\n\n"
      "StagedCalls on the pieces of a batch, one each. Kinds: 0 shared by all pieces, 1 split along the first axis, 2 carried from result\n"
      "carried_from[i] of the piece before. rows: (axis, begin, count, total) of each piece, by which random numbers are drawn."},

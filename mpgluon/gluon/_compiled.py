@@ -75,7 +75,7 @@ class _Signature:
         self.op = None
         self.bound = False  # the parameters' arrays are bound to `op`
         self.unbound = 0  # how often they were given up
-        self.splits = False  # values decide how it goes on: it is compiled in parts
+        self.splits = None  # (name, block's path) of the first step on the host: it is compiled in parts
         self.last_used = 0
 
     def discover(self, flat):

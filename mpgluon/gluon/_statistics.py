@@ -78,7 +78,7 @@ class Update:
                 means, inverses, mean, variance = arrays[4 * number : 4 * number + 4]
                 momentum, eps, _ = pieces[0]
                 total = sum(elements for *_, elements in pieces)
-                weights = nd.array([[elements / total] for *_, elements in pieces], ctx=means.context, dtype=means.dtype)
+                weights = nd.array([[elements / total if total else 1] for *_, elements in pieces], ctx=means.context, dtype=means.dtype)
                 whole = (means * weights).sum(axis=0, keepdims=True)
                 variances = nd.maximum(1 / (inverses * inverses) - eps, 0) + (means - whole) ** 2
                 results.append(mean * momentum + whole.reshape((-1,)) * (1 - momentum))

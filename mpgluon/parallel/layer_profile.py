@@ -12,11 +12,9 @@ import statistics
 import sys
 import time
 
-import numpy as np
-
 from .. import autograd, random
 from .. import ndarray as nd
-from ..base import MXNetError
+from ..base import MXNetError, counted, is_floating, itemsize
 from ..context import Context
 from ..gluon import _compiled
 from ..gluon.block import HybridBlock
@@ -217,7 +215,7 @@ class Profile(SavedAsJson):
         for i, layer in enumerate(self.layers):
             costs = [self.costs[ctx][size][i] for ctx in self.devices]
             rows.append((layer.path, layer.kind, *[f"{c.forward * 1e3:.3f} + {c.backward * 1e3:.3f}" for c in costs], f"{costs[0].saved:,.0f}", f"{layer.param_bytes:,}"))
-        return "\n".join([f"{len(self.layers)} layers, forward + backward of micro-batches of {size} rows (of {self.rows})", *_compiled._table(rows)])
+        return "\n".join([f"{len(self.layers)} layers, forward + backward of micro-batches of {counted(size, 'row')} (of {self.rows})", *_compiled._table(rows)])
 
 
 def key_of(candidate):
@@ -334,7 +332,7 @@ def _sizes(dangling, layers, measured, total_bytes):
 
 
 def _bytes(shape, dtype):
-    size = np.dtype(dtype).itemsize
+    size = itemsize(dtype)
     for n in shape:
         size *= n
     return size
@@ -390,14 +388,14 @@ class _Bench:
         self.arrays = []
         for i, array in enumerate(call.inputs):
             shape = (PIECES, *array.shape)
-            if np.dtype(array.dtype).kind == "f":
+            if is_floating(array.dtype):
                 made = nd.random.normal(shape=shape, ctx=ctx, dtype=array.dtype)
                 if i not in call.given:
                     made.attach_grad()
             else:
                 made = nd.zeros(shape, ctx=ctx, dtype=array.dtype)
             self.arrays.append(made)
-        wanted = any(np.dtype(a.dtype).kind == "f" and i not in call.given for i, a in enumerate(call.inputs))
+        wanted = any(is_floating(a.dtype) and i not in call.given for i, a in enumerate(call.inputs))
         self.differentiable = wanted or (trained and isinstance(layer, HybridBlock) and any(p.grad_req != "null" for p in layer.collect_params().values()))
         self.pipeline = Pipeline(PIECES)
         self.call = PipelinedCall(probe, {"pipeline": self.pipeline})
@@ -406,7 +404,7 @@ class _Bench:
         """Queues the passes of all pieces."""
         with autograd.record():
             outputs = self.call(tuple(self.arrays))
-        outputs = [out for out in outputs if np.dtype(out.dtype).kind == "f"]
+        outputs = [out for out in outputs if is_floating(out.dtype)]
         if self.differentiable:
             autograd.backward(outputs, [nd.ones_like(out) for out in outputs])
 
@@ -418,7 +416,8 @@ class _Bench:
         found = []
         for piece in range(PIECES):
             times = run.times(piece, "FB".index(kind))
-            found.append(sum((times[s][1] - times[s][0]) / 1e9 for passes in stages.pieces[piece]["segments"] for s in passes[kind]))
+            own = [i for s in range(len(stages)) for i in stages.segments_of((kind, s, piece))[2]]
+            found.append(sum(times[i][1] - times[i][0] for i in own) / 1e9)
         return found
 
     def memory(self):
@@ -452,7 +451,7 @@ def _measure(call, devices, repeats, known):
         return known[key]
     whole = _quickest(benches, repeats)
     inner = {ctx: 0.0 for ctx in devices}  # input gradients alone
-    if len(call.given) < sum(np.dtype(a.dtype).kind == "f" for a in call.inputs):
+    if len(call.given) < sum(is_floating(a.dtype) for a in call.inputs):
         trained = isinstance(call.block, HybridBlock) and call.block.collect_params()
         inner = {ctx: b for ctx, (_, b) in (_quickest({ctx: _Bench(call, ctx, False) for ctx in devices}, repeats) if trained else whole).items()}
     costs = known[key] = {}

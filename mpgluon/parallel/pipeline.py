@@ -4,11 +4,9 @@ import array
 import contextlib
 import gc
 
-import numpy as np
-
 from .. import _core, _groups, autograd
 from .. import ndarray as nd
-from ..base import MXNetError
+from ..base import MXNetError, counted, is_floating
 from ..context import memory_stats
 from ..gluon import _compiled, _recompute, _statistics
 from . import collectives, schedules
@@ -31,7 +29,7 @@ class Pipeline:
     Parameters
     ----------
     micro_batches : int
-        Into how many pieces the batch is divided. Where it doesn't divide evenly the first ones have a row more.
+        Into how many pieces the batch is divided. Where it doesn't divide evenly the first ones have a row more; a batch of fewer rows has a micro-batch for each of them.
     schedule : str or list, default '1f1b'
         'gpipe', '1f1b', 'interleaved', 'zero_bubble', 'auto' (the quickest of them by measured times, chosen after the
         first steps), or a table: for each device, in the order of its first stage, a list of (kind, stage, micro_batch), kind being 'F', 'B'
@@ -96,6 +94,9 @@ class Pipeline:
         schedule = repr(self.schedule) if isinstance(self.schedule, str) else "a table of its own"
         axis = f", axis={self.axis}" if self.axis else ""
         return f"Pipeline({self.micro_batches} micro-batches along {self.along}{axis}, schedule={schedule})"
+
+    def __getstate__(self):
+        return {**self.__dict__, "_last": None, "_memory": ()}  # a copy has not run
 
     @property
     def deferred(self):
@@ -242,7 +243,7 @@ class _Entry:
                 "planned": {size: stages.planned(rows.index(size))[ctx] for size in dict.fromkeys(rows)}, "peak": peaks.get(ctx, 0),
                 "kept": sum(size for piece in stages.forward for device, size in piece["kept"] if device == ctx),
             }  # fmt: skip
-        inputs = [(shape, np.dtype(dtype).name, str(ctx), False) for ctx, dtype, shape in self.shapes]
+        inputs = [(shape, _core.dtype_name(dtype), str(ctx), False) for ctx, dtype, shape in self.shapes]
         return {
             "block": path, "pipeline": repr(self.pipeline), "train": self.signature.training, "exact": exact, "calls": self.called, "rows": list(rows),
             "inputs": inputs, "stages": described, "devices": devices, "ops": sum(len(stage["forward"]) for stage in described),
@@ -252,7 +253,9 @@ class _Entry:
         """A staged call, and what its BatchNorm layers hand over. `whole`: the inputs of all micro-batches; `wanted`: which inputs want a
         gradient; None: nothing is recorded."""
         recording = wanted is not None
-        key = (rows, recording and tuple(wanted), tuple(a.shape for a, k in zip(arrays, self.kinds) if k == CARRIED))
+        total = next(a.shape[0] for a, kind in zip(whole, self.kinds) if kind == SPLIT)
+        divided = rows < total
+        key = (rows, divided, recording and tuple(wanted), tuple(a.shape for a, k in zip(arrays, self.kinds) if k == CARRIED))
         if key not in self.calls:
             carried = [kind == CARRIED for kind in self.kinds] + [False] * len(self.signature.used)
 
@@ -275,11 +278,11 @@ class _Entry:
             if shared:
                 self.copied = shared
                 call = make()
-            if self.pipeline.check and self.pipeline.micro_batches > 1:
+            if self.pipeline.check and divided:
                 self._check(call, rows, arrays, whole)
             if self.misshapen is not None:
                 raise MXNetError(
-                    f"{self.signature.path}: result {self.misshapen[0]} of a micro-batch of {rows} rows has shape {self.misshapen[1]}, without the axis "
+                    f"{self.signature.path}: result {self.misshapen[0]} of a micro-batch of {counted(rows, 'row')} has shape {self.misshapen[1]}, without the axis "
                     "along which the batch is divided: an operator goes across the batch. Do that after the pipeline, on its whole result"
                 )
             self.calls[key] = call, self.statistics
@@ -329,7 +332,7 @@ def _count(structure):
 def _of_size(error, path, rows, works, axis):
     """`error` of tracing a micro-batch of `rows`, where tracing as many as `works` met none: with what is to be done."""
     return type(error)(
-        f"{error}\n  this is a micro-batch of {rows} row{'s' * (rows != 1)} along axis {axis}; {path} works with {works}. A number in it stands for the size of the batch, "
+        f"{error}\n  this is a micro-batch of {counted(rows, 'row')} along axis {axis}; {path} works with {works}. A number in it stands for the size of the batch, "
         f"which a pipeline divides: write -1 in its place in a reshape (0 keeps a size of the input), or take it from an input's shape"
     )
 
@@ -368,9 +371,7 @@ class PipelinedCall:
         structure = _compiled.flatten(args, flat, "The inputs")
         places = _carried_places(args, pipeline.carry)
         kinds, total = self._input_kinds(flat, places)
-        count = pipeline.micro_batches
-        if total < count:
-            raise ValueError(f"Pipeline: a batch of {total} rows along axis {axis} can't be divided into {count} micro-batches; take at most {total} micro-batches, or larger batches")
+        count = max(min(pipeline.micro_batches, total), 1)  # a batch of fewer rows has fewer micro-batches
         rows = divide(total, count)
         fronts = [_leading(a, axis) if kind == SPLIT else a for a, kind in zip(flat, kinds)]
         key = (structure, tuple(kinds), tuple((a.context, a.dtype, a.shape[1:] if k == SPLIT else a.shape) for a, k in zip(fronts, kinds)), autograd.is_training(), _recompute.changes, _groups.current())
@@ -384,11 +385,17 @@ class PipelinedCall:
                 if count == 1 or not self._works(self._signature(structure, places), fronts, kinds):
                     raise
                 raise _of_size(error, signature.path, rows[0][1], total, axis).with_traceback(error.__traceback__) from None
+            if signature.splits:
+                name, path = signature.splits
+                raise MXNetError(
+                    f"{path or signature.path}: {name} runs on the host, between two compiled programs, and the stages of a pipeline are programs as a whole. "
+                    f"Use it before or behind the pipelined block; or do without pipeline=, with a loop over micro-batches and grad_req='add'"
+                )
             entry = self._entries[key] = _Entry(signature, kinds, pipeline)
         params = [param._data[ctx] for param, ctx in entry.signature.used]
         wanted = None
         if recording:
-            wanted = [a._wants_gradient or (kind == CARRIED and np.dtype(a.dtype).kind == "f") for a, kind in zip(fronts, kinds)]
+            wanted = [a._wants_gradient or (kind == CARRIED and is_floating(a.dtype)) for a, kind in zip(fronts, kinds)]
             wanted += [param._wants_gradient for param in params]
         calls, statistics = [], []
         state = {i: fronts[i] for i, kind in enumerate(kinds) if kind == CARRIED}
@@ -440,7 +447,7 @@ class PipelinedCall:
             total = flat[split[0]].shape[axis]
             other = [i for i in split if flat[i].shape[axis] != total]
             if other:
-                raise ValueError(f"Pipeline: input {other[0]} has {flat[other[0]].shape[axis]} rows along axis {axis}, input {split[0]} has {total}")
+                raise ValueError(f"Pipeline: input {other[0]} has {counted(flat[other[0]].shape[axis], 'row')} along axis {axis}, input {split[0]} has {total}")
         return [CARRIED if i in carried else SPLIT if i in split else SHARED for i in range(len(flat))], total
 
     @property
@@ -486,7 +493,7 @@ class _Driver:
         self.begun = None  # of a recorded run: what forward has queued
 
     def _prepare(self, run, phases, schedule=None):
-        pipeline, pieces = self.pipeline, self.pipeline.micro_batches
+        pipeline, pieces = self.pipeline, run.pieces
         schedule = schedule or (pipeline.schedule if pipeline.schedule != "auto" else self.entry.chosen or "1f1b")
         programs = tuple(run.program(k, phase) for k in range(pieces) for phase, name in enumerate("FB") if name in phases)
         key = (programs, phases, str(schedule), pipeline._expected)
@@ -494,8 +501,8 @@ class _Driver:
         if prepared is None:
             described = Stages([run.describe(k, 0) for k in range(pieces)], [run.describe(k, 1) for k in range(pieces)] if "B" in phases else None, bool(pipeline.carry))
             if pipeline._expected and described.placement() == pipeline._expected.contexts:
-                described.weights = {**described.weights, **pipeline._expected.times}
-            table = described.table(schedule, pieces, phases)
+                described.weights = described.costs(pipeline._expected.times)
+            table = described.table(schedule, pieces, phases, pipeline.micro_batches)
             items = array.array("I", described.items(table, pieces, phases))
             prepared = self.entry.tables[key] = (described, table, items)
         return prepared
@@ -506,20 +513,22 @@ class _Driver:
         entry.runs += 1
         if self.pipeline.schedule != "auto" or entry.chosen or entry.runs < 3:
             return
-        times, best = self.pipeline.report().times, None
+        report, best = self.pipeline.report(), None
+        if report.micro_batches != run.pieces or not any(report.stages is stages for stages, *_ in entry.tables.values()):
+            return  # the last step was of another shape
         for name in schedules.NAMES:
             stages, table, items = self._prepare(run, "FB", name)
             peaks = stages.peaks(items, "FB")
             if any(memory_stats(ctx)["limit"] and needed > memory_stats(ctx)["limit"] - memory_stats(ctx)["in_use"] for ctx, needed in peaks.items()):
                 continue
-            length = schedules.simulate(table, stages.graph, self.pipeline.micro_batches, times).length
+            length = schedules.simulate(table, stages.graph, run.pieces, report.costs).length
             if best is None or (length, sum(peaks.values())) < best[:2]:
                 best = (length, sum(peaks.values()), name)
         entry.chosen = best[2] if best else "1f1b"
 
     def _note(self, run, stages, table, phases, *memory):
         """For the report; `memory`: what `Stages.peaks` is asked."""
-        self.pipeline._last = (run.watch(), stages, table, phases, self.pipeline.micro_batches)
+        self.pipeline._last = (run.watch(), stages, table, phases, run.pieces)
         self.pipeline._memory = memory
 
     def forward(self, run, recording=False):

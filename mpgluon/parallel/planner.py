@@ -2,7 +2,7 @@
 
 import numbers
 
-from ..base import MXNetError
+from ..base import MXNetError, counted
 from ..context import Context
 from ..gluon import _compiled, _recompute
 from ..gluon.block import HybridBlock
@@ -100,7 +100,7 @@ def plan(
     if missing:
         raise MXNetError(f"plan: the profile has no measurements on {missing[0]}; it has {', '.join(map(str, profile.devices))}")
     if profile.rows != rows:
-        raise MXNetError(f"plan: the profile was made for batches of {profile.rows} rows, the sample has {rows}")
+        raise MXNetError(f"plan: the profile was made for batches of {counted(profile.rows, 'row')}, the sample has {rows}")
     profile = _restricted(profile, devices)
     return plan_of(best_within(profile, limits, counts, names, _scale(profile, plan_of, net, sample, labels, loss)))
 
@@ -123,7 +123,7 @@ def _check_arrays(sample, labels):
         if not isinstance(label, NDArray):
             raise ValueError(f"plan: labels must be an NDArray, or a list of such, not {_described(label)}")
         if label.ndim and label.shape[0] not in (1, rows):
-            raise ValueError(f"plan: label {i} has {label.shape[0]} rows, the sample {rows}")
+            raise ValueError(f"plan: label {i} has {counted(label.shape[0], 'row')}, the sample {rows}")
     return rows
 
 
@@ -140,7 +140,7 @@ def _numbers(micro_batches, rows, count):
         counts = sorted({micro_batches} if isinstance(micro_batches, int) else set(micro_batches))
     bad = [m for m in counts if not isinstance(m, int) or isinstance(m, bool) or not 1 <= m <= rows]
     if bad or not counts:
-        raise ValueError(f"plan: a batch of {rows} rows can't be divided into {bad[0] if bad else 'no'} micro-batches")
+        raise ValueError(f"plan: a batch of {counted(rows, 'row')} can't be divided into {bad[0] if bad else 'no'} micro-batches")
     return counts
 
 

@@ -49,6 +49,8 @@ class Report:
         What each device sent to others.
     times : dict of (kind, stage) to float
         Mean seconds of the actions.
+    costs : dict of Action to float
+        Of each action, the mean of those of its stage and kind that do the same: the first and the last micro-batch of a sequence have fewer gradients.
     planned_bytes : dict of Context to int
         The most memory that the micro-batches under way take on each device, by plan; what they hold between forward and backward included.
     """
@@ -77,9 +79,13 @@ class Report:
         self.idle = {ctx: self.seconds - busy for ctx, busy in self.busy.items()}
         whole = self.seconds * len(self.busy)
         self.bubble = 1 - sum(self.busy.values()) / whole if whole else 0.0
-        complete = {key: self.times.get(key, 0.0) for key in {(a.kind, a.stage) for row in table for a in row}}
-        self.planned = schedules.simulate(table, stages.graph, micro_batches, complete, phases)
-        self.planned_bubble = self.planned.bubble
+        alike = collections.defaultdict(list)
+        for action, (b, e) in self.spans.items():
+            alike[stages.alike(action)].append(e - b)
+        self.costs = {a: sum(alike[stages.alike(a)]) / len(alike[stages.alike(a)]) if a in self.spans else 0.0 for row in table for a in row}
+        planned = schedules.simulate(table, stages.graph, micro_batches, self.costs, phases)
+        self.planned = planned._replace(spans={a: span for a, span in planned.spans.items() if a in self.spans})  # what a micro-batch lacks does not run
+        self.planned_bubble = planned.bubble
         self.planned_bytes = stages.peaks(*memory)
         self.bytes_copied = {ctx: count for ctx, count in stages.bytes_sent(phases).items()}
 

@@ -49,13 +49,15 @@ class StageGraph:
     senders : collection of int
         Stages that compute nothing: they send the batch to where it is needed. They keep one micro-batch ahead, and are no stages when it is
         counted how many micro-batches may be under way.
+    waits : dict of Action to list of Action, optional
+        For each action the others that it waits for, beside the order of one device; by default a forward pass waits for those of its sources, and a backward pass for those
+        of the stages that it is a source of.
     """
 
-    def __init__(self, devices, sources, deferred=False, carried=False, backward_sources=None, senders=()):
-        self.devices, self.deferred, self.carried, self.senders = list(devices), deferred, carried, frozenset(senders)
+    def __init__(self, devices, sources, deferred=False, carried=False, senders=(), waits=None):
+        self.devices, self.deferred, self.carried, self.senders, self.waits = list(devices), deferred, carried, frozenset(senders), waits
         self.sources = [sorted(set(s)) for s in sources]
         self.targets = [[t for t, needs in enumerate(self.sources) if s in needs] for s in range(len(self.devices))]
-        self.backward_sources = self.targets if backward_sources is None else [sorted(set(s)) for s in backward_sources]
         # The passes of one micro-batch keep their order on a device: memory is planned for that.
         self.before = [[t for t in range(s) if self.devices[t] == self.devices[s]] for s in range(len(self.devices))]
         self.behind = [[t for t in range(s + 1, len(self.devices)) if self.devices[t] == self.devices[s]] for s in range(len(self.devices))]
@@ -74,17 +76,22 @@ class StageGraph:
     def needs(self, action, micro_batches, kinds):
         """The actions that must be done before `action`, where kinds of them are part of the table."""
         kind, s, m = action
-        needed = []
         if kind == "F":
-            needed = [Action("F", source, m) for source in (*self.sources[s], *self.before[s])]
+            needed = [Action("F", source, m) for source in self.before[s]]
+            if self.waits is None:
+                needed += [Action("F", source, m) for source in self.sources[s]]
             if self.carried and m:
                 needed.append(Action("F", s, m - 1))
         elif kind == "B":
-            needed = [Action("F", s, m), *(Action("B", target, m) for target in (*self.backward_sources[s], *self.behind[s]))]
+            needed = [Action("F", s, m), *[Action("B", target, m) for target in self.behind[s]]]
+            if self.waits is None:
+                needed += [Action("B", target, m) for target in self.targets[s]]
             if self.carried and m + 1 < micro_batches:
                 needed.append(Action("B", s, m + 1))
         else:
             needed = [Action("B", t, m) for t in (s, *self.before[s], *self.behind[s])] + [Action("W", t, m) for t in self.behind[s]]
+        if self.waits is not None:
+            needed += self.waits.get(action, ())
         return [a for a in needed if a.kind in kinds]
 
 
@@ -100,7 +107,7 @@ def make_table(stages, micro_batches, schedule="1f1b", times=None, phases="FB", 
     stages : StageGraph
     micro_batches : int
     schedule : {'gpipe', '1f1b', 'interleaved', 'zero_bubble'}
-    times : dict of (kind, stage) to number, optional
+    times : dict of (kind, stage) or Action to number, optional
         How long actions take; by default F takes 1, B 2, or 1 where W takes the other.
     phases : {'FB', 'F', 'B'}
         Whether the table is of a whole training step or of one pass only.
@@ -131,6 +138,7 @@ def make_table(stages, micro_batches, schedule="1f1b", times=None, phases="FB", 
         (k, s): (micro_batches - 1 if stages.carried and k != "F" else 0) for k in kinds for s in range(len(stages))
     }
     table = [[] for _ in range(stages.num_devices)]
+    needs = {action: stages.needs(action, micro_batches, kinds) for action in waiting}
 
     def rank(action):
         kind, s, m = action
@@ -155,19 +163,15 @@ def make_table(stages, micro_batches, schedule="1f1b", times=None, phases="FB", 
             action = Action(kind, s, m)
             if action not in waiting or not allowed(action):
                 continue
-            needs = stages.needs(action, micro_batches, kinds)
-            if any(a not in done for a in needs):
+            if any(a not in done for a in needs[action]):
                 continue
-            start = max([free[stages.devices[s]], *(done[a] for a in needs)])
+            start = max([free[stages.devices[s]], *(done[a] for a in needs[action])])
             candidate = (start, rank(action), action)
             if best is None or candidate < best:
                 best = candidate
         if best is None:
             few = "" if in_flight is None else f", or hold at most {in_flight} micro-batches, which is too few"
-            raise ScheduleError(
-                f"the stages of this pipeline need each other in a circle{few}. Where a block that spans several stages is recomputed as one "
-                "(hybridize(recompute=True)), each stage's backward pass waits for that of the others: recompute blocks that lie on one device each"
-            )
+            raise ScheduleError(f"the stages of this pipeline need each other in a circle{few}")
         start, _, action = best
         device = stages.devices[action.stage]
         table[device].append(action)
@@ -209,7 +213,7 @@ def _costs(stages, times):
     default = {"F": 1.0, "B": 1.0 if stages.deferred else 2.0, "W": 1.0}
     if times is None:
         return lambda action: default[action.kind]
-    return lambda action: times.get((action.kind, action.stage), default[action.kind])
+    return lambda action: times.get(action, times.get((action.kind, action.stage), default[action.kind]))
 
 
 def parse_table(table, stages):
@@ -323,7 +327,7 @@ def simulate(table, stages, micro_batches, times=None, phases="FB", transfer=0.0
 
     Parameters
     ----------
-    times : dict of (kind, stage) to number
+    times : dict of (kind, stage) or Action to number
     transfer : number, or function of two stages
         What passing results on to another device takes.
     """

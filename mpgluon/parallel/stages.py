@@ -9,6 +9,17 @@ SENDING = 1e-3  # of what a stage takes that computes
 class Stages:
     """Stages of the pieces of a run.
 
+    A stage is what one device does between two moves of data: a segment of the forward programs, one
+    of the backward programs, and what of those is deferred. The backward pass may change devices more
+    often than the forward pass does (gradients of several branches, what is computed again); then
+    devices have further stages, which do nothing in the forward pass.
+
+    What waits for what comes from the segments themselves: from the signals that they wait for, the
+    order of a device's program, and the arrays that pieces pass on to each other. A program lists its
+    segments such that each comes behind all that it needs, and a forward or backward action is one
+    segment; nothing waits for deferred ones but what is deferred itself. So actions never need each other in
+    a circle, and `items` never queues a segment before what it waits for.
+
     Parameters
     ----------
     forward, backward : list of dict
@@ -18,135 +29,253 @@ class Stages:
 
     def __init__(self, forward, backward, carried):
         self.forward, self.backward = forward, backward
-        pieces = [self._stages_of(f["segments"], b["segments"] if b else None) for f, b in zip(forward, backward or [None] * len(forward))]
-        first = pieces[0]
-        if any(p["devices"] != first["devices"] for p in pieces):
-            raise ScheduleError("the micro-batches of this pipeline have different stages; give them the same size, or the same devices")
-        self.contexts = first["contexts"]  # by number of device
-        self.pieces = pieces
-        self.names = first["names"]
-        deferred = any(actions.get("W") for p in pieces for actions in p["segments"])
-        # What one micro-batch needs, the table has all wait for: the first and the last of a sequence have fewer gradients.
-        sources = [sorted({t for p in pieces for t in p["sources"][s]}) for s in range(len(first["devices"]))]
-        backward_sources = backward and [sorted({t for p in pieces for t in p["backward_sources"][s]}) for s in range(len(sources))]
-        self.weights = self._weights(deferred)
-        senders = [s for s in range(len(sources)) if backward and self.weights["F", s] == SENDING and not self.weights["B", s] and not self.weights["W", s]]
-        self.graph = StageGraph(first["devices"], sources, deferred, carried, backward_sources or None, senders)
+        self.pieces, self.contexts = len(forward), []  # by number of device
+        first = [s for s in forward[0]["segments"] if s["ops"]]
+        for segments in (first, *[piece["segments"] for piece in (*forward, *(backward or ()))]):
+            for segment in segments:
+                if segment["device"] not in self.contexts:
+                    self.contexts.append(segment["device"])
+        self._owners = {}  # (phase, piece, segment) -> (kind, stage)
+        devices = self._find_owners()
+        self._segments = {}  # (kind, stage, piece) -> its segments
+        for (_, k, i), (kind, s) in sorted(self._owners.items()):
+            self._segments.setdefault((kind, s, k), []).append(i)
+        self._needed = self._find_needed(carried)
+        self.names = [_name_of(self._ops_of_stage(s)) for s in range(len(devices))]
+        deferred = any(kind == "W" for kind, _, _ in self._segments)
+        self.weights = self._weights(len(devices), deferred)
+        sources, waits = [set() for _ in devices], {}
+        for action in self._segments:
+            waits[action] = [Action(*a) for a in sorted(self._actions_before(action) - {action})]
+            if action[0] == "F":
+                own = [a for a in waits[action] if a.kind == "F" and a.micro_batch == action[2]]
+                sources[action[1]].update(a.stage for a in own)
+        senders = [s for s in range(len(devices)) if backward and self._only_sends(s)]
+        self.graph = StageGraph(devices, sources, deferred, carried, senders=senders, waits=waits)
 
-    def _weights(self, deferred):
-        """(kind, stage) -> what an action is taken to last, of stages that are equally heavy: those that only send take next to nothing."""
+    def _find_owners(self):
+        """Which stage each segment belongs to; returns the number of each stage's device."""
+        forwards = [self._forwards(piece["segments"]) for piece in self.forward]
+        backwards = [self._backwards(k, forwards[k]) for k in range(len(self.backward or ()))]
+        # The pieces of a sequence may differ: the mean over one step is no operator.
+        most = max(forwards, key=lambda of_piece: sum(map(len, of_piece.values())))
+        devices = [d for _, d in sorted((i, d) for d, own in most.items() for i in own)]
+        for d in range(len(self.contexts)):
+            stages = [s for s, device in enumerate(devices) if device == d]
+            count = len(stages)
+            further = max(len(of_piece.get(d, ())) for of_piece in (*forwards, *backwards)) - count
+            stages += range(len(devices), len(devices) + further)
+            devices += [d] * further
+            for k, of_piece in enumerate(forwards):
+                for i, s in zip(of_piece.get(d, ()), stages):
+                    self._owners[0, k, i] = ("F", s)
+            for k, of_piece in enumerate(backwards):
+                # From the last stage to the first; those without a forward pass come before them.
+                groups = of_piece.get(d, ())
+                for g, (segment, late) in enumerate(groups):
+                    stage = stages[max(len(groups), count) - 1 - g]
+                    if segment is not None:
+                        self._owners[1, k, segment] = ("B", stage)
+                    self._owners.update({(1, k, i): ("W", stage) for i in late})
+        return devices
+
+    def _forwards(self, segments):
+        """Of a piece's forward program, the segments that compute or send, by device."""
+        found = {}
+        for i, segment in enumerate(segments):
+            if segment["ops"]:
+                found.setdefault(self.contexts.index(segment["device"]), []).append(i)
+        return found
+
+    def _backwards(self, piece, forwards):
+        """Of a piece's backward program, by device: for each of its stages in the order in which they
+        go backward, [its segment or None, what is deferred of it]."""
+        segments, found = self.backward[piece]["segments"], {}
+        for i, segment in enumerate(segments):
+            if segment["ops"]:
+                depths = found.setdefault(self.contexts.index(segment["device"]), {})
+                group = depths.setdefault(segment["depth"], [None, []])
+                if segment["deferred"]:
+                    group[1].append(i)
+                else:
+                    group[0] = i
+        for d, depths in found.items():
+            groups, count = [depths[depth] for depth in sorted(depths)], len(forwards.get(d, ()))
+            # Where a result was moved, its gradient is moved back ahead of the device's stages: it is
+            # sent with the first segment that waits for it.
+            if len(groups) > count and groups[0][0] is not None and _sends(segments[groups[0][0]]):
+                groups[0][0] = None
+                groups = groups if groups[0][1] else groups[1:]
+            # What is deferred needs no stage of its own.
+            alone = [g for g in range(1, len(groups)) if groups[g][0] is None]
+            for g in reversed(alone[: max(len(groups) - count, 0)]):
+                groups[g - 1][1] += groups.pop(g)[1]
+            found[d] = groups
+        return found
+
+    def _ops_of_stage(self, s):
+        """The operators by which a stage is named: of the forward pass, if it has one."""
+        passes = [(kind, k) for kind in "FBW" for k in range(self.pieces)]
+        return next(self._ops((kind, s, k)) for kind, k in passes if (kind, s, k) in self._segments)
+
+    def _ops(self, action):
+        return [op for segment in self._described(action) for op in segment["ops"]]
+
+    def _described(self, action):
+        phase, piece, segments = self.segments_of(action)
+        return [(self.forward, self.backward)[phase][piece]["segments"][i] for i in segments]
+
+    def _find_needed(self, carried):
+        """(phase, piece, segment) -> the segments that must be queued before it."""
+        needed = {}
+        for phase, described in enumerate((self.forward, self.backward or ())):
+            for k, piece in enumerate(described):
+                last = {}  # on each device: what its program did last
+                for i, segment in enumerate(piece["segments"]):
+                    at, own = (phase, k, i), last.get(segment["device"])
+                    if any(w >= i for w in segment["waits"]):
+                        raise ScheduleError(f"internal: segment {i} of a program waits for a later one")
+                    needed[at] = {(phase, k, w) for w in segment["waits"]}
+                    if not segment["ops"]:
+                        continue  # it only waits, for what comes in
+                    if own is not None:
+                        needed[at].add(own)
+                    elif phase:  # memory is planned for all of the device's forward pass before
+                        forward = enumerate(self.forward[k]["segments"])
+                        on_device = [j for j, s in forward if s["ops"] and s["device"] == segment["device"]]
+                        needed[at].update((0, k, j) for j in on_device)
+                    last[segment["device"]] = at
+            order = range(len(described))
+            self._link(described, phase, order[::-1] if carried and phase else order, needed)
+        return needed
+
+    @staticmethod
+    def _link(described, phase, order, needed):
+        """What pieces write outside of their own memory (states that are carried on, gradients that are
+        summed up, running averages) is written and read in the order of pieces."""
+        written = set()
+        for piece in described:
+            for segment in piece["segments"]:
+                written.update(piece["arrays"][a] for a, writes in segment["arrays"] if writes)
+        last = {}  # array -> {segment of the last piece that wrote it, or reads it since: if it writes}
+        for k in order:
+            arrays, touched = described[k]["arrays"], {}
+            for i, segment in enumerate(described[k]["segments"]):
+                for a, writes in segment["arrays"]:
+                    if arrays[a] in written:
+                        touched.setdefault(arrays[a], {})[phase, k, i] = writes
+            for array, users in touched.items():
+                before, writes = last.get(array, {}), any(users.values())
+                for user in users:
+                    needed[user].update(s for s, wrote in before.items() if wrote or writes)
+                last[array] = users if writes else {**before, **users}
+
+    def _actions_before(self, action):
+        """The actions with the segments that must be queued before an action's. Segments that belong to
+        no action stand for those before them."""
+        phase, piece, segments = self.segments_of(action)
+        found, seen = set(), set()
+        left = [s for i in segments for s in self._needed[phase, piece, i]]
+        while left:
+            at = left.pop()
+            if at in seen:
+                continue
+            seen.add(at)
+            if at in self._owners:
+                found.add((*self._owners[at], at[1]))
+            else:
+                left += self._needed[at]
+        return found
+
+    def _weights(self, count, deferred):
+        """What each action is taken to last, of stages that are equally heavy: those that only send
+        take next to nothing."""
         weights = {}
-        for s in range(len(self.pieces[0]["segments"])):
-            own = dict.fromkeys("FBW", 0)
-            for k, piece in enumerate(self.pieces):
-                for kind in "FBW" if self.backward else "F":
-                    described = (self.forward if kind == "F" else self.backward)[k]["segments"]
-                    for i in piece["segments"][s][kind]:
-                        own[kind] = max(own[kind], 1 if len(described[i]["ops"]) > described[i]["copies"] else SENDING)
-            weights["F", s] = own["F"]
-            weights["B", s] = own["B"] if deferred else 2 * own["B"]
-            weights["W", s] = own["W"] if own["B"] else 2 * own["W"]  # all of the backward pass, where no one waits for gradients
+        for k in range(self.pieces):
+            for s in range(count):
+                own = dict.fromkeys("FBW", 0)
+                for kind in own:
+                    for segment in self._described((kind, s, k)):
+                        weight = 1 if len(segment["ops"]) > segment["copies"] else SENDING
+                        own[kind] = max(own[kind], weight)
+                weights[Action("F", s, k)] = own["F"]
+                weights[Action("B", s, k)] = own["B"] if deferred else 2 * own["B"]
+                # All of the backward pass, where no one waits for gradients.
+                weights[Action("W", s, k)] = own["W"] if own["B"] else 2 * own["W"]
         return weights
+
+    def _only_sends(self, s):
+        weights = {(kind, self.weights[kind, s, k]) for kind in "FBW" for k in range(self.pieces)}
+        return weights == {("F", SENDING), ("B", 0), ("W", 0)}
+
+    def costs(self, times):
+        """(kind, stage) -> seconds of a micro-batch's passes, as what each action takes: none where a
+        micro-batch has nothing to do, and all of the backward pass where all of it is deferred."""
+        costs = dict(self.weights)
+        for action, weight in self.weights.items():
+            kind, s, k = action
+            if weight and (kind, s) in times:
+                whole = kind == "W" and not self.weights["B", s, k]
+                costs[action] = times[kind, s] + (times.get(("B", s), 0) if whole else 0)
+        return costs
+
+    def alike(self, action):
+        """What is the same for actions of micro-batches that do the same."""
+        return action.kind, action.stage, tuple(self._ops(action))
 
     def placement(self):
         """The device of each stage."""
         return [self.contexts[d] for d in self.graph.devices]
 
-    def _stages_of(self, forward, backward):
-        contexts = []
-        for segment in forward:
-            if segment["device"] not in contexts and segment["ops"]:
-                contexts.append(segment["device"])
-        for segment in [*forward, *(backward or [])]:
-            if segment["device"] not in contexts:
-                contexts.append(segment["device"])
-        stages = [i for i, s in enumerate(forward) if s["ops"]]
-        number = {segment: n for n, segment in enumerate(stages)}
-        devices = [contexts.index(forward[i]["device"]) for i in stages]
-        sources = [[number[w] for w in forward[i]["waits"] if w in number] for i in stages]
-        segments = [{"F": [i], "B": [], "W": []} for i in stages]
-        # Where a stage only receives (a result that is moved): behind everything.
-        arrivals = {"F": [i for i, s in enumerate(forward) if not s["ops"]], "B": []}
-        backward_sources, pushes = None, {}
-        if backward is not None:
-            owner, early = self._owners(forward, backward, stages, contexts)
-            for i in early:  # queued with the first that waits for it
-                user = next((owner[j] for j, s in enumerate(backward) if i in s["waits"] and j in owner), None)
-                if user is None:
-                    arrivals["B"].append(i)
-                else:
-                    pushes.setdefault(user, []).append(i)
-            for i, segment in enumerate(backward):
-                if not segment["ops"]:
-                    arrivals["B"].append(i)
-                elif i in owner:
-                    segments[owner[i]]["W" if segment["deferred"] else "B"].append(i)
-            backward_sources = [[] for _ in stages]
-            for i, segment in enumerate(backward):
-                if i in owner:
-                    backward_sources[owner[i]] += [owner[w] for w in segment["waits"] if w in owner and owner[w] != owner[i]]
-        names = [_name_of(forward[i]["ops"]) for i in stages]
-        return {
-            "devices": devices, "sources": sources, "segments": segments, "arrivals": arrivals, "contexts": contexts, "names": names,
-            "backward_sources": backward_sources, "pushes": pushes,
-        }  # fmt: skip
-
-    def _owners(self, forward, backward, stages, contexts):
-        """The stage that each segment of the backward belongs to: on each device, the last for the first, and so on.
-
-        And those that belong to none: where a result was moved, its gradient is moved back ahead of the device's stages.
-        """
-        owner, early = {}, []
-        for ctx in contexts:
-            own = [n for n, i in enumerate(stages) if forward[i]["device"] == ctx]
-            at = [i for i, s in enumerate(backward) if s["device"] == ctx and s["ops"]]
-            depths = sorted({backward[i]["depth"] for i in at})
-            while len(depths) > len(own) and at and not backward[at[0]]["waits"] and backward[at[0]]["copies"]:
-                # There may be more in it than moves: zeros, for results without a gradient.
-                early.append(at.pop(0))
-                depths = sorted({backward[i]["depth"] for i in at})
-            if at and not own:
-                raise ScheduleError(f"{ctx} has work in the backward pass of this pipeline, but no stage")
-            for i in at:
-                owner[i] = own[max(len(own) - 1 - depths.index(backward[i]["depth"]), 0)]
-        return owner, early
-
     def __len__(self):
         return len(self.graph)
 
-    def table(self, schedule, micro_batches, phases, times=None):
-        """The table of a named schedule or of a user's table, checked."""
+    def table(self, schedule, micro_batches, phases, of=None):
+        """The table of a named schedule or of a user's table, checked. ``of``: for how many
+        micro-batches the user's table is; those of a smaller batch are the first of them."""
         graph = self.graph
         if isinstance(schedule, str):
-            return schedules.make_table(graph, micro_batches, "1f1b" if schedule == "auto" else schedule, times or self.weights, phases)
+            return schedules.make_table(graph, micro_batches, "1f1b" if schedule == "auto" else schedule, self.weights, phases)
         kinds = {"F", "B", "W"} if phases == "FB" else set("BW" if phases == "B" else "F")
         table = schedules.parse_table(schedule, graph)
+        if of is not None and micro_batches < of:
+            table = [[a for a in row if not micro_batches <= a.micro_batch < of] for row in table]
         schedules.verify(table, graph, micro_batches, "FB")
         return [[a for a in row if a.kind in kinds] for row in table]
 
     def items(self, table, micro_batches, phases):
-        """The segments to queue, as numbers: phase, piece, segment, stage, phase, ..."""
-        numbers = []
-        schedules.verify(table, self.graph, micro_batches, phases)
+        """The segments to queue, as numbers: phase, piece, segment, stage, phase, ... Each comes behind
+        all that it needs."""
+        numbers, queued = [], set()
+
+        def queue(segment, stage):
+            left = [segment]
+            while left:
+                at = left[-1]
+                needed = () if at in queued else self._needed[at]
+                before = [s for s in needed if s not in queued and "FB"[s[0]] in phases]
+                left += sorted(before, reverse=True)
+                if not before and left.pop() not in queued:
+                    queued.add(at)
+                    numbers.extend((*at, self._owners.get(at, (None, stage))[1]))
+
         # In the order in which actions begin on paper, so that memory goes on from what ends early to what begins late.
         spans = schedules.simulate(table, self.graph, micro_batches, self.weights, phases).spans
         for action in sorted(spans, key=lambda a: (spans[a][0], self.graph.devices[a.stage])):
-            phase = 0 if action.kind == "F" else 1
-            if action.kind == "B":
-                for segment in self.pieces[action.micro_batch]["pushes"].get(action.stage, ()):
-                    numbers += [1, action.micro_batch, segment, action.stage]
-            for segment in self.pieces[action.micro_batch]["segments"][action.stage][action.kind]:
-                numbers += [phase, action.micro_batch, segment, action.stage]
-        for piece in range(micro_batches):
-            for phase, kind in enumerate("FB"):
-                if kind in phases:
-                    for segment in self.pieces[piece]["arrivals"][kind]:
-                        numbers += [phase, piece, segment, 0 if phase else len(self) - 1]
+            phase, piece, segments = self.segments_of(action)
+            for segment in segments:
+                queue((phase, piece, segment), action.stage)
+        # What only receives (a result that is moved), and sends what nobody takes: behind everything.
+        for phase, described in enumerate((self.forward, self.backward)):
+            if "FB"[phase] in phases:
+                for piece in range(micro_batches):
+                    for segment in range(len(described[piece]["segments"])):
+                        queue((phase, piece, segment), 0 if phase else len(self) - 1)
         return numbers
 
     def bytes_of(self, schedule, micro_batches, times):
         """The most bytes on each device with the table that a schedule makes of such times (`peaks`)."""
-        own, self.weights = self.weights, {**self.weights, **times}
+        own, self.weights = self.weights, self.costs(times)
         try:
             return self.peaks(self.items(self.table(schedule, micro_batches, "FB"), micro_batches, "FB"), "FB")
         finally:
@@ -154,7 +283,8 @@ class Stages:
 
     def segments_of(self, action):
         """(phase, piece, segments) of an action."""
-        return (0 if action.kind == "F" else 1), action.micro_batch, self.pieces[action.micro_batch]["segments"][action.stage][action.kind]
+        kind, stage, piece = action
+        return (0 if kind == "F" else 1), piece, self._segments.get((kind, stage, piece), ())
 
     def actions(self, micro_batches, phases):
         """The actions of a table: `F` (and `B`, `W`) of every stage and micro-batch, for the phases in `phases` (text of F and B)."""
@@ -215,12 +345,11 @@ class Stages:
 
     def describe(self):
         """What each stage does for one micro-batch: a list of dicts of device, blocks, operators of each kind of action, copies and bytes sent."""
-        piece, result = self.pieces[0], []
+        result = []
         for s, name in enumerate(self.names):
             row = {"device": str(self.contexts[self.graph.devices[s]]), "blocks": name, "copies": 0, "bytes_sent": 0}
             for kind, title in (("F", "forward"), ("B", "backward"), ("W", "deferred")):
-                described = (self.forward if kind == "F" else self.backward or ({"segments": []},))[0]["segments"]
-                segments = [described[i] for i in piece["segments"][s][kind]]
+                segments = self._described((kind, s, 0))
                 row[title] = [op for segment in segments for op in segment["ops"] if not op.endswith("/_copyto")]
                 row["copies"] += sum(segment["copies"] for segment in segments)
                 row["bytes_sent"] += sum(segment["bytes_sent"] for segment in segments)
@@ -236,6 +365,13 @@ class Stages:
                     for segment in piece["segments"]:
                         total[segment["device"]] = total.get(segment["device"], 0) + segment["bytes_sent"]
         return total
+
+
+def _sends(segment):
+    """Whether a segment waits for nothing and computes nothing, but for constants."""
+    names = {op.rsplit("/", 1)[1] for op in segment["ops"]}
+    trivial = names <= {"_copyto", "zeros_like", "ones_like"}
+    return trivial and segment["copies"] > 0 and not segment["waits"]
 
 
 def _name_of(ops):

@@ -2,7 +2,7 @@
 
 from .. import autograd
 from .. import ndarray as nd
-from ..base import MXNetError
+from ..base import MXNetError, counted
 from ..gluon._compiled import CompiledPrograms
 from ..gluon.block import HybridBlock
 from .mesh import placement
@@ -147,7 +147,7 @@ class TrainStep:
         for i, label in enumerate(labels):
             if label.ndim > axis and label.shape[axis] not in (1, data[0].shape[axis]):
                 raise ValueError(
-                    f"TrainStep: label {i} has {label.shape[axis]} rows along axis {axis}, the data {data[0].shape[axis]}. Pipeline(split=[...]) says "
+                    f"TrainStep: label {i} has {counted(label.shape[axis], 'row')} along axis {axis}, the data {data[0].shape[axis]}. Pipeline(split=[...]) says "
                     "what is divided where it is to go whole to each micro-batch"
                 )
 
@@ -167,7 +167,13 @@ class TrainStep:
     def _run_replicas(self, mesh, call, data, labels):
         if self._pipeline.carry:
             raise MXNetError("TrainStep: a pipeline along time runs on one replica; use the ordinary loop, with states of its own for each replica")
-        axis = self._pipeline.axis
+        axis, count = self._pipeline.axis, mesh.size("data")
+        if data[0].ndim > axis and data[0].shape[axis] < count:
+            rows = data[0].shape[axis]
+            raise ValueError(
+                f"TrainStep: a batch of {counted(rows, 'row')} along axis {axis} can't be divided among {count} replicas, which need one each; take larger batches, or leave this one out "
+                "(DataLoader(last_batch='discard'))"
+            )
         parts = zip(*[mesh.split_and_load(a, axis, even_split=False) for a in data], *[mesh.split_and_load(a, axis, even_split=False) for a in labels])
         losses = zip(*[self._run(call, part)[0] for part in parts])
         with autograd.pause():
