@@ -201,3 +201,68 @@ def test_elementwise_ops_choose_without_losing_nan_and_signs():
         np.testing.assert_array_equal(mx.nd.LeakyReLU(a, slope=0.5).asnumpy(), np.where(x > 0, x, x * 0.5).astype(dtype))
         hard = mx.nd.hard_sigmoid(a, alpha=0.5, beta=0.25).asnumpy()
         np.testing.assert_array_equal(hard, np.nan_to_num(np.clip(x.astype(dtype) * 0.5 + 0.25, 0, 1), nan=0))
+
+
+REDUCED = [((n,), 0) for n in (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 511, 512, 543, 544, 1000, 1056, 16384, 25000, 70001)]
+REDUCED += [((rows, n), 1) for rows, n in ((70, 1), (130, 3), (65, 10), (9, 16), (9, 28), (9, 31), (5, 33), (3, 700), (2, 17000))]
+REDUCED += [((n, inner), 0) for n, inner in ((100, 3), (1000, 3), (20000, 3), (5, 7), (300, 31), (300, 32), (40, 33), (17, 515), (2, 700), (9000, 2), (0, 5))]
+REDUCED += [((30, 2, 3), 1), ((4, 300, 2), 1), ((4, 2, 600), 1), ((3, 5, 4, 6), (1, 3)), ((3, 5, 4, 6), (0, 2)), ((64, 3, 28), (0, 2))]
+
+
+class Reductions(mx.gluon.HybridBlock):
+    """Reductions of something that is computed: fused with it, row by row."""
+
+    def __init__(self, ops, axis):
+        super().__init__()
+        self.ops, self.axis = ops, axis
+
+    def hybrid_forward(self, F, x):
+        return [getattr(F, op)(x + x, axis=self.axis) for op in self.ops]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32"])
+def test_reductions_over_short_and_long_axes(dtype):
+    random = np.random.RandomState(5)
+    numpy_ops = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod, "mean": np.mean, "nansum": np.nansum}
+    for shape, axis in REDUCED:
+        values = random.uniform(-1, 1, shape) if dtype != "int32" else random.randint(-9, 9, shape)
+        ops = [op for op in numpy_ops if dtype != "int32" or op in ("sum", "max", "min")]
+        if 0 in shape:
+            ops = [op for op in ops if op not in ("max", "min", "mean")]
+        x = mx.nd.array(values, dtype=dtype)
+        net = Reductions(ops, axis)
+        eager = net(x)
+        net.hybridize(exact=True)
+        wide = (x + x).asnumpy().astype("float64" if dtype != "int32" else "int64")
+        for op, mine, fused in zip(ops, eager, net(x)):
+            expected = numpy_ops[op](wide, axis=axis)
+            slack = {"float32": 1e-6, "float64": 1e-14, "float16": 1e-3, "int32": 0}[dtype]
+            bound = slack * (np.abs(wide).sum(axis=axis) if "sum" in op else 1)
+            error = np.abs(mine.asnumpy().reshape(np.shape(expected)).astype(wide.dtype) - expected)
+            assert (error <= bound + slack * np.abs(expected)).all(), (op, shape, axis, error.max())
+            assert mine.asnumpy().tobytes() == fused.asnumpy().tobytes(), (op, shape, axis)
+
+
+def test_reductions_pass_nan_on_and_read_nothing_else():
+    for shape, axis in [s for s in REDUCED if 0 not in s[0]]:
+        x = np.zeros(shape, np.float32)
+        x.flat[x.size - 1] = np.nan
+        for op in ("sum", "max", "min", "prod", "mean"):
+            out = getattr(mx.nd, op)(mx.nd.array(x), axis=axis).asnumpy()
+            assert np.isnan(out).sum() == 1 and np.isnan(out.flat[out.size - 1]), (op, shape, axis)
+        assert not mx.nd.nansum(mx.nd.array(x), axis=axis).asnumpy().any()
+        x.flat[x.size - 1] = -2
+        assert mx.nd.norm(mx.nd.array(x), axis=axis, ord=1).asnumpy().flat[-1] == 2
+        assert mx.nd.norm(mx.nd.array(x), axis=axis).asnumpy().flat[-1] == 2
+
+
+def test_bits_of_sums_depend_on_neither_threads_nor_the_batch():
+    x = mx.nd.array(np.random.RandomState(6).uniform(-1, 1, (400, 300, 3)))
+    whole = mx.nd.sum(x, axis=1).asnumpy()
+    assert (mx.nd.sum(x[7:19], axis=1).asnumpy() == whole[7:19]).all()
+    try:
+        for count in (1, 2):
+            mx.context.set_threads(count)
+            assert (mx.nd.sum(x, axis=1).asnumpy() == whole).all() and mx.nd.sum(x).asscalar() == mx.nd.sum(x * 1).asscalar()
+    finally:
+        mx.context.set_threads(0)

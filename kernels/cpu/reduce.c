@@ -2,9 +2,9 @@
  *
  * Runs of reduced axes are reduced one after another, innermost first. Each pass sees its source as (outer, count, inner)
  * and makes (outer, inner). `count` is cut into chunks whose length depends on shapes alone; the chunks' results are
- * combined by another pass over them. Within a chunk: of neighbours (inner 1), LANES interleaved accumulators over at most
- * BASE elements, and such pieces pairwise; otherwise, rows of BASE_ROWS added up and these pairwise. So rounding errors
- * grow with the logarithm of the count, and bits depend on neither threads nor instruction set.
+ * combined by another pass over them. Within a chunk: rows shorter than MPG_WIDE elements are taken in groups, as one wide row (neighbours, with
+ * inner 1, as MPG_WIDE of them); MPG_ROWS rows are added up one after the other, and such pieces pairwise; last, what is left over is added to a wide row and
+ * its halves to each other. So rounding errors grow with the logarithm of the count, and bits depend on neither threads nor instruction set.
  * Halves and floats accumulate in float, doubles in double, integers in int64_t. Between passes the accumulator's type is kept.
  */
 #include "kernels/cpu/reduce.h"
@@ -19,91 +19,24 @@
 #include "kernels/cpu/expand.h"
 #include "op/fused.h"
 
-enum { LANES = 32, BASE = 512, BASE_ROWS = 16, COLUMNS = 128, LEVELS = 48, COLUMN_LEVELS = 16 };
+enum { MPG_WIDE = 32, MPG_ROWS = 16, MPG_COLUMNS = MPG_CPU_BLOCK, LEVELS = 10 };
 
-/* Accumulators of one type: how values are prepared, rows folded in, and a piece of neighbours reduced. */
-#define ACCUMULATOR(suffix, T, U, abs_function, lowest, highest)                                                       \
-  static inline T combine_##suffix(mpg_combine how, T x, T y) {                                                        \
-    switch (how) {                                                                                                     \
-      case MPG_ADD: return (T)((U)x + (U)y);                                                                           \
-      case MPG_MULTIPLY: return (T)((U)x * (U)y);                                                                      \
-      case MPG_LARGEST: return x != x ? x : x > y ? x : y;                                                             \
-      default: return x != x ? x : x < y ? x : y;                                                                      \
-    }                                                                                                                  \
-  }                                                                                                                    \
-  static T identity_##suffix(mpg_combine how) { return how == MPG_ADD ? 0 : how == MPG_MULTIPLY ? 1 : how == MPG_LARGEST ? lowest : highest; } \
-  static void prepare_##suffix(mpg_prepare how, const T *from, T *to, int64_t n) {                                     \
-    switch (how) {                                                                                                     \
-      case MPG_MAGNITUDE: for (int64_t i = 0; i < n; i++) to[i] = abs_function(from[i]); break;                        \
-      case MPG_SQUARE: for (int64_t i = 0; i < n; i++) to[i] = (T)((U)from[i] * (U)from[i]); break;                    \
-      case MPG_NAN_TO_0: for (int64_t i = 0; i < n; i++) to[i] = from[i] != from[i] ? 0 : from[i]; break;              \
-      case MPG_NAN_TO_1: for (int64_t i = 0; i < n; i++) to[i] = from[i] != from[i] ? 1 : from[i]; break;              \
-      default: for (int64_t i = 0; i < n; i++) to[i] = from[i]; break;                                                 \
-    }                                                                                                                  \
-  }                                                                                                                    \
-  __attribute__((always_inline)) static inline void fold_##suffix##_as(mpg_combine how, T *acc, const T *row, int64_t n) { \
-    for (int64_t i = 0; i < n; i++) acc[i] = combine_##suffix(how, acc[i], row[i]);                                    \
-  }                                                                                                                    \
-  static void fold_##suffix(mpg_combine how, T *acc, const T *row, int64_t n) {                                        \
-    switch (how) {                                                                                                     \
-      case MPG_ADD: fold_##suffix##_as(MPG_ADD, acc, row, n); break;                                                   \
-      case MPG_MULTIPLY: fold_##suffix##_as(MPG_MULTIPLY, acc, row, n); break;                                         \
-      case MPG_LARGEST: fold_##suffix##_as(MPG_LARGEST, acc, row, n); break;                                           \
-      default: fold_##suffix##_as(MPG_SMALLEST, acc, row, n); break;                                                   \
-    }                                                                                                                  \
-  }                                                                                                                    \
-  /* Neighbours, at most BASE of them. */                                                                              \
-  __attribute__((always_inline)) static inline T piece_##suffix##_as(mpg_combine how, const T *values, int64_t n) {    \
-    if (n < LANES) {                                                                                                   \
-      T result = values[0];                                                                                            \
-      for (int64_t i = 1; i < n; i++) result = combine_##suffix(how, result, values[i]);                               \
-      return result;                                                                                                   \
-    }                                                                                                                  \
-    T acc[LANES];                                                                                                      \
-    for (int k = 0; k < LANES; k++) acc[k] = values[k];                                                                \
-    int64_t i = LANES;                                                                                                 \
-    for (; i + LANES <= n; i += LANES)                                                                                 \
-      for (int k = 0; k < LANES; k++) acc[k] = combine_##suffix(how, acc[k], values[i + k]);                           \
-    for (int k = 0; i < n; i++, k++) acc[k] = combine_##suffix(how, acc[k], values[i]);                                \
-    for (int width = LANES / 2; width; width /= 2)                                                                     \
-      for (int k = 0; k < width; k++) acc[k] = combine_##suffix(how, acc[k], acc[k + width]);                          \
-    return acc[0];                                                                                                     \
-  }                                                                                                                    \
-  static T piece_##suffix(mpg_combine how, const T *values, int64_t n) {                                               \
-    switch (how) {                                                                                                     \
-      case MPG_ADD: return piece_##suffix##_as(MPG_ADD, values, n);                                                    \
-      case MPG_MULTIPLY: return piece_##suffix##_as(MPG_MULTIPLY, values, n);                                          \
-      case MPG_LARGEST: return piece_##suffix##_as(MPG_LARGEST, values, n);                                            \
-      default: return piece_##suffix##_as(MPG_SMALLEST, values, n);                                                    \
-    }                                                                                                                  \
-  }
-ACCUMULATOR(f32, float, float, fabsf, -INFINITY, INFINITY)
-ACCUMULATOR(f64, double, double, fabs, -(double)INFINITY, (double)INFINITY)
-static inline int64_t magnitude_i64(int64_t x) { return x < 0 ? (int64_t)(0u - (uint64_t)x) : x; }
-ACCUMULATOR(i64, int64_t, uint64_t, magnitude_i64, INT64_MIN, INT64_MAX)
+/* Rows of `inner` that are taken as one: a power of two. */
+static int64_t group_of(int64_t inner, int64_t count) {
+  int64_t group = 1;
+  while (group * inner < MPG_WIDE) group *= 2;
+  if (count >= group) return group;
+  return inner == 1 && count >= MPG_WIDE / 2 ? MPG_WIDE / 2 : 1;
+}
 
-/* acc = ((acc + row) + row) + ..., acc in registers; `first`: without what is in acc. */
-#define ADD_ROWS(suffix, T, U)                                                                                          \
-  typedef U vector_##suffix __attribute__((vector_size(64), aligned(sizeof(T)), may_alias));                            \
-  static void add_rows_##suffix(const T *rows, int64_t stride, int64_t n, T *acc, int64_t width, bool first) {          \
-    enum { VECTOR = 64 / sizeof(T) };                                                                                   \
-    int64_t i = 0;                                                                                                      \
-    for (; i + 4 * VECTOR <= width; i += 4 * VECTOR) {                                                                  \
-      vector_##suffix v[4];                                                                                             \
-      for (int k = 0; k < 4; k++) v[k] = *(const vector_##suffix *)((first ? rows : acc) + i + k * VECTOR);             \
-      for (int64_t r = first; r < n; r++)                                                                               \
-        for (int k = 0; k < 4; k++) v[k] += *(const vector_##suffix *)(rows + r * stride + i + k * VECTOR);             \
-      for (int k = 0; k < 4; k++) *(vector_##suffix *)(acc + i + k * VECTOR) = v[k];                                    \
-    }                                                                                                                   \
-    for (; i < width; i++) {                                                                                            \
-      U v = (U)(first ? rows : acc)[i];                                                                                 \
-      for (int64_t r = first; r < n; r++) v += (U)rows[r * stride + i];                                                 \
-      acc[i] = (T)v;                                                                                                    \
-    }                                                                                                                   \
-  }
-ADD_ROWS(f32, float, float)
-ADD_ROWS(f64, double, double)
-ADD_ROWS(i64, int64_t, uint64_t)
+/* Columns of a tile, and how many tiles there are: none is narrow where `inner` isn't. */
+static int64_t tile_of(int64_t inner, int64_t *tiles) {
+  *tiles = inner > 0 ? (inner + MPG_COLUMNS - 1) / MPG_COLUMNS : 1;
+  int64_t width = (inner + *tiles - 1) / *tiles;
+  return *tiles == 1 ? inner : (width + MPG_WIDE - 1) / MPG_WIDE * MPG_WIDE;
+}
+
+static mpg_compute accumulator_of(mpg_dtype dtype) { return mpg_dtype_is_float(dtype) ? mpg_compute_of(dtype) : MPG_COMPUTE_I64; }
 
 typedef struct pass {
   mpg_compute compute; /* F32, F64 or I64 */
@@ -116,106 +49,65 @@ typedef struct pass {
   void *target; /* (outer, chunks, inner) in the compute type */
 } pass;
 
-/* Pieces combined pairwise as a binary counter counts: level k holds the result of 2^k pieces. */
-#define NEIGHBOURS(suffix, T)                                                                            \
-  static T neighbours_##suffix(const pass *p, int64_t begin, int64_t count) {                            \
-    T levels[LEVELS];                                                                                    \
-    uint64_t pieces = 0;                                                                                 \
-    mpg_block_buffer loaded, prepared;                                                                   \
-    for (int64_t done = 0; done < count; done += BASE) {                                                 \
-      int64_t n = count - done < BASE ? count - done : BASE;                                             \
-      const T *values = mpg_cpu_load(p->compute, p->dtype, p->source, begin + done, n, &loaded);         \
-      if (p->prepare != MPG_PLAIN) {                                                                     \
-        prepare_##suffix(p->prepare, values, prepared.suffix, n);                                        \
-        values = prepared.suffix;                                                                        \
-      }                                                                                                  \
-      T result = piece_##suffix(p->how, values, n);                                                      \
-      int level = 0;                                                                                     \
-      for (; pieces >> level & 1; level++) result = combine_##suffix(p->how, levels[level], result);     \
-      levels[level] = result;                                                                            \
-      pieces++;                                                                                          \
-    }                                                                                                    \
-    T total = identity_##suffix(p->how);                                                                 \
-    bool first = true;                                                                                   \
-    for (int level = 0; pieces >> level; level++) {                                                      \
-      if (!(pieces >> level & 1)) continue;                                                              \
-      total = first ? levels[level] : combine_##suffix(p->how, levels[level], total);                    \
-      first = false;                                                                                     \
-    }                                                                                                    \
-    return total;                                                                                        \
-  }                                                                                                      \
-  /* Columns [column, column + width) of rows [row, row + count), into `result`. */                      \
-  static void columns_##suffix(const pass *p, int64_t outer, int64_t row, int64_t count, int64_t column, int64_t width, T *result) { \
-    T levels[COLUMN_LEVELS][COLUMNS], acc[COLUMNS];                                                                 \
-    uint64_t pieces = 0;                                                                                 \
-    mpg_block_buffer loaded, prepared;                                                                   \
-    for (int64_t done = 0; done < count; done += BASE_ROWS) {                                            \
-      int64_t n = count - done < BASE_ROWS ? count - done : BASE_ROWS;                                   \
-      bool plain = p->how == MPG_ADD && p->prepare == MPG_PLAIN && mpg_compute_direct(p->compute, p->dtype); \
-      if (plain)                                                                                         \
-        add_rows_##suffix((const T *)p->source + (outer * p->count + row + done) * p->inner + column, p->inner, n, acc, width, true); \
-      for (int64_t r = 0; r < n && !plain; r++) {                                                        \
-        int64_t index = (outer * p->count + row + done + r) * p->inner + column;                         \
-        const T *values = mpg_cpu_load(p->compute, p->dtype, p->source, index, width, &loaded);          \
-        if (p->prepare != MPG_PLAIN) {                                                                   \
-          prepare_##suffix(p->prepare, values, prepared.suffix, width);                                  \
-          values = prepared.suffix;                                                                      \
-        }                                                                                                \
-        if (r == 0)                                                                                      \
-          memcpy(acc, values, (size_t)width * sizeof(T));                                                \
-        else                                                                                             \
-          fold_##suffix(p->how, acc, values, width);                                                     \
-      }                                                                                                  \
-      int level = 0;                                                                                     \
-      for (; pieces >> level & 1; level++) {                                                             \
-        fold_##suffix(p->how, levels[level], acc, width);                                                \
-        memcpy(acc, levels[level], (size_t)width * sizeof(T));                                           \
-      }                                                                                                  \
-      memcpy(levels[level], acc, (size_t)width * sizeof(T));                                             \
-      pieces++;                                                                                          \
-    }                                                                                                    \
-    bool first = true;                                                                                   \
-    for (int level = 0; pieces >> level; level++) {                                                      \
-      if (!(pieces >> level & 1)) continue;                                                              \
-      if (!first) fold_##suffix(p->how, levels[level], result, width);                                   \
-      memcpy(result, levels[level], (size_t)width * sizeof(T));                                          \
-      first = false;                                                                                     \
-    }                                                                                                    \
-    if (first)                                                                                           \
-      for (int64_t i = 0; i < width; i++) result[i] = identity_##suffix(p->how);                         \
-  }                                                                                                      \
-  static void run_##suffix(const pass *p, int64_t item) {                                                \
-    T *target = p->target;                                                                               \
-    if (p->inner == 1) {                                                                                 \
-      int64_t outer = item / p->chunks, chunk = item % p->chunks, begin = chunk * p->chunk;              \
-      int64_t n = p->count - begin < p->chunk ? p->count - begin : p->chunk;                             \
-      target[item] = neighbours_##suffix(p, outer * p->count + begin, n);                                \
-      return;                                                                                            \
-    }                                                                                                    \
-    int64_t tiles = (p->inner + COLUMNS - 1) / COLUMNS, column = item % tiles * COLUMNS;                 \
-    int64_t chunk = item / tiles % p->chunks, outer = item / tiles / p->chunks, begin = chunk * p->chunk; \
-    int64_t n = p->count - begin < p->chunk ? p->count - begin : p->chunk;                               \
-    int64_t width = p->inner - column < COLUMNS ? p->inner - column : COLUMNS;                           \
-    columns_##suffix(p, outer, begin, n, column, width, target + (outer * p->chunks + chunk) * p->inner + column); \
-  }
-NEIGHBOURS(f32, float)
-NEIGHBOURS(f64, double)
-NEIGHBOURS(i64, int64_t)
+/* In front of a thread's state of a fold; then the rows of the piece that is being added up, room for a wide row, and the levels. */
+typedef struct fold_state {
+  int64_t held;    /* rows in the piece */
+  uint64_t pieces; /* of the chunk, before it */
+} fold_state;
+
+#define INLINE __attribute__((always_inline)) static inline
+static inline int64_t magnitude_i64(int64_t x) { return x < 0 ? (int64_t)(0u - (uint64_t)x) : x; }
+#define T float
+#define U float
+#define INT int32_t
+#define NAME(x) x##_f32
+#define LOWEST -INFINITY
+#define HIGHEST INFINITY
+#define MAGNITUDE fabsf
+#define IS_NAN(x) ((x) != (x))
+#include "kernels/cpu/reduce_rows.h"
+#undef T
+#undef U
+#undef INT
+#undef NAME
+#undef MAGNITUDE
+#undef LOWEST
+#undef HIGHEST
+#define T double
+#define U double
+#define INT int64_t
+#define NAME(x) x##_f64
+#define LOWEST -(double)INFINITY
+#define HIGHEST (double)INFINITY
+#define MAGNITUDE fabs
+#include "kernels/cpu/reduce_rows.h"
+#undef T
+#undef U
+#undef NAME
+#undef MAGNITUDE
+#undef LOWEST
+#undef HIGHEST
+#define T int64_t
+#define U uint64_t
+#define NAME(x) x##_i64
+#define LOWEST INT64_MIN
+#define HIGHEST INT64_MAX
+#define MAGNITUDE magnitude_i64
+#undef IS_NAN
+#define IS_NAN(x) ((x) & 0)
+#include "kernels/cpu/reduce_rows.h"
 
 static void run_items(void *context, int64_t begin, int64_t end) {
   const pass *p = context;
-  for (int64_t item = begin; item < end; item++) {
-    switch (p->compute) {
-      case MPG_COMPUTE_F32: run_f32(p, item); break;
-      case MPG_COMPUTE_F64: run_f64(p, item); break;
-      default: run_i64(p, item); break;
-    }
+  switch (p->compute) {
+    case MPG_COMPUTE_F32: run_items_f32(p, begin, end); break;
+    case MPG_COMPUTE_F64: run_items_f64(p, begin, end); break;
+    default: run_items_i64(p, begin, end); break;
   }
 }
 
 static void run_pass(const mpg_kernel_call *call, pass *p) {
-  int64_t tiles = p->inner == 1 ? 1 : (p->inner + COLUMNS - 1) / COLUMNS;
-  int64_t width = p->inner < COLUMNS ? p->inner : COLUMNS, cost = (p->chunk < p->count ? p->chunk : p->count) * width;
+  int64_t tiles, width = tile_of(p->inner, &tiles), cost = (p->chunk < p->count ? p->chunk : p->count) * width;
   mpg_cpu_parallel_for(call, p->outer * p->chunks * tiles, cost > 0 ? 32768 / cost + 1 : 32768, run_items, p);
 }
 
@@ -228,32 +120,34 @@ typedef struct finish_plan {
   bool root;
 } finish_plan;
 
+#define FINISH(T, root_function)                                                              \
+  {                                                                                           \
+    T *v = (T *)p->values + begin, divisor = (T)p->count;                                     \
+    if (p->count)                                                                             \
+      for (int64_t i = 0; i < n; i++) v[i] = v[i] / divisor;                                  \
+    if (p->root)                                                                              \
+      for (int64_t i = 0; i < n; i++) v[i] = (T)root_function(v[i]);                          \
+    break;                                                                                    \
+  }
+#define ROOT_OF_WHOLE(x) sqrt((double)(x))
+
 static void run_finish(void *context, int64_t begin, int64_t end) {
   const finish_plan *p = context;
-  for (int64_t i = begin; i < end; i++) {
-    if (p->compute == MPG_COMPUTE_F32) {
-      float *v = (float *)p->values + i;
-      if (p->count) *v = *v / (float)p->count;
-      if (p->root) *v = sqrtf(*v);
-    } else if (p->compute == MPG_COMPUTE_F64) {
-      double *v = (double *)p->values + i;
-      if (p->count) *v = *v / (double)p->count;
-      if (p->root) *v = sqrt(*v);
-    } else {
-      int64_t *v = (int64_t *)p->values + i;
-      if (p->count) *v = *v / p->count;
-      if (p->root) *v = (int64_t)sqrt((double)*v);
-    }
+  int64_t n = end - begin;
+  switch (p->compute) {
+    case MPG_COMPUTE_F32: FINISH(float, sqrtf)
+    case MPG_COMPUTE_F64: FINISH(double, sqrt)
+    default: FINISH(int64_t, ROOT_OF_WHOLE)
   }
-  mpg_cpu_store(p->compute, p->dtype, p->out, begin, end - begin, (const char *)p->values + begin * (int64_t)mpg_dtype_size(mpg_compute_dtype(p->compute)));
+  mpg_cpu_store(p->compute, p->dtype, p->out, begin, n, (const char *)p->values + begin * (int64_t)mpg_dtype_size(mpg_compute_dtype(p->compute)));
 }
 
-/* Passes over the source's `count` until one result is left, which the last of them leaves in its target. */
-static void run_passes(const mpg_kernel_call *call, pass *p, char *const *buffers, int *flip) {
+/* Passes over the source's `count` until one result is left, which the last of them leaves in its target: `end`, or a buffer. */
+static void run_passes(const mpg_kernel_call *call, pass *p, char *const *buffers, int *flip, void *end) {
   for (;;) {
     p->chunk = mpg_fold_chunk(p->count, p->inner);
     p->chunks = p->count ? (p->count + p->chunk - 1) / p->chunk : 1;
-    p->target = buffers[*flip];
+    p->target = p->chunks == 1 && end ? end : buffers[*flip];
     run_pass(call, p);
     p->source = p->target;
     p->dtype = mpg_compute_dtype(p->compute);
@@ -264,8 +158,6 @@ static void run_passes(const mpg_kernel_call *call, pass *p, char *const *buffer
   }
 }
 
-static mpg_compute accumulator_of(mpg_dtype dtype) { return mpg_dtype_is_float(dtype) ? mpg_compute_of(dtype) : MPG_COMPUTE_I64; }
-
 /* Reduces `in` over the axes marked in `reduced`. */
 static mpg_status reduce(const mpg_kernel_call *call, const mpg_view *in, const mpg_view *out, const bool *reduced, mpg_reduction f) {
   mpg_dtype dtype = in->desc.dtype;
@@ -273,8 +165,10 @@ static mpg_status reduce(const mpg_kernel_call *call, const mpg_view *in, const 
   int64_t item_size = (int64_t)mpg_dtype_size(mpg_compute_dtype(compute)), results = mpg_shape_size(&out->desc.shape);
   if (results == 0) return MPG_OK;
   mpg_runs runs = mpg_runs_of(&in->desc.shape, reduced);
-  /* Scratch: the largest intermediate result, twice, as passes go to and fro; the last pass may end in `out` itself. */
+  /* Scratch: the largest intermediate result, twice, as passes go to and fro; the last pass ends in `out` itself where its dtype is the accumulator's. */
   int64_t largest = results;
+  int last = 0;
+  while (!runs.reduced[last]) last++;
   for (int run = runs.count - 1; run >= 0; run--) {
     if (!runs.reduced[run]) continue;
     int64_t outer, inner, count = runs.sizes[run];
@@ -292,7 +186,7 @@ static mpg_status reduce(const mpg_kernel_call *call, const mpg_view *in, const 
     if (!runs.reduced[run]) continue;
     mpg_runs_around(&runs, run, &p.outer, &p.inner);
     p.count = runs.sizes[run];
-    run_passes(call, &p, buffers, &flip);
+    run_passes(call, &p, buffers, &flip, run == last && mpg_compute_direct(compute, out->desc.dtype) && in->data != out->data ? out->data : NULL);
   }
   finish_plan finish = {compute, out->desc.dtype, (void *)p.source, out->data, f.mean ? runs.total : 0, f.root};
   if (f.mean && runs.total == 0 && compute != MPG_COMPUTE_I64) { /* 0 / 0 */
@@ -319,99 +213,16 @@ mpg_fold mpg_cpu_fold_of(const mpg_op *op, const void *params, mpg_dtype dtype, 
   mpg_fold fold = {.op = op, .params = params, .dtype = dtype, .count = count, .inner = inner, .chunk = mpg_fold_chunk(count, inner)};
   fold.chunks = (count + fold.chunk - 1) / fold.chunk;
   size_t item = mpg_dtype_size(mpg_compute_dtype(accumulator_of(dtype)));
-  int64_t pieces = (fold.chunk + (inner == 1 ? BASE : BASE_ROWS) - 1) / (inner == 1 ? BASE : BASE_ROWS);
-  while (pieces >> fold.levels) fold.levels++;
-  size_t row = mpg_align_up((size_t)(inner == 1 ? BASE : inner) * item, 64);
-  fold.state_bytes = 64 + row + mpg_align_up((size_t)(fold.levels * inner) * item, 64);
+  int64_t group = group_of(inner, fold.chunk < count ? fold.chunk : count), pieces = (fold.chunk + MPG_ROWS * group - 1) / (MPG_ROWS * group);
+  int levels = 0;
+  while (pieces >> levels) levels++;
+  fold.wide = group * inner;
+  fold.acc_at = 64 + mpg_align_up((size_t)((group > 1 ? MPG_ROWS : 1) * fold.wide) * item, 64);
+  fold.levels_at = fold.acc_at + mpg_align_up((size_t)fold.wide * item, 64);
+  fold.state_bytes = fold.levels_at + mpg_align_up((size_t)(levels * fold.wide) * item, 64);
   fold.partial_bytes = mpg_align_up((size_t)(fold.chunks * inner) * item, 64);
   return fold;
 }
-
-/* In front of a thread's state; then the rows of the piece that is being added up (elements, when inner is 1), and the levels. */
-typedef struct fold_state {
-  int64_t held;    /* rows in the piece */
-  uint64_t pieces; /* of the chunk, before it */
-} fold_state;
-
-#define FOLDS(suffix, T)                                                                                                         \
-  static void add_piece_##suffix(const mpg_fold *fold, mpg_combine how, fold_state *state, T *piece, T *levels) {                \
-    int64_t n = fold->inner;                                                                                                     \
-    int level = 0;                                                                                                               \
-    for (; state->pieces >> level & 1; level++) {                                                                                \
-      fold_##suffix(how, levels + level * n, piece, n);                                                                          \
-      memcpy(piece, levels + level * n, (size_t)n * sizeof(T));                                                                  \
-    }                                                                                                                            \
-    memcpy(levels + level * n, piece, (size_t)n * sizeof(T));                                                                    \
-    state->pieces++;                                                                                                             \
-    state->held = 0;                                                                                                             \
-  }                                                                                                                              \
-  static void end_chunk_##suffix(const mpg_fold *fold, mpg_combine how, fold_state *state, T *piece, T *levels, T *result) {     \
-    int64_t n = fold->inner;                                                                                                     \
-    if (state->held) {                                                                                                           \
-      if (n == 1) piece[0] = piece_##suffix(how, piece, state->held);                                                            \
-      add_piece_##suffix(fold, how, state, piece, levels);                                                                       \
-    }                                                                                                                            \
-    bool first = true;                                                                                                           \
-    for (int level = 0; state->pieces >> level; level++) {                                                                       \
-      if (!(state->pieces >> level & 1)) continue;                                                                               \
-      if (!first) fold_##suffix(how, levels + level * n, result, n);                                                             \
-      memcpy(result, levels + level * n, (size_t)n * sizeof(T));                                                                 \
-      first = false;                                                                                                             \
-    }                                                                                                                            \
-    state->pieces = 0;                                                                                                           \
-  }                                                                                                                              \
-  static void feed_##suffix(const mpg_fold *fold, char *memory, T *partials, const void *values, int64_t row, int64_t rows) {    \
-    mpg_reduction f = mpg_reduction_of(fold->op, fold->params);                                                                            \
-    mpg_compute compute = accumulator_of(fold->dtype);                                                                           \
-    fold_state *state = (fold_state *)(void *)memory;                                                                            \
-    int64_t inner = fold->inner, held = inner == 1 ? BASE : BASE_ROWS;                                                           \
-    T *piece = (T *)(void *)(memory + 64);                                                                                       \
-    T *levels = (T *)(void *)(memory + 64 + mpg_align_up((size_t)(inner == 1 ? BASE : inner) * sizeof(T), 64));                  \
-    mpg_block_buffer loaded, prepared;                                                                                           \
-    for (int64_t done = 0; done < rows;) {                                                                                       \
-      int64_t at = row + done, chunk = at / fold->chunk, end = (chunk + 1) * fold->chunk < fold->count ? (chunk + 1) * fold->chunk : fold->count; \
-      int64_t n = held - state->held; /* rows that go into the piece */                                                          \
-      if (n > end - at) n = end - at;                                                                                            \
-      if (n > rows - done) n = rows - done;                                                                                      \
-      if (inner == 1) {                                                                                                          \
-        const T *from = mpg_cpu_load(compute, fold->dtype, values, done, n, &loaded);                                            \
-        if (f.prepare == MPG_PLAIN && n == held) { /* as it lies */                                                              \
-          piece[0] = piece_##suffix(f.how, from, n);                                                                             \
-          add_piece_##suffix(fold, f.how, state, piece, levels);                                                                 \
-          n = 0;                                                                                                                 \
-          done += held;                                                                                                          \
-          at += held;                                                                                                            \
-        } else {                                                                                                                 \
-          prepare_##suffix(f.prepare, from, piece + state->held, n);                                                             \
-        }                                                                                                                        \
-      } else if (f.how == MPG_ADD && f.prepare == MPG_PLAIN && mpg_compute_direct(compute, fold->dtype)) {                       \
-        add_rows_##suffix((const T *)values + done * inner, inner, n, piece, inner, state->held == 0);                           \
-      } else {                                                                                                                   \
-        for (int64_t column = 0; column < inner; column += COLUMNS) {                                                            \
-          int64_t width = inner - column < COLUMNS ? inner - column : COLUMNS;                                                   \
-          for (int64_t r = 0; r < n; r++) {                                                                                      \
-            const T *from = mpg_cpu_load(compute, fold->dtype, values, (done + r) * inner + column, width, &loaded);             \
-            if (f.prepare != MPG_PLAIN) {                                                                                        \
-              prepare_##suffix(f.prepare, from, prepared.suffix, width);                                                         \
-              from = prepared.suffix;                                                                                            \
-            }                                                                                                                    \
-            if (state->held + r == 0) memcpy(piece + column, from, (size_t)width * sizeof(T));                                   \
-            else fold_##suffix(f.how, piece + column, from, width);                                                              \
-          }                                                                                                                      \
-        }                                                                                                                        \
-      }                                                                                                                          \
-      state->held += n;                                                                                                          \
-      done += n;                                                                                                                 \
-      if (state->held == held) {                                                                                                 \
-        if (inner == 1) piece[0] = piece_##suffix(f.how, piece, held);                                                           \
-        add_piece_##suffix(fold, f.how, state, piece, levels);                                                                   \
-      }                                                                                                                          \
-      if (at + n == end) end_chunk_##suffix(fold, f.how, state, piece, levels, partials + chunk * inner);                        \
-    }                                                                                                                            \
-  }
-FOLDS(f32, float)
-FOLDS(f64, double)
-FOLDS(i64, int64_t)
 
 void mpg_cpu_fold_begin(void *state) { *(fold_state *)state = (fold_state){0}; }
 
@@ -432,7 +243,7 @@ mpg_status mpg_cpu_fold_end(const mpg_kernel_call *call, const mpg_fold *fold, v
     size_t half = fold->partial_bytes;
     char *scratch = mpg_device_scratch(call->device, 2 * half);
     if (!scratch) return MPG_DEVICE_OUT_OF_MEMORY;
-    run_passes(call, &p, (char *const[]){scratch, scratch + half}, &(int){0});
+    run_passes(call, &p, (char *const[]){scratch, scratch + half}, &(int){0}, NULL);
   }
   finish_plan finish = {compute, dtype, (void *)p.source, out, f.mean ? fold->count : 0, f.root};
   mpg_cpu_parallel_for(call, fold->inner, 16384, run_finish, &finish);

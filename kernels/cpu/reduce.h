@@ -15,7 +15,8 @@ typedef struct mpg_fold {
   const void *params;
   mpg_dtype dtype; /* of the source */
   int64_t count, inner, chunk, chunks;
-  int levels;
+  int64_t wide; /* elements of a wide row (reduce.c) */
+  size_t acc_at, levels_at; /* in a thread's state */
   size_t state_bytes, partial_bytes; /* of a thread; of all chunks: multiples of 64 */
 } mpg_fold;
 

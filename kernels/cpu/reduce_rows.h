@@ -1,0 +1,408 @@
+/* The arithmetic of reductions for one accumulator. Included by reduce.c with
+ *   T, U (the type it adds and multiplies in), INT (a signed integer of its size), NAME(x), LOWEST, HIGHEST, MAGNITUDE(x), IS_NAN(x)
+ *
+ * Rows of numbers are combined element by element, in order, in registers. Vectors have 64 bytes on every instruction set: what is combined with what
+ * does not depend on them.
+ */
+enum { NAME(LANES) = 64 / sizeof(T), NAME(VECTORS) = MPG_WIDE / NAME(LANES) };
+typedef T NAME(vector) __attribute__((vector_size(64), aligned(sizeof(T)), may_alias));
+typedef U NAME(unsigned_vector) __attribute__((vector_size(64), aligned(sizeof(T)), may_alias));
+typedef INT NAME(mask) __attribute__((vector_size(64), aligned(sizeof(T)), may_alias));
+
+static T NAME(identity)(mpg_combine how) { return how == MPG_ADD ? 0 : how == MPG_MULTIPLY ? 1 : how == MPG_LARGEST ? LOWEST : HIGHEST; }
+
+INLINE T NAME(combine)(mpg_combine how, T x, T y) {
+  switch (how) {
+    case MPG_ADD: return (T)((U)x + (U)y);
+    case MPG_MULTIPLY: return (T)((U)x * (U)y);
+    case MPG_LARGEST: return IS_NAN(x) ? x : x > y ? x : y;
+    default: return IS_NAN(x) ? x : x < y ? x : y;
+  }
+}
+INLINE T NAME(prepare)(mpg_prepare how, T x) {
+  switch (how) {
+    case MPG_MAGNITUDE: return MAGNITUDE(x);
+    case MPG_SQUARE: return (T)((U)x * (U)x);
+    case MPG_NAN_TO_0: return IS_NAN(x) ? 0 : x;
+    case MPG_NAN_TO_1: return IS_NAN(x) ? 1 : x;
+    default: return x;
+  }
+}
+
+/* The same of vectors; by address, as arguments they would depend on the instruction set. */
+INLINE void NAME(choose)(const NAME(mask) *where, const NAME(vector) *x, NAME(vector) *y) { *y = (NAME(vector))((*where & (NAME(mask))*x) | (~*where & (NAME(mask))*y)); }
+INLINE void NAME(combine_vector)(mpg_combine how, NAME(vector) *x, const NAME(vector) *y) {
+  if (how == MPG_ADD) {
+    *x = (NAME(vector))((NAME(unsigned_vector))*x + (NAME(unsigned_vector))*y);
+  } else if (how == MPG_MULTIPLY) {
+    *x = (NAME(vector))((NAME(unsigned_vector))*x * (NAME(unsigned_vector))*y);
+  } else {
+    NAME(mask) keep = (NAME(mask))IS_NAN(*x) | (how == MPG_LARGEST ? *x > *y : *x < *y);
+    NAME(vector) result = *y;
+    NAME(choose)(&keep, x, &result);
+    *x = result;
+  }
+}
+INLINE void NAME(load)(mpg_prepare how, const T *from, NAME(vector) *v) {
+  NAME(vector) x = *(const NAME(vector) *)(const void *)from;
+  if (how == MPG_SQUARE) {
+    x = (NAME(vector))((NAME(unsigned_vector))x * (NAME(unsigned_vector))x);
+  } else if (how == MPG_MAGNITUDE) {
+    T values[NAME(LANES)];
+    memcpy(values, &x, sizeof x);
+    for (int k = 0; k < NAME(LANES); k++) values[k] = MAGNITUDE(values[k]);
+    memcpy(&x, values, sizeof x);
+  } else if (how != MPG_PLAIN) {
+    NAME(mask) number = ~(NAME(mask))IS_NAN(x);
+    NAME(vector) other = (NAME(vector)){0} + (T)(how == MPG_NAN_TO_1);
+    NAME(choose)(&number, &x, &other);
+    x = other;
+  }
+  *v = x;
+}
+
+/* acc = ((acc + row) + row) + ...; `first`: without what is in acc. The last columns are in two vectors where they don't fill one: both come to the same. */
+INLINE void NAME(rows_as)(mpg_combine how, mpg_prepare prepare, const T *rows, int64_t stride, int64_t n, T *acc, int64_t width, bool first) {
+  enum { LANES = NAME(LANES) };
+  NAME(vector) v[4], row;
+  int64_t i = 0;
+  if (width < LANES) {
+    for (; i < width; i++) {
+      T x = first ? NAME(prepare)(prepare, rows[i]) : acc[i];
+      for (int64_t r = first; r < n; r++) x = NAME(combine)(how, x, NAME(prepare)(prepare, rows[r * stride + i]));
+      acc[i] = x;
+    }
+    return;
+  }
+  NAME(vector) last;
+  bool ragged = width % LANES;
+  if (ragged) {
+    const T *at = rows + width - LANES;
+    if (first) NAME(load)(prepare, at, &last);
+    else NAME(load)(MPG_PLAIN, acc + width - LANES, &last);
+    for (int64_t r = first; r < n; r++) {
+      NAME(load)(prepare, at + r * stride, &row);
+      NAME(combine_vector)(how, &last, &row);
+    }
+  }
+  for (; i + 4 * LANES <= width; i += 4 * LANES) {
+    for (int k = 0; k < 4; k++) {
+      if (first) NAME(load)(prepare, rows + i + k * LANES, &v[k]);
+      else NAME(load)(MPG_PLAIN, acc + i + k * LANES, &v[k]);
+    }
+    for (int64_t r = first; r < n; r++)
+      for (int k = 0; k < 4; k++) {
+        NAME(load)(prepare, rows + r * stride + i + k * LANES, &row);
+        NAME(combine_vector)(how, &v[k], &row);
+      }
+    for (int k = 0; k < 4; k++) *(NAME(vector) *)(void *)(acc + i + k * LANES) = v[k];
+  }
+  for (; i + LANES <= width; i += LANES) {
+    if (first) NAME(load)(prepare, rows + i, &v[0]);
+    else NAME(load)(MPG_PLAIN, acc + i, &v[0]);
+    for (int64_t r = first; r < n; r++) {
+      NAME(load)(prepare, rows + r * stride + i, &row);
+      NAME(combine_vector)(how, &v[0], &row);
+    }
+    *(NAME(vector) *)(void *)(acc + i) = v[0];
+  }
+  if (ragged) *(NAME(vector) *)(void *)(acc + width - LANES) = last;
+}
+
+/* The lanes of a line folded in halves, in `v` itself. */
+INLINE T NAME(halve)(mpg_combine how, NAME(vector) *v, int vectors) {
+  NAME(mask) iota;
+  for (int j = 0; j < NAME(LANES); j++) iota[j] = j;
+  for (int half = vectors / 2; half; half /= 2)
+    for (int k = 0; k < half; k++) NAME(combine_vector)(how, &v[k], &v[k + half]);
+#pragma GCC unroll 4
+  for (int half = NAME(LANES) / 2; half; half /= 2) {
+    NAME(vector) other = __builtin_shuffle(v[0], (iota + half) & (NAME(LANES) - 1));
+    NAME(combine_vector)(how, &v[0], &other);
+  }
+  return v[0][0];
+}
+
+/* Lines of `count` neighbours from element `at` on, each to one number: MPG_WIDE interleaved lanes, or half as many where it has fewer elements (16 at
+ * least). `line`: where they lie in the accumulator's type, followed by memory that may be read up to `limit`; NULL: nowhere. */
+INLINE void NAME(lines_as)(mpg_combine how, mpg_prepare prepare, const pass *p, int64_t at, const T *line, int64_t count, int64_t lines, const T *limit, T *out) {
+  enum { LANES = NAME(LANES), VECTORS = NAME(VECTORS), PIECE = MPG_ROWS * MPG_WIDE };
+  NAME(mask) iota[VECTORS], inside[VECTORS];
+  for (int k = 0; k < VECTORS; k++)
+    for (int j = 0; j < LANES; j++) iota[k][j] = k * LANES + j;
+  const int wide = count >= MPG_WIDE ? MPG_WIDE : MPG_WIDE / 2, vectors = wide / LANES;
+  int64_t whole = count / wide * wide, rest = count - whole;
+  for (int k = 0; k < VECTORS; k++) inside[k] = iota[k] < (NAME(mask)){0} + (INT)rest;
+  mpg_block_buffer buffer;
+  NAME(vector) levels[LEVELS][VECTORS], v[VECTORS], row, kept;
+  for (int64_t r = 0; r < lines; r++, at += count, line = line ? line + count : NULL) {
+    uint64_t pieces = 0;
+    for (int64_t done = 0;;) {
+      int64_t n = whole - done < PIECE ? whole - done : PIECE;
+      const T *piece = line ? line + done : (const T *)mpg_cpu_load(p->compute, p->dtype, p->source, at + done, n, &buffer);
+      if (vectors == VECTORS) {
+        for (int k = 0; k < VECTORS; k++) NAME(load)(prepare, piece + k * LANES, &v[k]);
+        for (int64_t i = MPG_WIDE; i < n; i += MPG_WIDE)
+          for (int k = 0; k < VECTORS; k++) {
+            NAME(load)(prepare, piece + i + k * LANES, &row);
+            NAME(combine_vector)(how, &v[k], &row);
+          }
+      } else {
+        for (int k = 0; k < VECTORS / 2; k++) NAME(load)(prepare, piece + k * LANES, &v[k]);
+      }
+      done += n;
+      if (done == whole) break;
+      int level = 0;
+      for (; pieces >> level & 1; level++)
+        for (int k = 0; k < VECTORS; k++) {
+          NAME(combine_vector)(how, &levels[level][k], &v[k]);
+          v[k] = levels[level][k];
+        }
+      for (int k = 0; k < VECTORS; k++) levels[level][k] = v[k];
+      pieces++;
+    }
+    for (int level = 0; pieces >> level; level++) { /* the last piece lies in v, as if it were level 0's */
+      if (!(pieces >> level & 1)) continue;
+      for (int k = 0; k < VECTORS; k++) {
+        NAME(combine_vector)(how, &levels[level][k], &v[k]);
+        v[k] = levels[level][k];
+      }
+    }
+    if (rest) {
+      const T *behind = line ? line + whole : (const T *)mpg_cpu_load(p->compute, p->dtype, p->source, at + whole, rest, &buffer);
+      if (line && behind + wide > limit) behind = memcpy(&buffer, behind, (size_t)rest * sizeof(T));
+      for (int k = 0; k < vectors && k * LANES < rest; k++) {
+        kept = v[k];
+        NAME(load)(prepare, behind + k * LANES, &row);
+        NAME(combine_vector)(how, &kept, &row);
+        NAME(choose)(&inside[k], &kept, &v[k]);
+      }
+    }
+    out[r] = vectors == VECTORS ? NAME(halve)(how, v, VECTORS) : NAME(halve)(how, v, VECTORS / 2);
+  }
+}
+
+typedef struct NAME(arithmetic) {
+  void (*rows)(const T *rows, int64_t stride, int64_t n, T *acc, int64_t width, bool first);
+  void (*lines)(const pass *p, int64_t at, const T *line, int64_t count, int64_t lines, const T *limit, T *out);
+} NAME(arithmetic);
+
+#define ARITHMETIC(name, how, prepare)                                                                                              \
+  static void NAME(name##_rows)(const T *rows, int64_t stride, int64_t n, T *acc, int64_t width, bool first) {                      \
+    NAME(rows_as)(how, prepare, rows, stride, n, acc, width, first);                                                                \
+  }                                                                                                                                 \
+  static void NAME(name##_lines)(const pass *p, int64_t at, const T *line, int64_t count, int64_t lines, const T *limit, T *out) {  \
+    NAME(lines_as)(how, prepare, p, at, line, count, lines, limit, out);                                                            \
+  }
+ARITHMETIC(sum, MPG_ADD, MPG_PLAIN)
+ARITHMETIC(magnitudes, MPG_ADD, MPG_MAGNITUDE)
+ARITHMETIC(squares, MPG_ADD, MPG_SQUARE)
+ARITHMETIC(nansum, MPG_ADD, MPG_NAN_TO_0)
+ARITHMETIC(product, MPG_MULTIPLY, MPG_PLAIN)
+ARITHMETIC(nanproduct, MPG_MULTIPLY, MPG_NAN_TO_1)
+ARITHMETIC(largest, MPG_LARGEST, MPG_PLAIN)
+ARITHMETIC(smallest, MPG_SMALLEST, MPG_PLAIN)
+
+static NAME(arithmetic) NAME(arithmetic_of)(mpg_combine how, mpg_prepare prepare) {
+#define CHOICE(name) ((NAME(arithmetic)){NAME(name##_rows), NAME(name##_lines)})
+  if (how == MPG_LARGEST) return CHOICE(largest);
+  if (how == MPG_SMALLEST) return CHOICE(smallest);
+  if (how == MPG_MULTIPLY) return prepare == MPG_NAN_TO_1 ? CHOICE(nanproduct) : CHOICE(product);
+  return prepare == MPG_MAGNITUDE ? CHOICE(magnitudes) : prepare == MPG_SQUARE ? CHOICE(squares) : prepare == MPG_NAN_TO_0 ? CHOICE(nansum) : CHOICE(sum);
+}
+
+/* --- Pieces, pairwise ---------------------------------------------------------------------------------------------------------- */
+
+/* Pieces combined pairwise as a binary counter counts: level k, `width` wide, holds the result of 2^k pieces. `acc` is the next one; overwritten. */
+static void NAME(push)(const NAME(arithmetic) *plain, T *levels, int64_t level_stride, uint64_t pieces, T *acc, int64_t width) {
+  int level = 0;
+  for (; pieces >> level & 1; level++) {
+    T *held = levels + level * level_stride;
+    plain->rows(acc, width, 1, held, width, false);
+    memcpy(acc, held, (size_t)width * sizeof(T));
+  }
+  memcpy(levels + level * level_stride, acc, (size_t)width * sizeof(T));
+}
+static void NAME(collect)(const NAME(arithmetic) *plain, T *levels, int64_t level_stride, uint64_t pieces, T *result, int64_t width) {
+  bool first = true;
+  for (int level = 0; pieces >> level; level++) {
+    if (!(pieces >> level & 1)) continue;
+    T *held = levels + level * level_stride;
+    if (!first) plain->rows(result, width, 1, held, width, false);
+    memcpy(result, held, (size_t)width * sizeof(T));
+    first = false;
+  }
+}
+
+/* A wide row's rows of `inner` to one, with the `rest` rows behind it; in `wide` itself. */
+static void NAME(narrow)(const NAME(arithmetic) *f, const NAME(arithmetic) *plain, T *wide, int64_t group, int64_t inner, const T *behind, int64_t rest) {
+  if (rest) f->rows(behind, 0, 1, wide, rest * inner, false);
+  for (int64_t half = group / 2; half; half /= 2) plain->rows(wide + half * inner, 0, 1, wide, half * inner, false);
+}
+
+/* --- A pass -------------------------------------------------------------------------------------------------------------------- */
+
+/* `n` rows of `width` of the source, in the accumulator's type, combined into acc. */
+static void NAME(source_rows)(const pass *p, const NAME(arithmetic) *f, int64_t at, int64_t stride, int64_t n, T *acc, int64_t width) {
+  if (mpg_compute_direct(p->compute, p->dtype)) {
+    f->rows((const T *)p->source + at, stride, n, acc, width, true);
+    return;
+  }
+  mpg_block_buffer buffer;
+  int64_t most = stride == width ? MPG_CPU_BLOCK / width : 1;
+  for (int64_t done = 0; done < n; done += most) {
+    int64_t rows = n - done < most ? n - done : most;
+    f->rows(mpg_cpu_load(p->compute, p->dtype, p->source, at + done * stride, rows * width, &buffer), width, rows, acc, width, done == 0);
+  }
+}
+
+/* Columns [column, column + width) of rows [row, row + count) of one outer index; in groups of rows that lie together, or one by one. */
+static void NAME(columns)(const pass *p, const NAME(arithmetic) *f, const NAME(arithmetic) *plain, int64_t at, int64_t count, int64_t width, T *result) {
+  T levels[LEVELS * MPG_COLUMNS], acc[MPG_COLUMNS];
+  int64_t group = group_of(p->inner, count), rows = count / group, wide = group * width, stride = group * p->inner;
+  uint64_t pieces = 0;
+  if (count == 0) {
+    for (int64_t i = 0; i < width; i++) result[i] = NAME(identity)(p->how);
+    return;
+  }
+  if (rows <= MPG_ROWS && group == 1) {
+    NAME(source_rows)(p, f, at, stride, rows, result, width);
+    return;
+  }
+  for (int64_t done = 0; done < rows; done += MPG_ROWS) {
+    NAME(source_rows)(p, f, at + done * stride, stride, rows - done < MPG_ROWS ? rows - done : MPG_ROWS, acc, wide);
+    NAME(push)(plain, levels, MPG_COLUMNS, pieces++, acc, wide);
+  }
+  NAME(collect)(plain, levels, MPG_COLUMNS, pieces, acc, wide);
+  if (group > 1) {
+    mpg_block_buffer buffer;
+    const T *behind = mpg_cpu_load(p->compute, p->dtype, p->source, at + rows * stride, count % group * width, &buffer);
+    NAME(narrow)(f, plain, acc, group, width, behind, count % group);
+  }
+  memcpy(result, acc, (size_t)width * sizeof(T));
+}
+
+/* Lines shorter than those of lines_as: turned, so that they are columns. */
+static void NAME(short_lines)(const NAME(arithmetic) *f, const T *line, int64_t count, int64_t lines, T *out) {
+  enum { TILE = 64 };
+  T turned[TILE * (MPG_WIDE / 2)];
+  for (int64_t done = 0; done < lines; done += TILE) {
+    int64_t n = lines - done < TILE ? lines - done : TILE;
+#define TURN(length)                                                                   \
+  for (int64_t r = 0; r < n; r++, line += length)                                      \
+    for (int64_t k = 0; k < length; k++) turned[k * TILE + r] = line[k];               \
+  break;
+    switch (count) {
+      case 2: TURN(2)
+      case 3: TURN(3)
+      case 4: TURN(4)
+      default: TURN(count)
+    }
+#undef TURN
+    f->rows(turned, TILE, count, out + done, n, true);
+  }
+}
+
+/* Lines of `count` from element `at` on, as many at a time as fit into a block. */
+static void NAME(run_lines)(const pass *p, const NAME(arithmetic) *f, int64_t at, int64_t count, int64_t lines, T *out) {
+  mpg_block_buffer buffer;
+  bool direct = mpg_compute_direct(p->compute, p->dtype);
+  int64_t most = direct ? lines : MPG_CPU_BLOCK / count;
+  if (most == 0) {
+    f->lines(p, at, NULL, count, lines, NULL, out);
+    return;
+  }
+  for (int64_t done = 0; done < lines; done += most) {
+    int64_t n = lines - done < most ? lines - done : most, from = at + done * count;
+    const T *values = mpg_cpu_load(p->compute, p->dtype, p->source, from, n * count, &buffer);
+    const T *limit = direct ? (const T *)p->source + p->outer * p->count : values + n * count;
+    if (count < MPG_WIDE / 2) NAME(short_lines)(f, values, count, n, out + done);
+    else f->lines(p, from, values, count, n, limit, out + done);
+  }
+}
+
+static void NAME(run_items)(const pass *p, int64_t begin, int64_t end) {
+  NAME(arithmetic) f = NAME(arithmetic_of)(p->how, p->prepare), plain = NAME(arithmetic_of)(p->how, MPG_PLAIN);
+  if (p->inner == 1 && p->count > 0 && p->chunks == 1) {
+    NAME(run_lines)(p, &f, begin * p->count, p->count, end - begin, (T *)p->target + begin);
+    return;
+  }
+  int64_t tiles, width = tile_of(p->inner, &tiles);
+  for (int64_t item = begin; item < end; item++) {
+    int64_t column = item % tiles * width, chunk = item / tiles % p->chunks, outer = item / tiles / p->chunks, first = chunk * p->chunk;
+    int64_t n = p->count - first < p->chunk ? p->count - first : p->chunk;
+    if (p->inner == 1 && n > 0)
+      NAME(run_lines)(p, &f, outer * p->count + first, n, 1, (T *)p->target + item);
+    else
+      NAME(columns)(p, &f, &plain, (outer * p->count + first) * p->inner + column, n, p->inner - column < width ? p->inner - column : width,
+                    (T *)p->target + (outer * p->chunks + chunk) * p->inner + column);
+  }
+}
+
+/* --- Folds: rows as they come -------------------------------------------------------------------------------------------------- */
+
+static void NAME(end_chunk)(const mpg_fold *fold, const NAME(arithmetic) *f, const NAME(arithmetic) *plain, fold_state *state, int64_t group, T *piece, T *acc,
+                            T *levels, T *result) {
+  int64_t inner = fold->inner, wide = group * inner, rows = state->held / group;
+  if (group == 1 && state->held) {
+    NAME(push)(plain, levels, fold->wide, state->pieces++, piece, inner);
+  } else if (rows) {
+    f->rows(piece, wide, rows, acc, wide, true);
+    NAME(push)(plain, levels, fold->wide, state->pieces++, acc, wide);
+  }
+  NAME(collect)(plain, levels, fold->wide, state->pieces, acc, wide);
+  if (group > 1) NAME(narrow)(f, plain, acc, group, inner, piece + rows * wide, state->held % group);
+  memcpy(result, acc, (size_t)inner * sizeof(T));
+  state->pieces = 0;
+  state->held = 0;
+}
+
+static void NAME(feed)(const mpg_fold *fold, char *memory, T *partials, const void *values, int64_t row, int64_t rows) {
+  mpg_reduction reduction = mpg_reduction_of(fold->op, fold->params);
+  NAME(arithmetic) f = NAME(arithmetic_of)(reduction.how, reduction.prepare), plain = NAME(arithmetic_of)(reduction.how, MPG_PLAIN);
+  mpg_compute compute = accumulator_of(fold->dtype);
+  bool direct = mpg_compute_direct(compute, fold->dtype);
+  fold_state *state = (fold_state *)(void *)memory;
+  int64_t inner = fold->inner;
+  T *piece = (T *)(void *)(memory + 64), *acc = (T *)(void *)(memory + fold->acc_at), *levels = (T *)(void *)(memory + fold->levels_at);
+  for (int64_t done = 0; done < rows;) {
+    int64_t at = row + done, chunk = at / fold->chunk, first = chunk * fold->chunk, end = first + fold->chunk < fold->count ? first + fold->chunk : fold->count;
+    int64_t group = group_of(inner, end - first), wide = group * inner, full = MPG_ROWS * group, n = full - state->held; /* rows that go into the piece */
+    if (n > end - at) n = end - at;
+    if (n > rows - done) n = rows - done;
+    if (group > 1 && direct && n == full) { /* as it lies */
+      f.rows((const T *)values + done * inner, wide, MPG_ROWS, acc, wide, true);
+      NAME(push)(&plain, levels, fold->wide, state->pieces++, acc, wide);
+    } else if (group > 1) {
+      mpg_block_buffer loaded;
+      for (int64_t i = 0; i < n * inner; i += MPG_CPU_BLOCK) {
+        int64_t some = n * inner - i < MPG_CPU_BLOCK ? n * inner - i : MPG_CPU_BLOCK;
+        memcpy(piece + state->held * inner + i, mpg_cpu_load(compute, fold->dtype, values, done * inner + i, some, &loaded), (size_t)some * sizeof(T));
+      }
+      state->held += n;
+      if (state->held == full) {
+        f.rows(piece, wide, MPG_ROWS, acc, wide, true);
+        NAME(push)(&plain, levels, fold->wide, state->pieces++, acc, wide);
+        state->held = 0;
+      }
+    } else {
+      mpg_block_buffer loaded;
+      if (direct) f.rows((const T *)values + done * inner, inner, n, piece, inner, state->held == 0);
+      for (int64_t r = 0; r < n && !direct; r++)
+        for (int64_t column = 0; column < inner; column += MPG_CPU_BLOCK) {
+          int64_t width = inner - column < MPG_CPU_BLOCK ? inner - column : MPG_CPU_BLOCK;
+          f.rows(mpg_cpu_load(compute, fold->dtype, values, (done + r) * inner + column, width, &loaded), width, 1, piece + column, width, state->held + r == 0);
+        }
+      state->held += n;
+      if (state->held == full) {
+        NAME(push)(&plain, levels, fold->wide, state->pieces++, piece, inner);
+        state->held = 0;
+      }
+    }
+    done += n;
+    if (at + n == end) NAME(end_chunk)(fold, &f, &plain, state, group, piece, acc, levels, partials + chunk * inner);
+  }
+}
+
+#undef CHOICE
+#undef ARITHMETIC
