@@ -3,6 +3,8 @@
 The quick part takes two devices; the sweep over two, three and four devices, both engines and random schedules is slow.
 """
 
+import json
+
 import numpy as np
 import pytest
 
@@ -273,6 +275,31 @@ def test_two_devices(name):
     check(case.loop(DEVICES["2"], case.pipeline()), case.expected(), "loop")
     for schedule in schedules.NAMES:
         check(case.step(DEVICES["2"], schedule), case.expected(), schedule)
+
+
+@pytest.mark.parametrize("name", ["LSTM, time", "transformer, time", "branches, batch"])
+def test_the_plan_has_what_runs(name, tmp_path):
+    """Planned and measured, a device does the same in the same order. Nobody waits for the first stage's backward
+    pass of the first piece: all of it is deferred, and is told as a backward pass."""
+    case = CASES[name]
+    net = case.make(DEVICES["3"])
+    train = TrainStep(net, case.loss, None, case.pipeline("zero_bubble"), exact=True)
+    inputs = case.inputs(net)
+    train(inputs[0], case.y, *inputs[1:])
+    report = train.pipeline.report()
+    report.trace(tmp_path / "trace.json")
+    rows = {}
+    for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]:
+        if event.get("cat") in ("planned", "measured"):
+            row = rows.setdefault(event["cat"], {}).setdefault(event["args"]["stage"], [])
+            row.append((event["ts"], event["name"]))
+    planned, measured = ({s: [n for _, n in sorted(row)] for s, row in rows[k].items()} for k in ("planned", "measured"))
+    assert planned == measured
+    backward = [name for row in planned.values() for name in row if name.startswith("backward")]
+    pieces = report.micro_batches
+    assert {f"backward of stage 0, micro-batch {m}" for m in range(pieces)} <= set(backward)
+    for row in rows["planned"].values():  # in which every box has some time
+        assert len({ts for ts, _ in row}) == len(row)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "convolution" not in name])

@@ -99,8 +99,12 @@ class Report:
             rows.append((str(ctx), f"{busy * 1e3:.2f}", f"{self.idle[ctx] * 1e3:.2f}", f"{self.bytes_copied.get(ctx, 0):,}", f"{self.planned_bytes.get(ctx, 0):,}"))
         width = max(map(len, (*self.stages.names, "blocks")))
         rows_of_stages = [("stage", "device", "forward ms", "backward ms", "deferred ms", "blocks".ljust(width))]
+        sums = collections.defaultdict(list)
+        for action, (begin, end) in self.spans.items():
+            sums[self.stages.shown(action)[:2]].append(end - begin)
+        means = {key: f"{sum(found) / len(found) * 1e3:.3f}" for key, found in sums.items()}
         for s, name in enumerate(self.stages.names):
-            ms = [f"{self.times[kind, s] * 1e3:.3f}" if (kind, s) in self.times else "" for kind in "FBW"]
+            ms = [means.get((kind, s), "") for kind in "FBW"]
             rows_of_stages.append((str(s), str(self.stages.contexts[self.stages.graph.devices[s]]), *ms, name.ljust(width)))
         return "\n".join(line.rstrip() for line in (*lines, *_compiled._table(rows), *_compiled._table(rows_of_stages)))
 
@@ -114,7 +118,7 @@ class Report:
         """
         figure, axes = new_figure("Pipeline.plot", 1.2 + 1.1 * len(self.busy), nrows=2, sharex=True)
         for ax, spans, title in ((axes[0], self.planned.spans, "planned"), (axes[1], self.spans, "measured")):
-            self._draw(ax, spans, title)
+            self._draw(ax, {self.stages.shown(a): span for a, span in spans.items()}, title)
         axes[1].set_xlabel("ms")
         if path is not None:
             figure.savefig(path, dpi=130)
@@ -130,7 +134,7 @@ class Report:
                     if self.stages.contexts[self.stages.graph.devices[action.stage]] == ctx:
                         args = {"stage": action.stage, "micro_batch": action.micro_batch, "blocks": self.stages.names[action.stage]}
                         times = {"ts": (self._start + begin) * 1e6, "dur": (end - begin) * 1e6}
-                        marks.append({"ph": "X", "name": str(action), "cat": title, "tid": f"{ctx} {title}", **times, "args": args})
+                        marks.append({"ph": "X", "name": str(self.stages.shown(action)), "cat": title, "tid": f"{ctx} {title}", **times, "args": args})
         inside = [event for event in profiler.events() if event["end"] >= self._start and event["begin"] <= self._start + self.seconds]
         with open(path, "w", encoding="utf-8") as f:
             json.dump(profiler._trace(inside, marks), f)

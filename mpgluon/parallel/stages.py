@@ -219,6 +219,12 @@ class Stages:
                 costs[action] = times[kind, s] + (times.get(("B", s), 0) if whole else 0)
         return costs
 
+    def shown(self, action):
+        """How an action is told: where all of a backward pass is deferred, it is that."""
+        kind, s, k = action
+        whole = kind == "W" and ("B", s, k) not in self._segments
+        return Action("B", s, k) if whole else action
+
     def alike(self, action):
         """What is the same for actions of micro-batches that do the same."""
         return action.kind, action.stage, tuple(self._ops(action))
