@@ -1,5 +1,7 @@
 """How near results are to the exact ones, and what becomes of NaN, infinities and the sign of zero."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,87 @@ from places import on
 def first_device():
     with on(0):
         yield
+
+
+def softrelu(x):
+    return np.logaddexp(0, x)
+
+
+# The largest error in units of the last place: bounds of functions of our own (kernels/common/vector_math.h), and of the C library's.
+OWN = {
+    "exp": (mx.nd.exp, np.exp, -87, 88.7, 1.05),
+    "expm1": (mx.nd.expm1, np.expm1, -87, 88.7, 1.5),
+    "log": (mx.nd.log, np.log, 1e-38, 3e38, 0.85),
+    "log1p": (mx.nd.log1p, np.log1p, -0.9999999, 3e38, 0.85),
+    "log2": (mx.nd.log2, np.log2, 1e-38, 3e38, 1.0),
+    "log10": (mx.nd.log10, np.log10, 1e-38, 3e38, 0.95),
+    "sin": (mx.nd.sin, np.sin, -1e30, 1e30, 1.2),
+    "cos": (mx.nd.cos, np.cos, -1e30, 1e30, 1.2),
+    "sinh": (mx.nd.sinh, np.sinh, -89.4, 89.4, 0.8),
+    "cosh": (mx.nd.cosh, np.cosh, -89.4, 89.4, 0.95),
+    "tanh": (mx.nd.tanh, np.tanh, -20, 20, 0.95),
+    "erf": (mx.nd.erf, np.vectorize(math.erf), -6, 6, 1.1),
+    "sigmoid": (mx.nd.sigmoid, lambda x: 1 / (1 + np.exp(-x)), -87, 87, 2.4),
+    "softrelu": (lambda x: mx.nd.Activation(x, act_type="softrelu"), softrelu, -87, 87, 1.7),
+    "log_sigmoid": (mx.nd.log_sigmoid, lambda x: -softrelu(-x), -87, 87, 1.7),
+    "mish": (mx.nd.mish, lambda x: x * np.tanh(softrelu(x)), -80, 80, 3.0),
+    "gammaln": (mx.nd.gammaln, np.vectorize(math.lgamma), -100, 1e30, 0.51),
+    "sqrt": (mx.nd.sqrt, np.sqrt, 0, 3e38, 0.51),
+    "rsqrt": (mx.nd.rsqrt, lambda x: 1 / np.sqrt(x), 1e-37, 3e38, 1.5),
+}
+LIBRARY = {
+    "tan": (mx.nd.tan, np.tan, -1e30, 1e30, 1.1),
+    "arcsin": (mx.nd.arcsin, np.arcsin, -1, 1, 1.0),
+    "arccos": (mx.nd.arccos, np.arccos, -1, 1, 1.0),
+    "arctan": (mx.nd.arctan, np.arctan, -3e38, 3e38, 1.0),
+    "arcsinh": (mx.nd.arcsinh, np.arcsinh, -1e18, 1e18, 2.0),
+    "arccosh": (mx.nd.arccosh, np.arccosh, 1, 1e18, 2.0),
+    "arctanh": (mx.nd.arctanh, np.arctanh, -1, 1, 2.0),
+    "cbrt": (mx.nd.cbrt, np.cbrt, -3e38, 3e38, 1.1),
+}
+
+
+@pytest.mark.parametrize("name", sorted(OWN) + sorted(LIBRARY))
+def test_functions_are_near(name):
+    function, exact, low, high, bound = OWN.get(name) or LIBRARY[name]
+    if name in LIBRARY and on(0).device_type != "cpu":
+        bound = max(bound, 5.0)
+    random = np.random.RandomState(0)
+    x = np.exp2(random.uniform(-30, np.log2(max(abs(low), abs(high))), 30000)) * random.choice([-1.0, 1.0], 30000)
+    x = np.concatenate([x, random.uniform(max(low, -8), min(high, 8), 70000)]).astype("float32")
+    x = x[(x > low) & (x < high)]
+    with np.errstate(all="ignore"):
+        expected = exact(x.astype("float64"))
+        rounded = expected.astype("float32")
+    normal = np.isfinite(rounded) & (np.abs(rounded) >= 2.0**-126)
+    error = np.abs(function(mx.nd.array(x)).asnumpy() - expected) / np.spacing(np.abs(rounded))
+    at = np.argmax(np.where(normal, error, 0))
+    assert error[at] <= bound, (x[at], error[at])
+
+
+def test_zeros_keep_their_sign():
+    zeros = np.array([-0.0, 0.0] * 20)
+    for dtype in ("float32", "float64"):
+        x = mx.nd.array(zeros, dtype=dtype)
+        for name in ("sin", "tan", "arcsin", "arctan", "sinh", "tanh", "arcsinh", "arctanh", "expm1", "log1p", "erf", "erfinv", "sqrt", "cbrt",
+                     "round", "rint", "fix", "floor", "ceil", "trunc", "degrees", "radians", "softsign", "relu", "negative"):
+            sign = np.signbit(getattr(mx.nd, name)(x).asnumpy())
+            assert (sign == np.signbit(-zeros if name == "negative" else zeros)).all(), (name, dtype)
+        for act_type in ("elu", "selu", "gelu", "leaky"):
+            assert (np.signbit(mx.nd.LeakyReLU(x, act_type=act_type).asnumpy()) == np.signbit(zeros)).all(), (act_type, dtype)
+        assert (np.signbit(mx.nd.rint(x + mx.nd.array(zeros - 0.25 * np.signbit(zeros), dtype=dtype)).asnumpy()) == np.signbit(zeros)).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_ends_of_the_range(dtype):
+    inf, nan = np.inf, np.nan
+    x = mx.nd.array([-inf, inf, nan], dtype=dtype)
+    for name, expected in {"sinh": [-inf, inf, nan], "cosh": [inf, inf, nan], "tanh": [-1, 1, nan], "expm1": [-1, inf, nan], "exp": [0, inf, nan],
+                           "log1p": [nan, inf, nan], "log2": [nan, inf, nan], "sin": [nan, nan, nan], "erf": [-1, 1, nan]}.items():
+        np.testing.assert_array_equal(getattr(mx.nd, name)(x).asnumpy(), expected, err_msg=name)
+    a = mx.nd.array([inf, nan, -inf, 3, nan], dtype=dtype)
+    b = mx.nd.array([nan, -inf, 1, 4, 1], dtype=dtype)
+    np.testing.assert_array_equal(mx.nd.broadcast_hypot(a, b).asnumpy(), [inf, inf, inf, 5, nan])
 
 
 @pytest.mark.parametrize("shape, axis", [((10**6,), 0), ((200000, 3), 0), ((2, 200000), 1), ((100, 20, 200), None)])

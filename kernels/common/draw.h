@@ -13,7 +13,7 @@ MPG_ANYWHERE float mpg_open_uniform(uint32_t word) { return (float)word * 0x1p-3
 MPG_ANYWHERE float mpg_sine_of_turns(uint32_t word, uint32_t quarters) { /* sin(2 pi (word / 2^32 + quarters / 4)) */
   float turns = (float)(word >> 8) * 0x1p-22f; /* in quarters */
   float shifted = turns + MPG_ROUNDER;
-  return mpg_sine_or_cosine((turns - (shifted - MPG_ROUNDER)) * 0x1.921fb6p+0f, mpg_float_bits(shifted) + quarters);
+  return mpg_sine_or_cosine((turns - (shifted - MPG_ROUNDER)) * 0x1.921fb6p+0f, 0.0f, mpg_float_bits(shifted) + quarters);
 }
 
 typedef enum mpg_distribution {

@@ -1,7 +1,7 @@
 /* Functions of float, written without branches so that loops over them are vectorised, and with fused multiply-adds only
  * where the processor has them, so that an element's bits do not depend on its place in a loop. Largest errors in units of
- * the last place: exp 1, expm1 2, log 1, log1p 2, log2 and log10 2, tanh 3, sigmoid 3, erf 2; sine and cosine 3 up to MPG_TRIG_LIMIT, beyond
- * which the caller uses the C library. The coefficients are minimax fits over the reduced ranges.
+ * the last place, with fused multiply-adds: exp, log, log1p, log2, log10, sinh, cosh, tanh and erf 1, sine and cosine 1.2 up to
+ * MPG_TRIG_LIMIT, beyond which the caller uses the C library, expm1 1.5, sigmoid 2.5; zeros keep their sign. The coefficients are minimax fits over the reduced ranges.
  * Doubles go to the C library. MPG_MATH_WITHOUT_FMA, defined before: plain products and sums everywhere. Stateless; any thread.
  */
 #ifndef KERNELS_COMMON_VECTOR_MATH_H
@@ -31,6 +31,9 @@ MPG_INLINE float mpg_fma(float a, float b, float c) {
 #define MPG_ROUNDER 0x1.8p23f /* x + MPG_ROUNDER has round(x) in its low bits */
 MPG_INLINE float mpg_power_of_two(int32_t n) { return mpg_float_from_bits((uint32_t)(n + 127) << 23); }
 
+/* y, whose sign is that of x but for zeros: with it for those, too. */
+MPG_INLINE float mpg_with_sign(float y, float x) { return mpg_float_from_bits(mpg_float_bits(y) | (mpg_float_bits(x) & 0x80000000u)); }
+
 #define MPG_LOG2_E 0x1.715476p+0f
 #define MPG_LN2_HIGH 0x1.62ep-1f       /* 12 bits: its product with a whole number is exact */
 #define MPG_LN2_LOW 0x1.0bfbe8p-15f
@@ -42,11 +45,10 @@ MPG_INLINE float mpg_exp_reduced(float x, int32_t *n) {
   float whole = shifted - MPG_ROUNDER;
   float r = mpg_fma(whole, -MPG_LN2_HIGH, x);
   r = mpg_fma(whole, -MPG_LN2_LOW, r);
-  float q = 0x1.a032dap-13f;
-  q = mpg_fma(q, r, 0x1.6d73cp-10f);
-  q = mpg_fma(q, r, 0x1.11118ap-7f);
-  q = mpg_fma(q, r, 0x1.5554bp-5f);
-  q = mpg_fma(q, r, 0x1.555554p-3f);
+  float q = 0x1.6b6ddep-10f;
+  q = mpg_fma(q, r, 0x1.123002p-7f);
+  q = mpg_fma(q, r, 0x1.55568ap-5f);
+  q = mpg_fma(q, r, 0x1.5554a2p-3f);
   q = mpg_fma(q, r, 0.5f);
   return mpg_fma(q, r * r, r);
 }
@@ -73,7 +75,7 @@ MPG_INLINE float mpg_expm1f(float x) {
   float y = mpg_exp_reduced(bounded, &n);
   float scale = mpg_power_of_two(n - 1); /* half of it, as 2^128 is not a float */
   float result = mpg_fma(scale, y, scale - 0.5f) * 2.0f;
-  return n == 0 ? y : result;
+  return mpg_with_sign(n == 0 ? y : result, x);
 }
 
 /* log(1 + f) for x = 2^e (1 + f), sqrt(1/2) <= 1 + f < sqrt(2); x positive and normal. */
@@ -83,7 +85,7 @@ MPG_INLINE float mpg_log_parts(float x, float *exponent) {
   *exponent = (float)e;
   return mpg_float_from_bits((shifted & 0x007fffffu) + 0x3f3504f3u) - 1.0f;
 }
-MPG_INLINE float mpg_log_of_parts(float f, float e) {
+MPG_INLINE float mpg_log_rest(float f, float tail) { /* log(1 + f) - f + tail */
   float q = 0x1.14573ep-4f;
   q = mpg_fma(q, f, -0x1.de3bf8p-4f);
   q = mpg_fma(q, f, 0x1.e6f08cp-4f);
@@ -94,9 +96,7 @@ MPG_INLINE float mpg_log_of_parts(float f, float e) {
   q = mpg_fma(q, f, -0x1.000006p-2f);
   q = mpg_fma(q, f, 0x1.555548p-2f);
   float square = f * f;
-  float small = mpg_fma(q * f, square, e * MPG_LN2_LOW);
-  small = mpg_fma(-0.5f, square, small);
-  return mpg_fma(e, MPG_LN2_HIGH, f + small);
+  return mpg_fma(-0.5f, square, mpg_fma(q * f, square, tail));
 }
 MPG_INLINE float mpg_log_special(float x, float y) { /* y = log(x) but for the ends of the range */
   y = x == 0.0f ? -INFINITY : y;
@@ -108,14 +108,15 @@ MPG_INLINE float mpg_logf(float x) {
   int subnormal = x < 0x1p-126f;
   float scaled = x * (subnormal ? 0x1p23f : 1.0f), e;
   float f = mpg_log_parts(scaled, &e);
-  return mpg_log_special(x, mpg_log_of_parts(f, e - (subnormal ? 23.0f : 0.0f)));
+  e -= subnormal ? 23.0f : 0.0f;
+  return mpg_log_special(x, mpg_fma(e, MPG_LN2_HIGH, f + mpg_log_rest(f, e * MPG_LN2_LOW)));
 }
 
 MPG_INLINE float mpg_log1pf(float x) {
   float u = 1.0f + x, e;
   float lost = x > 1.0f ? 1.0f - (u - x) : x - (u - 1.0f); /* what rounding took from u */
   float f = mpg_log_parts(u, &e);
-  float y = mpg_log_of_parts(f, e) + lost / u;
+  float y = mpg_fma(e, MPG_LN2_HIGH, f + mpg_log_rest(f, mpg_fma(e, MPG_LN2_LOW, lost / u)));
   y = u == 1.0f ? x : y;
   y = x == -1.0f ? -INFINITY : y;
   y = x < -1.0f ? NAN : y;
@@ -126,8 +127,8 @@ MPG_INLINE float mpg_log2f(float x) {
   int subnormal = x < 0x1p-126f;
   float scaled = x * (subnormal ? 0x1p23f : 1.0f), e;
   float f = mpg_log_parts(scaled, &e);
-  float y = mpg_fma(mpg_log_of_parts(f, 0.0f), 0x1.715476p+0f, mpg_log_of_parts(f, 0.0f) * 0x1.4ae0cp-26f);
-  return mpg_log_special(x, y + (e - (subnormal ? 23.0f : 0.0f)));
+  float small = mpg_fma(mpg_log_rest(f, 0.0f), MPG_LOG2_E, f * 0x1.4ae0cp-26f); /* 1 / ln 2, and its low part */
+  return mpg_log_special(x, mpg_fma(f, MPG_LOG2_E, small) + (e - (subnormal ? 23.0f : 0.0f)));
 }
 
 MPG_INLINE float mpg_log10f(float x) {
@@ -135,14 +136,71 @@ MPG_INLINE float mpg_log10f(float x) {
   float scaled = x * (subnormal ? 0x1p23f : 1.0f), e;
   float f = mpg_log_parts(scaled, &e);
   e -= subnormal ? 23.0f : 0.0f;
-  float small = mpg_fma(mpg_log_of_parts(f, 0.0f), 0x1.bcb7b2p-2f, e * 0x1.3509f8p-18f); /* 1 / ln 10; log10(2)'s low part */
-  return mpg_log_special(x, mpg_fma(e, 0x1.344p-2f, small));
+  float small = mpg_fma(f, -0x1.5b235ep-27f, e * 0x1.3509f8p-18f); /* the low parts of 1 / ln 10 and of log10(2) */
+  small = mpg_fma(mpg_log_rest(f, 0.0f), 0x1.bcb7b2p-2f, small);
+  return mpg_log_special(x, mpg_fma(e, 0x1.344p-2f, mpg_fma(f, 0x1.bcb7b2p-2f, small)));
 }
 
 MPG_INLINE float mpg_tanhf(float x) {
-  float magnitude = fabsf(x);
-  float t = mpg_expm1f(2.0f * (magnitude > 10.0f ? 10.0f : magnitude));
-  return copysignf(t / (t + 2.0f), x);
+  float s = x * x, magnitude = fabsf(x);
+  float p = -0x1.77ecc4p-12f;
+  p = mpg_fma(p, s, 0x1.2da716p-9f);
+  p = mpg_fma(p, s, -0x1.0460d8p-7f);
+  p = mpg_fma(p, s, 0x1.6009b6p-6f);
+  p = mpg_fma(p, s, -0x1.b9623ap-5f);
+  p = mpg_fma(p, s, 0x1.110be4p-3f);
+  p = mpg_fma(p, s, -0x1.55553cp-2f);
+  float near = mpg_fma(p * s, x, x);
+  /* 1 - 2 / (exp(2|x|) + 1); of |x| >= 1, so that errors of the quotient count for a quarter */
+  float bounded = magnitude > 10.0f ? 10.0f : magnitude;
+  float shifted = mpg_fma(bounded, 2 * MPG_LOG2_E, MPG_ROUNDER), whole = shifted - MPG_ROUNDER;
+  float scale = mpg_power_of_two((int32_t)(mpg_float_bits(shifted) - 0x4b400000u));
+  float r = mpg_fma(whole, -0x1.62e43p-1f, bounded + bounded);
+  float q = 0x1.6db3f4p-10f;
+  q = mpg_fma(q, r, 0x1.123b4ep-7f);
+  q = mpg_fma(q, r, 0x1.55545ep-5f);
+  q = mpg_fma(q, r, 0x1.55549p-3f);
+  q = mpg_fma(q, r, 0.5f);
+  float far = 1.0f - 2.0f / mpg_fma(scale, mpg_fma(q, r * r, r), scale + 1.0f);
+  return copysignf(magnitude < 1.0f ? near : x != x ? x : far, x);
+}
+
+/* (exp(|x|) +- exp(-|x|)) / 4 for sign = +-1, of |x| = n ln 2 + r, with what roundings of the larger exponential took. Less
+ * precise for n = 0; there, *cosine is cosh(x) - 1. */
+MPG_INLINE float mpg_half_hyperbolic(float x, float sign, int32_t *n, float *cosine) {
+  float magnitude = fabsf(x), bounded = magnitude > 89.5f ? 89.5f : magnitude; /* NaN stays */
+  float shifted = mpg_fma(bounded, MPG_LOG2_E, MPG_ROUNDER), whole = shifted - MPG_ROUNDER;
+  *n = (int32_t)(mpg_float_bits(shifted) - 0x4b400000u);
+  float high = mpg_fma(whole, -MPG_LN2_HIGH, bounded), r = mpg_fma(whole, -MPG_LN2_LOW, high);
+  float rest = mpg_fma(whole, -MPG_LN2_LOW, high - r), square = r * r;
+  float sine = 0x1.a2e2f6p-13f; /* sinh(r) - r */
+  sine = mpg_fma(sine, square, 0x1.110fbep-7f);
+  sine = mpg_fma(sine, square, 0x1.555556p-3f);
+  sine = mpg_fma(sine * square, r, rest);
+  float c = 0x1.6d4f24p-10f;
+  c = mpg_fma(c, square, 0x1.5554e6p-5f);
+  c = mpg_fma(c, square, 0.5f) * square;
+  *cosine = c;
+  float up = mpg_power_of_two(*n - 2), down = sign * mpg_power_of_two(*n > 60 ? -62 : -2 - *n);
+  float sum = mpg_fma(up, r, up), lost = mpg_fma(up, r, up - sum);
+  float small = mpg_fma(up - down, sine, mpg_fma(-down, r, down));
+  return sum + (mpg_fma(up + down, c, small) + lost);
+}
+MPG_INLINE float mpg_coshf(float x) {
+  int32_t n;
+  float c, y = mpg_half_hyperbolic(x, 1.0f, &n, &c) * 2.0f;
+  return n == 0 ? 1.0f + c : y;
+}
+MPG_INLINE float mpg_sinhf(float x) {
+  float s = x * x;
+  float near = 0x1.75a6f4p-19f;
+  near = mpg_fma(near, s, 0x1.a02156p-13f);
+  near = mpg_fma(near, s, 0x1.1110e2p-7f);
+  near = mpg_fma(near, s, 0x1.555556p-3f);
+  near = mpg_fma(near * s, x, x);
+  int32_t n;
+  float c, far = copysignf(mpg_half_hyperbolic(x, -1.0f, &n, &c) * 2.0f, x);
+  return fabsf(x) < 1.0f ? near : x != x ? x : far;
 }
 
 MPG_INLINE float mpg_sigmoidf(float x) { return 1.0f / (1.0f + mpg_expf(-x)); }
@@ -178,40 +236,40 @@ MPG_INLINE float mpg_erff(float x) {
 
 /* Sine and cosine, by quarter turns. Right up to this magnitude only: callers take larger arguments (and those that are
  * not finite) to the C library. */
-#define MPG_TRIG_LIMIT 16384.0f
-MPG_INLINE float mpg_quarter_turns(float x, uint32_t *quarter) {
+#define MPG_TRIG_LIMIT 8192.0f
+/* x = quarter * pi / 2 + r - over, |r| <= pi / 4, and `over` about as small as what rounding adds to r. */
+MPG_INLINE float mpg_quarter_turns(float x, uint32_t *quarter, float *over) {
   float shifted = mpg_fma(x, 0x1.45f306p-1f, MPG_ROUNDER), whole = shifted - MPG_ROUNDER;
   *quarter = mpg_float_bits(shifted);
-  float r = mpg_fma(whole, -0x1.92p+0f, x); /* pi / 2 in four parts, of which three have 8 to 11 bits */
-  r = mpg_fma(whole, -0x1.fb4p-12f, r);
-  r = mpg_fma(whole, -0x1.444p-24f, r);
-  return mpg_fma(whole, -0x1.68c234p-39f, r);
+  float high = mpg_fma(whole, -0x1.92p+0f, x); /* pi / 2 in four parts, of which three have 8 to 11 bits */
+  high = mpg_fma(whole, -0x1.fb4p-12f, high);
+  float r = mpg_fma(whole, -0x1.444p-24f, high);
+  *over = mpg_fma(whole, 0x1.68c234p-39f, mpg_fma(whole, 0x1.444p-24f, r - high));
+  return r;
 }
-MPG_INLINE float mpg_sine_or_cosine(float r, uint32_t quarter) { /* sin(r + quarter * pi / 2) */
+MPG_INLINE float mpg_sine_or_cosine(float r, float over, uint32_t quarter) { /* sin(r - over + quarter * pi / 2) */
   float s = r * r;
-  float sine = 0x1.6ccbb4p-19f;
-  sine = mpg_fma(sine, s, -0x1.a00f68p-13f);
-  sine = mpg_fma(sine, s, 0x1.111108p-7f);
-  sine = mpg_fma(sine, s, -0x1.555556p-3f);
-  sine = mpg_fma(sine * s, r, r);
-  float cosine = -0x1.242172p-22f;
-  cosine = mpg_fma(cosine, s, 0x1.a010f4p-16f);
-  cosine = mpg_fma(cosine, s, -0x1.6c16b8p-10f);
-  cosine = mpg_fma(cosine, s, 0x1.555556p-5f);
+  float sine = 0x1.9955aep-13f; /* r - sin(r): so that zeros keep their sign */
+  sine = mpg_fma(sine, s, -0x1.11077cp-7f);
+  sine = mpg_fma(sine, s, 0x1.555546p-3f);
+  float cosine = 0x1.99e0eep-16f;
+  cosine = mpg_fma(cosine, s, -0x1.6c0c1ap-10f);
+  cosine = mpg_fma(cosine, s, 0x1.55554ap-5f);
   cosine = mpg_fma(cosine, s, -0.5f);
-  cosine = mpg_fma(cosine, s, 1.0f);
-  float value = quarter & 1 ? cosine : sine;
+  sine = r - mpg_fma(sine * s, r, over);
+  cosine = 1.0f + mpg_fma(cosine, s, r * over);
+  float value = (int32_t)(quarter << 31) < 0 ? cosine : sine; /* a blend by the sign bit */
   return mpg_float_from_bits(mpg_float_bits(value) ^ (quarter & 2) << 30);
 }
 MPG_INLINE float mpg_sinf_limited(float x) {
   uint32_t quarter;
-  float r = mpg_quarter_turns(x, &quarter);
-  return mpg_sine_or_cosine(r, quarter);
+  float over, r = mpg_quarter_turns(x, &quarter, &over);
+  return mpg_sine_or_cosine(r, over, quarter);
 }
 MPG_INLINE float mpg_cosf_limited(float x) {
   uint32_t quarter;
-  float r = mpg_quarter_turns(x, &quarter);
-  return mpg_sine_or_cosine(r, quarter + 1);
+  float over, r = mpg_quarter_turns(x, &quarter, &over);
+  return mpg_sine_or_cosine(r, over, quarter + 1);
 }
 
 #endif

@@ -32,13 +32,13 @@ typedef void (*row_fn)(const void *in, void *out, int64_t count, const double *c
     for (int64_t done = 0; done < count; done += MPG_CPU_BLOCK, source += MPG_CPU_BLOCK, target += MPG_CPU_BLOCK) { \
       int64_t n = count - done < MPG_CPU_BLOCK ? count - done : MPG_CPU_BLOCK;                      \
       int large = 0;                                                                                \
-      for (int64_t i = 0; i < n; i++) {                                                             \
-        kept[i] = source[i];                                                                        \
-        large |= !(fabsf(kept[i]) < MPG_TRIG_LIMIT);                                                \
+      for (int64_t i = 0; i < n; i++) large |= !(fabsf(source[i]) < MPG_TRIG_LIMIT);                \
+      if (large) memcpy(kept, source, (size_t)n * sizeof *kept);                                    \
+      IVDEP for (int64_t i = 0; i < n; i++) {                                                       \
+        float x = source[i];                                                                        \
+        target[i] = limited(x);                                                                     \
       }                                                                                             \
-      IVDEP for (int64_t i = 0; i < n; i++) target[i] = limited(kept[i]);                           \
-      if (!large) continue;                                                                         \
-      for (int64_t i = 0; i < n; i++)                                                               \
+      for (int64_t i = 0; large && i < n; i++)                                                      \
         if (!(fabsf(kept[i]) < MPG_TRIG_LIMIT)) target[i] = library(kept[i]);                       \
     }                                                                                               \
   }                                                                                                 \

@@ -30,7 +30,7 @@
       for (int64_t i = (a * w->in[1] + b) * w->in[2] + x0, end_ = i + x1 - x0; i < end_; i++) __VA_ARGS__
 
 #define LEAST (front < 0 ? LOWEST : -(A)INFINITY)
-#define LARGER(value, best) ((value) > (best) || (value) != (value))
+#define LARGER(value, best) (((value) > (best)) | ((value) != (value))) /* no branches */
 
 /* The sum of elements that lie together, in a fixed order of lanes. */
 static A NAME(run_sum)(const S *x, int64_t n) {
@@ -52,10 +52,11 @@ static void NAME(forward)(void *context, int64_t begin, int64_t end) {
     const S *in = (const S *)t->data + r * plane;
     S *out = (S *)t->out + r * places;
     if (t->type == POOL_MAX) {
-      EACH_PLACE(A best = LEAST; EACH_ELEMENT({
+      EACH_PLACE(A best = LEAST, nan = 0; EACH_ELEMENT({
                    A value = (A)LOAD(in[i]);
-                   best = LARGER(value, best) ? value : best;
-                 }) out[place] = STORE(best);)
+                   best = value > best ? value : best;
+                   nan = value != value ? value : nan;
+                 }) out[place] = STORE(nan != nan ? nan : best);)
     } else if (t->type == POOL_LP && t->p > 1) {
       EACH_PLACE(A sum = 0; EACH_ELEMENT({
                    A value = (A)LOAD(in[i]);
