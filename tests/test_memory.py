@@ -7,7 +7,7 @@ import resource
 
 import numpy as np
 import pytest
-from places import on
+from places import held, on
 
 import mpgluon as mx
 from mpgluon import autograd, gluon
@@ -324,3 +324,27 @@ def test_models_come_and_go():
         life()
     assert in_use() == first
     assert max(first) < 1 << 20  # scratch of the kernels and no more
+
+
+class There(gluon.HybridBlock):
+    def __init__(self, ctx):
+        super().__init__()
+        self.ctx = ctx
+
+    def hybrid_forward(self, F, x):
+        return x.as_in_context(self.ctx) * 2
+
+
+def test_shapes_that_never_repeat_hold_what_eager_code_holds():
+    """However far the device behind a border is behind."""
+    bytes_held = []
+    for hybridize in (False, True):
+        ctx = mx.Context(on(1).device_type, on(1).device_id + 70 + hybridize)
+        net = There(ctx)
+        net.hybridize(hybridize)
+        with held(ctx):
+            for rows in range(1, 401):
+                net(mx.nd.ones((rows, 64), ctx=on(0)))
+        bytes_held.append(memory_stats(ctx)["held"])
+    eager, compiled = bytes_held
+    assert compiled <= 1.5 * eager

@@ -8,7 +8,11 @@
 
 /* Sizes: multiples of 64 up to 512, then eight steps per doubling. */
 enum { SMALL_STEP = 64, SMALL_CLASSES = 8, SMALL_LIMIT = SMALL_STEP * SMALL_CLASSES, SMALL_BITS = 9, LARGEST_BITS = 46 };
-enum { NUM_CLASSES = SMALL_CLASSES + (LARGEST_BITS - SMALL_BITS) * 8, LOOK_BACK = 8 };
+enum {
+  NUM_CLASSES = SMALL_CLASSES + (LARGEST_BITS - SMALL_BITS) * 8,
+  LOOK_BACK = 8,
+  MOST_AHEAD = 4, /* times the working set that may be cached, and still in use by queued work, before no more is taken to spare a wait */
+};
 
 typedef struct size_class {
   mpg_block *cached; /* a stack, so what is warm is reused first */
@@ -22,6 +26,7 @@ struct mpg_pool {
   mpg_device *device;
   _Atomic size_t in_use, held, scratch; /* in_use and held: without scratch */
   _Atomic size_t peak_in_use, peak_held;
+  size_t working_set; /* the largest in_use there has been; host lock */
   _Atomic size_t limit;
   _Atomic uint64_t allocations, system_allocations;
   size_class classes[NUM_CLASSES];
@@ -263,6 +268,14 @@ static size_t choose(const mpg_pool *pool, const size_class *class, bool host_ac
   return top;
 }
 
+/* The same when the system may be asked for another one. What is cached grows with the number of sizes; it must not grow with how far
+ * a queue is behind as well. */
+static size_t choose_bounded(const mpg_pool *pool, const size_class *class, size_t size, bool host_access) {
+  size_t chosen = choose(pool, class, host_access);
+  if (chosen < class->count || GET(held) - GET(in_use) + size <= MOST_AHEAD * pool->working_set) return chosen;
+  return choose(pool, class, false);
+}
+
 mpg_status mpg_pool_alloc(mpg_pool *pool, size_t size, bool host_access, mpg_block *block) {
   if (size == 0) {
     *block = (mpg_block){.memory = MPG_NO_BYTES};
@@ -272,7 +285,7 @@ mpg_status mpg_pool_alloc(mpg_pool *pool, size_t size, bool host_access, mpg_blo
   size_t rounded;
   if (!find_class(size, &index, &rounded)) return out_of_memory(pool, size);
   size_class *class = &pool->classes[index];
-  size_t chosen = class->count ? choose(pool, class, host_access) : 0;
+  size_t chosen = class->count ? choose_bounded(pool, class, rounded, host_access) : 0;
   if (chosen == class->count) {
     mpg_status status = system_alloc(pool, class, rounded, size, block);
     if (status != MPG_OK) { /* a block that the host must wait for is better than none */
@@ -285,6 +298,7 @@ mpg_status mpg_pool_alloc(mpg_pool *pool, size_t size, bool host_access, mpg_blo
   }
   size_t in_use = GET(in_use) + block->size;
   SET(in_use, in_use);
+  if (in_use > pool->working_set) pool->working_set = in_use;
   in_use += GET(scratch);
   if (in_use > GET(peak_in_use)) raise_peak(&pool->peak_in_use, in_use);
   SET(allocations, GET(allocations) + 1);
