@@ -12,6 +12,15 @@ from mpgluon.context import memory_stats, set_memory_limit
 from mpgluon.gluon import nn, rnn
 
 
+@pytest.fixture(scope="module", autouse=True)
+def little_garbage():
+    """Where memory is short garbage is collected, which takes a while with all the objects of a test run."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 def sweep(work, limit=5000, stride=1):
     """Runs `work` with its n-th allocation failing, for every n (every `stride`-th); how many runs failed."""
     failures = 0
@@ -198,3 +207,63 @@ def test_arrays_of_zero_size(name, hybridize):
         gluon.Trainer(params, "sgd", {"learning_rate": 0.1}).step(1)
         for key, param in params.items():
             np.testing.assert_array_equal(param.data().asnumpy(), before[key])
+
+
+@pytest.mark.parametrize("automatic", [True, False], ids=["gc enabled", "gc disabled"])
+def test_garbage_is_collected_before_a_device_is_out_of_memory(automatic):
+    """What only cycles of Python objects hold makes room: a model after an error, for instance, whose traceback knows it."""
+    ctx = mx.cpu(92)
+    set_memory_limit(ctx, 20 << 20)
+    finalized = []
+
+    class Holder:
+        def __init__(self):
+            self.me, self.array = self, nd.ones((3 << 20,), ctx=ctx)
+
+        def __del__(self):
+            finalized.append(float(self.array[:4].sum().asscalar()))  # runs ops, in the middle of the call that wants memory
+
+    (gc.enable if automatic else gc.disable)()
+    try:
+        for _ in range(2):
+            Holder()
+            assert nd.ones((3 << 20,), ctx=ctx)[0].asscalar() == 1
+        Holder()
+        net = nn.Dense(1 << 10, in_units=1 << 10)
+        net.initialize(ctx=ctx)
+        net.hybridize()
+        assert net(nd.ones((1, 1 << 10), ctx=ctx)).shape == (1, 1 << 10)
+        assert finalized == [4.0] * 3
+        with pytest.raises(MemoryError, match="is out of memory: asked for"):  # what is not garbage stays
+            nd.ones((3 << 20,), ctx=ctx)
+    finally:
+        gc.enable()
+        set_memory_limit(ctx, None)
+
+
+def test_training_goes_on_after_a_batch_that_was_too_large():
+    ctx = mx.cpu(93)
+
+    def attempt(rows):
+        net = nn.HybridSequential()
+        for _ in range(3):
+            net.add(nn.Dense(512, in_units=512))
+        net.initialize(ctx=ctx)
+        net.hybridize()
+        cycle = [net]
+        cycle.append(cycle)
+        with autograd.record():
+            loss = net(nd.ones((rows, 512), ctx=ctx)).sum()
+        loss.backward()
+        return loss.asscalar()
+
+    set_memory_limit(ctx, 16 << 20)
+    gc.disable()
+    try:
+        for _ in range(2):
+            with pytest.raises(MemoryError):
+                attempt(5000)
+            assert np.isfinite(attempt(8))
+    finally:
+        gc.enable()
+        set_memory_limit(ctx, None)

@@ -182,8 +182,8 @@ def test_a_value_that_decides_about_a_shape_is_the_one_that_is_used():
 def test_numpy_is_written_as_a_whole():
     a = nd.zeros((1500, 1000))
     values, copies = [np.full((1500, 1000), i, "float32") for i in range(2)], []
-    with Intruder(lambda: copies.extend(a.as_in_context(C[1]) for _ in range(3)), 12):
-        for i in range(6):
+    with Intruder(lambda: copies.extend(a.as_in_context(C[1]) for _ in range(3)), 8):
+        for i in range(4):
             a.as_in_context(C[1])
             a[:] = values[i % 2]
             a[200:1300] = values[i % 2][200:1300]

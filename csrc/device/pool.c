@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/host.h"
 #include "base/memory.h"
 #include "device/internal.h"
 
@@ -276,15 +277,7 @@ static size_t choose_bounded(const mpg_pool *pool, const size_class *class, size
   return choose(pool, class, false);
 }
 
-mpg_status mpg_pool_alloc(mpg_pool *pool, size_t size, bool host_access, mpg_block *block) {
-  if (size == 0) {
-    *block = (mpg_block){.memory = MPG_NO_BYTES};
-    return MPG_OK;
-  }
-  int index;
-  size_t rounded;
-  if (!find_class(size, &index, &rounded)) return out_of_memory(pool, size);
-  size_class *class = &pool->classes[index];
+static mpg_status take(mpg_pool *pool, size_class *class, size_t rounded, size_t size, bool host_access, mpg_block *block) {
   size_t chosen = class->count ? choose_bounded(pool, class, rounded, host_access) : 0;
   if (chosen == class->count) {
     mpg_status status = system_alloc(pool, class, rounded, size, block);
@@ -296,6 +289,24 @@ mpg_status mpg_pool_alloc(mpg_pool *pool, size_t size, bool host_access, mpg_blo
     *block = class->cached[chosen];
     class->cached[chosen] = class->cached[--class->count];
   }
+  return MPG_OK;
+}
+
+mpg_status mpg_pool_alloc(mpg_pool *pool, size_t size, bool host_access, mpg_block *block) {
+  if (size == 0) {
+    *block = (mpg_block){.memory = MPG_NO_BYTES};
+    return MPG_OK;
+  }
+  int index;
+  size_t rounded;
+  if (!find_class(size, &index, &rounded)) return out_of_memory(pool, size);
+  size_class *class = &pool->classes[index];
+  mpg_status status = take(pool, class, rounded, size, host_access, block);
+  if (__builtin_expect(status == MPG_DEVICE_OUT_OF_MEMORY, 0) && !(GET(limit) && rounded > GET(limit))) {
+    mpg_host_collect(); /* what is garbage to the host may hold arrays */
+    status = take(pool, class, rounded, size, host_access, block);
+  }
+  if (status != MPG_OK) return status;
   size_t in_use = GET(in_use) + block->size;
   SET(in_use, in_use);
   if (in_use > pool->working_set) pool->working_set = in_use;

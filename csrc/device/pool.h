@@ -45,7 +45,7 @@ void mpg_pool_destroy(mpg_pool *pool);
 /* A block of at least `size` bytes (size 0 gives MPG_NO_BYTES, which may be freed). `host_access`: prefers blocks that no
  * queued work touches, even at the price of asking the system, as long as not much more is cached than was ever in use. Fails with MPG_DEVICE_OUT_OF_MEMORY, naming device, bytes
  * asked, held, in use and limit, after having given cached blocks back and tried again (it waits then for queued work
- * that uses cached blocks, holding the host lock). */
+ * that uses cached blocks, holding the host lock), and after the host has collected its garbage, which lets others in. */
 mpg_status mpg_pool_alloc(mpg_pool *pool, size_t size, bool host_access, mpg_block *block);
 void mpg_pool_free(mpg_pool *pool, const mpg_block *block);
 /* What a block of `size` bytes really takes. */
