@@ -145,9 +145,13 @@ class Tracer:
         """Traced arrays for what a host step gives."""
         arrays = [self.trace.new_input(*desc) for desc in descs]
         host.outputs = tuple([self.trace.value(array) for array in arrays])
+        return self._begin_part(arrays)
+
+    def _begin_part(self, arrays):
+        """What the code behind a cut sees of the arrays that the host step gave."""
         self._begin = self.trace.nodes
         self.trace.forget_moves()
-        return arrays
+        return [array.detach() for array in arrays] if self.trace.paused else arrays
 
 
 def describe(array):
@@ -314,12 +318,10 @@ class _Live(Tracer):
         first = not part.host.outputs
         new = [self.trace.new_input(*describe(array)) for array in arrays]
         ids = tuple([self.trace.value(array) for array in new])
-        self._begin = self.trace.nodes
-        self.trace.forget_moves()
         if first:
             part.host.outputs = ids
             self.env.update(zip(ids, arrays))
-        return new
+        return self._begin_part(new)
 
     def _pass_over(self, part, name):
         """The part up to here ran before the function was traced again."""
@@ -371,7 +373,7 @@ class Split:
     def __call__(self, *arrays):
         if any(array._traced for array in arrays):
             return list(self._trace(*arrays))  # inside another trace: its ops become part of that
-        key = (_core.is_training(), *[(array.shape, array.dtype, array.context) for array in arrays])
+        key = (_core.is_training(), _core.is_recording(), *[(array.shape, array.dtype, array.context) for array in arrays])
         env = dict(enumerate(arrays))
         path = []
         part = self._roots.get(key)

@@ -112,16 +112,14 @@ def test_identities(dumped, name):
 
 @pytest.mark.parametrize("name", GONE)
 def test_results_of_identities(dumped, name):
-    """As the only op, an identity makes an array of its own where it does so eagerly."""
+    """As the only op, an identity makes an array of its own, as it does eagerly."""
     x = nd.array(SPECIAL)
     function = GONE[name]
     dumped(lambda x: [function(x)], x)
-    alone = function(x)
-    shares = alone.shape == x.shape and name in ("reshapes", "flatten")
     op = _core.CachedOp(lambda x: [function(x)], {})
     (result,) = op(x)
     result[:] = 7
-    assert (x.asnumpy() == 7).all() == shares
+    assert not (x.asnumpy() == 7).all()
 
 
 @pytest.mark.parametrize("name", HALF)

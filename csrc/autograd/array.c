@@ -41,7 +41,7 @@ void mpg_array_copy(mpg_array *target, const mpg_array *source) {
 mpg_status mpg_array_detach(mpg_array *target, const mpg_array *source) {
   if (source->trace) {
     mpg_array *input = (mpg_array *)source;
-    return mpg_call(mpg_op_get(MPG_OP_BlockGrad), NULL, &input, 1, target, 1, NULL);
+    return mpg_call(mpg_op_get(MPG_OP__detach), NULL, &input, 1, target, 1, NULL);
   }
   *target = (mpg_array){.tensor = source->tensor};
   mpg_tensor_retain(&target->tensor);

@@ -35,7 +35,7 @@ void mpg_array_note_change(void);
 static inline void mpg_array_changed(const mpg_array *array) {
   if (array->bound) mpg_array_note_change();
 }
-/* Same tensor, off the tape (detach); a traced one becomes a BlockGrad of it. target is empty. */
+/* Same tensor, off the tape (detach); a traced one becomes `_detach` of it. target is empty. */
 mpg_status mpg_array_detach(mpg_array *target, const mpg_array *source);
 
 #endif

@@ -14,13 +14,15 @@ bool mpg_autograd_set_recording(bool on); /* returns the former value */
 bool mpg_autograd_training(void);
 bool mpg_autograd_set_training(bool on);
 
-/* Calls an op: emits it into a graph when an input is traced (or a trace is active and the op has no array inputs), else
- * runs it and, while recording, puts it on the tape.
+/* Calls an op: emits it into a graph when it belongs to a trace (trace.h), else runs it and, while recording, puts it on the tape.
  * inputs: borrowed. outputs: num_visible empty structs, filled (owned by the caller). out: NULL, or num_visible arrays to
  * write into (then outputs is unused); not allowed while recording on arrays of the tape (MXNet's rule), nor when traced.
  * device: for CREATES ops; NULL: the current one is in params. */
 mpg_status mpg_call(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs, mpg_array *outputs,
                     int num_visible, mpg_array *const *out);
+/* The same. separate: the result is an array of its own, as a user of an op expects, also of those whose bytes are the input's (reshape). */
+mpg_status mpg_call_as(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs, mpg_array *outputs, int num_visible,
+                       mpg_array *const *out, bool separate);
 /* The number of visible outputs a call will have. */
 int mpg_call_outputs(const mpg_op *op, const void *params, int num_inputs);
 

@@ -195,7 +195,23 @@ static void bind_heads(mpg_walk *walk, const head_list *list) {
       mpg_array_copy(&walk->arrays[mpg_value_index(&walk->graph, given(&walk->graph, list->gradient_values[i]))], list->gradients[i]);
 }
 
-/* again: where no gradient arrives at leaves that were taken as one, all begins anew, taking them one by one. */
+/* Whether one of the calls whose leaves were taken as one does not lead to all of them. */
+static mpg_status find_missed(mpg_walk *walk, bool *missed) {
+  mpg_graph *graph = &walk->graph;
+  for (size_t n = 0; walk->num_leaves && n < graph->num_nodes && !*missed; n++) {
+    const mpg_node *node = &graph->nodes[n];
+    mpg_tape_node *owner = node->phase == MPG_PHASE_BACKWARD ? node->opaque : NULL;
+    if (!owner || !owner->leaves || !owner->call->reaches) continue;
+    bool all = true, *arrives = mpg_arena_alloc(&graph->arena, owner->num_outputs + 1);
+    if (!arrives) return mpg_out_of_host_memory(owner->num_outputs);
+    for (uint32_t i = 0; i < owner->num_outputs; i++) arrives[i] = mpg_has_value(mpg_node_inputs(graph, node)[i]);
+    MPG_TRY(owner->call->reaches(owner, arrives, &all));
+    *missed = !all;
+  }
+  return MPG_OK;
+}
+
+/* again: where no gradient arrives at leaves that were taken as one, or only at some of them, all begins anew, taking them one by one. */
 static mpg_status backward(mpg_walk *walk, head_list *list, bool retain, bool train, bool *again) {
   mpg_graph *graph = &walk->graph;
   size_t num_wanted = 0, num_variables = walk->num_variables + walk->num_leaves;
@@ -213,6 +229,7 @@ static mpg_status backward(mpg_walk *walk, head_list *list, bool retain, bool tr
     stored[num_wanted + k] = results[num_wanted + k];
     *again |= !mpg_has_value(results[num_wanted + k]);
   }
+  if (!*again) MPG_TRY(find_missed(walk, again));
   if (*again) return MPG_OK;
   bool *taken = mpg_arena_alloc(&graph->arena, graph->num_values + 1);
   if (!taken) return mpg_out_of_host_memory(graph->num_values);
@@ -230,7 +247,7 @@ static mpg_status backward(mpg_walk *walk, head_list *list, bool retain, bool tr
   bind_heads(walk, list);
   for (size_t i = 0; i < num_wanted; i++) {
     mpg_tape_node *variable = walk->variables[i];
-    walk->target_list[i] = (mpg_target){variable->gradient, variable->request, false};
+    walk->target_list[i] = (mpg_target){variable->gradient, variable->request, false, false};
     if (mpg_has_value(stored[i])) walk->targets[mpg_value_index(graph, stored[i])] = &walk->target_list[i];
     if (mpg_has_value(old[i])) {
       mpg_array *array = &walk->arrays[mpg_value_index(graph, old[i])];
@@ -239,7 +256,8 @@ static mpg_status backward(mpg_walk *walk, head_list *list, bool retain, bool tr
     }
   }
   MPG_TRY(mpg_walk_run(walk, stored, num_wanted + walk->num_leaves, retain, false, train));
-  for (size_t i = 0; i < num_wanted; i++) walk->variables[i]->fresh = true;
+  for (size_t i = 0; i < num_wanted; i++)
+    if (!walk->target_list[i].missed) walk->variables[i]->fresh = true;
   for (size_t k = 0; k < walk->num_leaves; k++) mpg_leaves_set_fresh(walk->leaves[k].leaves);
   return MPG_OK;
 }

@@ -1,12 +1,5 @@
 #include "autograd/cache.h"
 
-bool mpg_cache_records(const mpg_inputs *inputs) {
-  if (!mpg_autograd_recording()) return false;
-  bool any = inputs->bound_wanted;
-  for (uint32_t i = 0; i < inputs->num_given && !any; i++) any = mpg_cache_wants(inputs->given[i]);
-  return any;
-}
-
 static bool input_fits(const mpg_signature_input *input, const mpg_array *array, bool recording) {
   const mpg_tensor *tensor = &array->tensor;
   return input->wanted == (recording && mpg_cache_wants(array)) && input->device == mpg_tensor_device(tensor) &&

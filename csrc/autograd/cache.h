@@ -1,5 +1,5 @@
 /* The cache of one compiled function: signature -> compiled call. A signature is the inputs' shapes, dtypes and devices, the
- * train mode, whether the call is recorded, and which inputs need gradients. The least recently used of more than
+ * train mode, whether autograd is recording, and which inputs need gradients. The least recently used of more than
  * MPG_CACHE_LIMIT entries goes.
  * Ownership: the cache owns its entries. Threads: host lock. */
 #ifndef MPG_AUTOGRAD_CACHE_H
@@ -32,12 +32,7 @@ typedef struct mpg_cache {
 } mpg_cache;
 
 /* Whether an input needs a gradient when recording. */
-static inline bool mpg_cache_wants(const mpg_array *input) {
-  const mpg_tape_node *node = input->node;
-  return node && !node->consumed && !(node->kind == MPG_TAPE_VARIABLE && node->request == MPG_GRAD_NULL);
-}
-/* Whether a call of these inputs must be recorded now. */
-bool mpg_cache_records(const mpg_inputs *inputs);
+static inline bool mpg_cache_wants(const mpg_array *input) { return mpg_tape_wants(input->node); }
 /* Borrowed; NULL when it is not there. */
 mpg_compiled *mpg_cache_find(mpg_cache *cache, const mpg_inputs *inputs, bool train, bool recording);
 /* Takes over the reference to `compiled`, also on failure. */

@@ -10,6 +10,7 @@ static void free_backward(mpg_compiled_backward *backward) {
   mpg_free(backward->places);
   mpg_free(backward->summed);
   mpg_free(backward->gives);
+  mpg_free(backward->reached);
   if (backward->programs) mpg_program_set_release(backward->programs);
   mpg_plan_free(&backward->plan);
   mpg_free(backward->space);
@@ -70,19 +71,45 @@ static mpg_status take_inputs(mpg_compiled *c, mpg_trace *trace, const mpg_array
     c->inputs[c->num_given + i] = constant->value;
     c->constants[i] = constant->array; /* moved */
     constant->array = (mpg_array){0};
-    mpg_tape_node *node = c->constants[i].node;
-    if (node && node->kind != MPG_TAPE_VARIABLE) { /* what some earlier recording computed: its value counts, its past does not */
-      c->constants[i].node = NULL;
-      mpg_tape_release(node);
-      node = NULL;
-    }
-    c->wanted[c->num_given + i] = c->recording && node && node->request != MPG_GRAD_NULL;
+    c->wanted[c->num_given + i] = c->recording && mpg_tape_wants(c->constants[i].node);
   }
   trace->num_constants = 0;
   return MPG_OK;
 }
 
 static bool same_value(mpg_value a, mpg_value b) { return a.node == b.node && a.output == b.output; }
+
+/* Whether a value is an array of its own to users, though a view: it was made by an op. */
+static bool is_separate(const mpg_graph *graph, mpg_value value) {
+  for (; mpg_node_is_view(&graph->nodes[value.node]); value = mpg_node_inputs(graph, &graph->nodes[value.node])[0])
+    if (graph->nodes[value.node].separate) return true;
+  return false;
+}
+
+/* Whether output i is in memory that is an input's or another output's, too. Of several that are separate, the first has it. */
+static bool shares_memory(const mpg_graph *graph, const bool *separate, size_t i) {
+  mpg_value root = root_of(graph, graph->outputs[i]);
+  if (mpg_node_is_input(&graph->nodes[root.node])) return true;
+  for (size_t k = 0; k < graph->num_outputs; k++) {
+    if (same_value(graph->outputs[k], graph->outputs[i]) || !same_value(root_of(graph, graph->outputs[k]), root)) continue;
+    if (k < i || !separate[k]) return true;
+  }
+  return false;
+}
+
+/* Copies outputs that are arrays of their own to users but not in memory. One array may be returned several times. */
+static mpg_status separate_outputs(mpg_graph *graph, const bool *separate) {
+  for (size_t i = 0; i < graph->num_outputs; i++) {
+    if (!separate[i] || !shares_memory(graph, separate, i)) continue;
+    mpg_copyto_params params;
+    memset(&params, 0, sizeof params);
+    mpg_value value = graph->outputs[i], copy;
+    MPG_TRY(mpg_graph_emit(graph, mpg_op_get(MPG_OP__copyto), &params, &value, 1, MPG_NO_VALUE, &copy));
+    for (size_t k = i; k < graph->num_outputs; k++)
+      if (same_value(graph->outputs[k], value)) graph->outputs[k] = copy;
+  }
+  return MPG_OK;
+}
 
 static mpg_status take_outputs(mpg_compiled *c, const mpg_value *values) {
   c->outputs = mpg_calloc(c->num_outputs + 1, sizeof *c->outputs);
@@ -286,9 +313,11 @@ mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_i
   mpg_compiled *c = mpg_calloc(1, sizeof *c);
   mpg_status status = MPG_OK;
   mpg_value *values = mpg_malloc((num_outputs + 1) * sizeof *values);
-  if (!c || !values) {
+  bool *separate = mpg_malloc((num_outputs + 1) * sizeof *separate);
+  if (!c || !values || !separate) {
     mpg_free(c);
     mpg_free(values);
+    mpg_free(separate);
     return mpg_out_of_host_memory(sizeof *c);
   }
   c->references = 1;
@@ -307,14 +336,17 @@ mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_i
   mpg_graph_init(&c->graph);
   mpg_graph_init(&c->original);
   for (uint32_t i = 0; i < num_outputs; i++) MPG_GOTO(mpg_trace_value(trace, outputs[i], "the block's result", &values[i]));
+  for (uint32_t i = 0; i < num_outputs; i++) separate[i] = is_separate(&trace->graph, values[i]);
   MPG_GOTO(mpg_graph_copy(&c->graph, &trace->graph));
   MPG_GOTO(mpg_graph_set_outputs(&c->graph, values, num_outputs));
   MPG_VERIFY(&c->graph);
   MPG_GOTO(take_inputs(c, trace, inputs));
   for (uint32_t i = 0; i < num_inputs; i++) c->wanted[i] = options->recording && options->wanted[i];
+  if (c->stages == MPG_STAGES_NONE) c->recording = memchr(c->wanted, true, c->num_inputs) != NULL;
   mpg_dump_pass("traced", &c->graph, NULL, NULL);
   MPG_GOTO(rewrite(c, trace, options));
   if (options->shared) MPG_GOTO(mpg_compiled_share_packs(c, options->shared));
+  MPG_GOTO(separate_outputs(&c->graph, separate));
   mpg_dump_pass("rewritten", &c->graph, NULL, NULL);
   c->traced = mpg_malloc((c->graph.num_inputs + num_outputs + 1) * sizeof *c->traced);
   if (!c->traced) MPG_GOTO(mpg_out_of_host_memory(c->graph.num_inputs * sizeof *c->traced));
@@ -330,6 +362,7 @@ mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_i
   c = NULL;
 fail:
   mpg_free(values);
+  mpg_free(separate);
   mpg_compiled_release(c);
   return status;
 }
@@ -420,6 +453,32 @@ static void arrange_backward(const mpg_compiled *c, mpg_program_set *set) {
                                             .fixed = {false, true, false, true}});
 }
 
+mpg_status mpg_compiled_find_reached(const mpg_compiled *c, const bool *arrives, bool *reached) {
+  const mpg_graph *graph = &c->graph;
+  bool *marked = mpg_calloc(graph->num_nodes + 1, sizeof *marked);
+  if (!marked) return mpg_out_of_host_memory(graph->num_nodes);
+  for (uint32_t i = 0; i < c->num_outputs; i++)
+    if (arrives[i]) marked[c->traced[graph->num_inputs + i].node] = true;
+  for (size_t n = graph->num_nodes; n-- > 0;) {
+    const mpg_node *node = &graph->nodes[n];
+    if (!marked[n] || (node->op && node->op->id == MPG_OP__detach)) continue;
+    for (uint32_t i = 0; i < node->num_inputs; i++) marked[c->traced[node->inputs + i].node] = true;
+  }
+  for (uint32_t i = 0; i < c->num_inputs; i++) reached[i] = marked[c->inputs[i].node];
+  mpg_free(marked);
+  return MPG_OK;
+}
+
+static mpg_status find_reached(const mpg_compiled *c, mpg_compiled_backward *b) {
+  MPG_TRY(mpg_compiled_find_reached(c, b->arrives, b->reached));
+  b->reaches_bound = true;
+  for (uint32_t i = 0; i < c->num_inputs; i++) {
+    if (i >= c->num_given - c->num_bound && i < c->num_given) b->reaches_bound &= b->reached[i];
+    b->reached[i] |= b->summed[i];
+  }
+  return MPG_OK;
+}
+
 /* fill: outputs without a gradient get zeros, so that the gradient is the one for which values were saved. */
 static mpg_status make_backward(mpg_compiled *c, mpg_compiled_backward *b, const bool *arrives, bool fill, bool lower) {
   mpg_graph joint;
@@ -431,7 +490,7 @@ static mpg_status make_backward(mpg_compiled *c, mpg_compiled_backward *b, const
   mpg_value *out_grads = mpg_malloc((c->num_outputs + 3 * c->num_inputs + 1) * sizeof *out_grads);
   if (!out_grads || !wanted) MPG_GOTO(mpg_out_of_host_memory(c->num_outputs * sizeof *out_grads));
   mpg_value *in_grads = out_grads + c->num_outputs, *stored = in_grads + c->num_inputs, *sums = stored + c->num_inputs;
-  for (uint32_t i = 0; i < c->num_inputs; i++) wanted[i] = b->places[i] != MPG_PLACE_NONE;
+  for (uint32_t i = 0; i < c->num_inputs; i++) wanted[i] = b->places[i] != MPG_PLACE_NONE && (b->reached[i] || c->stages != MPG_STAGES_NONE); /* pieces say by places what is reached */
   MPG_GOTO(differentiate(c, arrives, fill, wanted, b->summed, b->train, &joint, out_grads, sums, in_grads));
   for (uint32_t i = 0; i < c->num_inputs; i++)
     if (!b->summed[i]) sums[i] = MPG_NO_VALUE;
@@ -491,10 +550,12 @@ mpg_status mpg_compiled_measure(mpg_compiled *c, mpg_plan *plan) {
   b.arrives = mpg_calloc(c->num_outputs + 1, sizeof *b.arrives);
   b.places = mpg_calloc(c->num_inputs + 1, sizeof *b.places);
   b.gives = mpg_calloc(c->num_inputs + 1, sizeof *b.gives);
+  b.reached = mpg_calloc(c->num_inputs + 1, sizeof *b.reached);
   b.summed = mpg_calloc(c->num_inputs + 1, sizeof *b.summed);
-  if (!b.arrives || !b.places || !b.gives || !b.summed) MPG_GOTO(mpg_out_of_host_memory(c->num_inputs));
+  if (!b.arrives || !b.places || !b.gives || !b.reached || !b.summed) MPG_GOTO(mpg_out_of_host_memory(c->num_inputs));
   for (uint32_t i = 0; i < c->num_outputs; i++) b.arrives[i] = differentiable(&c->outputs[i].desc);
   for (uint32_t i = 0; i < c->num_inputs; i++) b.places[i] = c->wanted[i] ? MPG_PLACE_WRITE : MPG_PLACE_NONE;
+  MPG_GOTO(find_reached(c, &b));
   MPG_GOTO(find_saved(c));
   MPG_GOTO(plan_forward(c, &order));
   MPG_GOTO(make_backward(c, &b, b.arrives, false, false));
@@ -508,6 +569,7 @@ fail:
   mpg_free(b.arrives);
   mpg_free(b.places);
   mpg_free(b.gives);
+  mpg_free(b.reached);
   mpg_free(b.summed);
   mpg_plan_free(&b.plan);
   return status;
@@ -527,14 +589,16 @@ mpg_status mpg_compiled_get_backward(mpg_compiled *c, const bool *arrives, const
   b->arrives = mpg_calloc(c->num_outputs + 1, sizeof *b->arrives);
   b->places = mpg_calloc(c->num_inputs + 1, sizeof *b->places);
   b->gives = mpg_calloc(c->num_inputs + 1, sizeof *b->gives);
+  b->reached = mpg_calloc(c->num_inputs + 1, sizeof *b->reached);
   b->summed = mpg_calloc(c->num_inputs + 1, sizeof *b->summed);
   b->retain = retain;
   b->train = train;
   mpg_status status = MPG_OK;
-  if (!b->arrives || !b->places || !b->gives || !b->summed) MPG_GOTO(mpg_out_of_host_memory(c->num_inputs));
+  if (!b->arrives || !b->places || !b->gives || !b->reached || !b->summed) MPG_GOTO(mpg_out_of_host_memory(c->num_inputs));
   memcpy(b->arrives, arrives, c->num_outputs * sizeof *arrives);
   memcpy(b->places, places, c->num_inputs);
   memcpy(b->summed, summed, c->num_inputs * sizeof *summed);
+  MPG_GOTO(find_reached(c, b));
   MPG_GOTO(make_backward(c, b, arrives, false, true));
   b->next = c->backwards;
   c->backwards = b;

@@ -271,7 +271,11 @@ static mpg_status recorded_backward(mpg_tape_node *node, mpg_array *const *out_g
   launching.look = look;
   launching.looking = &last;
   MPG_GOTO(mpg_launch(space.b->programs, &launching));
-  for (uint32_t k = 0; k < count; k++) targets[k].done = m.places[k] == MPG_PLACE_WRITE || m.places[k] == MPG_PLACE_ADD;
+  for (uint32_t k = 0; k < count; k++) {
+    bool placed = m.places[k] == MPG_PLACE_WRITE || m.places[k] == MPG_PLACE_ADD;
+    targets[k].done = placed && space.b->reached[input_of(c, k)];
+    targets[k].missed = placed && !targets[k].done;
+  }
   if (together) targets[count].done = true;
 fail:
   if (space.externals) {
@@ -279,6 +283,28 @@ fail:
     give_space(&space.b->space, space.externals);
   }
   if (arrives != few) mpg_free(arrives);
+  return status;
+}
+
+static bool misses_a_leaf(const mpg_compiled *c, const mpg_leaves *leaves, const bool *reached) {
+  for (uint32_t i = 0; i < leaves->count; i++)
+    if (leaves->variables[i] && !reached[mpg_compiled_first_fixed(c) + i]) return true;
+  return false;
+}
+
+static mpg_status recorded_reaches(mpg_tape_node *node, const bool *arrives, bool *all) {
+  const recorded_call *call = node->state;
+  const mpg_compiled *c = call->compiled;
+  for (const mpg_compiled_backward *b = c->backwards; b; b = b->next) {
+    if (memcmp(b->arrives, arrives, c->num_outputs * sizeof *arrives)) continue;
+    *all = b->reaches_bound || !misses_a_leaf(c, call->leaves, b->reached);
+    return MPG_OK;
+  }
+  bool *reached = mpg_malloc(c->num_inputs + 1);
+  if (!reached) return mpg_out_of_host_memory(c->num_inputs);
+  mpg_status status = mpg_compiled_find_reached(c, arrives, reached);
+  if (status == MPG_OK) *all = !misses_a_leaf(c, call->leaves, reached);
+  mpg_free(reached);
   return status;
 }
 
@@ -304,7 +330,8 @@ static mpg_status recorded_expand(mpg_tape_node *node, mpg_array *outputs) {
 }
 
 static const mpg_tape_call recorded_calls = {
-    .name = "a hybridized block", .backward = recorded_backward, .adds_sums = true, .expand = recorded_expand, .release = recorded_release};
+    
+    .name = "a hybridized block", .backward = recorded_backward, .adds_sums = true, .reaches = recorded_reaches, .expand = recorded_expand, .release = recorded_release};
 
 /* What a call works with. Arrays of its own: those inputs that are not bound, then results. */
 typedef struct call_space {

@@ -34,7 +34,6 @@ typedef struct mpg_inputs {
   mpg_array *const *given, *const *bound; /* borrowed; the arrays stay alive during the call */
   uint32_t num_given, num_bound;
   uint64_t binding;  /* the same number, the same bound arrays with the same tensors and nodes; 0: look at them */
-  bool bound_wanted; /* one of the bound ones needs a gradient when recording */
   mpg_leaves *leaves; /* the bound ones, where they are variables; NULL: to be recorded one by one. Borrowed */
 } mpg_inputs;
 static inline uint32_t mpg_inputs_count(const mpg_inputs *inputs) { return inputs->num_given + inputs->num_bound; }
@@ -68,6 +67,9 @@ typedef struct mpg_compiled_backward {
   bool *summed;    /* per input: a sum arrives that its gradient is added to */
   bool retain, train;
   bool *gives;     /* per input: its gradient array is written; else it is zero */
+  bool *reached;   /* per input: the outputs that have a gradient were computed from it on the tape, or a sum arrives. Others keep the
+                      gradient they have, as those do that no recorded op leads to */
+  bool reaches_bound; /* all bound inputs are reached */
   uint64_t leaves; /* number of leaves that it is known to fit */
   mpg_program_set *programs;
   mpg_plan plan;
@@ -167,6 +169,9 @@ mpg_status mpg_compiled_get_backward(mpg_compiled *compiled, const bool *arrives
  * random: that of the call. sequence: number on the tape of the graph's first node. */
 mpg_status mpg_compiled_replay(mpg_compiled *compiled, const mpg_array *inputs, const uint32_t *versions, mpg_random_key random, uint64_t sequence,
                                mpg_array *outputs);
+
+/* Per input: whether the outputs that have a gradient were computed from it, not counting what was detached on the way. */
+mpg_status mpg_compiled_find_reached(const mpg_compiled *compiled, const bool *arrives, bool *reached);
 
 /* prologue.c. Makes the prologue of a simplified graph, where there is something to keep. */
 mpg_status mpg_compiled_make_prologue(mpg_compiled *compiled);

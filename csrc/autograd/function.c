@@ -47,6 +47,7 @@ static mpg_status emit(const mpg_graph *from, const mpg_node *node, mpg_graph *i
   if (!region && node->region) into->region = regions + node->region;
   if (into->region > into->num_regions) into->num_regions = into->region;
   MPG_GOTO(mpg_graph_emit(into, node->op, node->params, inputs, (int)node->num_inputs, MPG_NO_VALUE, known + node->values));
+  if (node->num_outputs) into->nodes[known[node->values].node].separate = node->separate;
 fail:
   into->region = region;
   if (inputs != stack) mpg_free(inputs);
@@ -105,8 +106,11 @@ mpg_status mpg_function_call(const mpg_function *function, mpg_trace *trace, mpg
     MPG_GOTO(mpg_trace_value(trace, inputs[i], "a part of a hybridized block", &known[mpg_value_index(from, function->inputs[i])]));
   for (size_t n = 0; n < from->num_nodes; n++)
     if (!mpg_node_is_input(&from->nodes[n])) MPG_GOTO(emit(from, &from->nodes[n], &trace->graph, regions, known));
-  for (uint32_t i = 0; i < function->num_outputs; i++)
-    MPG_GOTO(mpg_trace_array(trace, known[mpg_value_index(from, function->outputs[i])], &outputs[i]));
+  for (uint32_t i = 0; i < function->num_outputs; i++) {
+    mpg_value value = known[mpg_value_index(from, function->outputs[i])];
+    MPG_GOTO(mpg_trace_pause_value(trace, &value));
+    MPG_GOTO(mpg_trace_array(trace, value, &outputs[i]));
+  }
 fail:
   mpg_free(known);
   if (status != MPG_OK)

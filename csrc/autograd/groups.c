@@ -4,9 +4,9 @@
 
 /* Calls an op outside of any group. */
 static mpg_status call_alone(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs, mpg_array *outputs,
-                             int num_visible, mpg_array *const *out) {
+                             int num_visible, mpg_array *const *out, bool separate) {
   mpg_group former = mpg_group_set((mpg_group){0});
-  mpg_status status = mpg_call(op, params, inputs, num_inputs, outputs, num_visible, out);
+  mpg_status status = mpg_call_as(op, params, inputs, num_inputs, outputs, num_visible, out, separate);
   mpg_group_set(former);
   return status;
 }
@@ -18,12 +18,12 @@ static mpg_status move(const mpg_array *array, mpg_device_id device, mpg_array *
     const mpg_shape *shape = &array->tensor.desc.shape;
     mpg_exact_shape_params params = {.shape = {.count = shape->ndim}};
     for (int i = 0; i < shape->ndim; i++) params.shape.values[i] = shape->dims[i];
-    return call_alone(mpg_op_get(MPG_OP__reshape_exact), &params, &input, 1, target, 1, NULL);
+    return call_alone(mpg_op_get(MPG_OP__reshape_exact), &params, &input, 1, target, 1, NULL, false);
   }
   mpg_copyto_params params;
   mpg_params_defaults(&mpg_copyto_table, &params);
   params.ctx = device;
-  return call_alone(mpg_op_get(MPG_OP__copyto), &params, &input, 1, target, 1, NULL);
+  return call_alone(mpg_op_get(MPG_OP__copyto), &params, &input, 1, target, 1, NULL, false);
 }
 
 /* Likewise within a trace, where an array with contents becomes a value first. */
@@ -54,13 +54,13 @@ mpg_status mpg_group_move(const mpg_array *array, mpg_device_id device, mpg_arra
 enum { STACK_INPUTS = 16 };
 
 mpg_status mpg_group_call(mpg_trace *trace, const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs,
-                          mpg_array *outputs, int num_visible, mpg_array *const *out) {
+                          mpg_array *outputs, int num_visible, mpg_array *const *out, bool separate) {
   mpg_device_id device = mpg_group_get().device;
   if (out) device = mpg_array_device_id(out[0]);
   if (device.type == 0 && num_inputs) device = mpg_array_device_id(inputs[0]);
   int strays = 0;
   for (int i = 0; i < num_inputs; i++) strays += !mpg_op_input_mutable(op, i) && !mpg_device_id_equal(mpg_array_device_id(inputs[i]), device);
-  if (device.type == 0 || !strays) return call_alone(op, params, inputs, num_inputs, outputs, num_visible, out);
+  if (device.type == 0 || !strays) return call_alone(op, params, inputs, num_inputs, outputs, num_visible, out, separate);
   struct {
     mpg_array moved[STACK_INPUTS];
     mpg_array *pointers[STACK_INPUTS];
@@ -80,7 +80,7 @@ mpg_status mpg_group_call(mpg_trace *trace, const mpg_op *op, const void *params
     MPG_GOTO(trace ? move_traced(trace, inputs[done], device, &moved[done]) : move(inputs[done], device, &moved[done]));
     pointers[done] = &moved[done];
   }
-  MPG_GOTO(call_alone(op, params, pointers, num_inputs, outputs, num_visible, out));
+  MPG_GOTO(call_alone(op, params, pointers, num_inputs, outputs, num_visible, out, separate));
 fail:
   for (int i = 0; i < done; i++)
     if (pointers[i] == &moved[i]) mpg_array_clear(&moved[i]);

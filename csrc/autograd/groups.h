@@ -22,6 +22,6 @@ mpg_status mpg_group_move(const mpg_array *array, mpg_device_id device, mpg_arra
 
 /* mpg_call inside a group. */
 mpg_status mpg_group_call(mpg_trace *trace, const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs,
-                          mpg_array *outputs, int num_visible, mpg_array *const *out);
+                          mpg_array *outputs, int num_visible, mpg_array *const *out, bool separate);
 
 #endif

@@ -43,6 +43,7 @@ static void free_run(mpg_pieces *run) {
   mpg_free(run->outputs);
   mpg_free(run->spares);
   mpg_free(run->versions);
+  mpg_free(run->missed);
   mpg_free(run);
 }
 
@@ -434,7 +435,7 @@ static mpg_status differentiate_piece(mpg_pieces *run, uint32_t k, bool first, m
   uint8_t *places = (uint8_t *)(summed + c->num_inputs);
   for (uint32_t i = 0; i < c->num_outputs; i++) MPG_GOTO(bind_head(run, k, heads, i, row_before(run, k, i, false), &arrives[i]));
   for (uint32_t i = 0; i < run->num_inputs; i++) {
-    if (!c->wanted[i] || (!needed[i] && !(run->input_kinds[i] == MPG_CARRIED && k))) continue;
+    if (!c->wanted[i] || targets[i].missed || (!needed[i] && !(run->input_kinds[i] == MPG_CARRIED && k))) continue;
     MPG_GOTO(place_input(run, k, i, first, row_before(run, k, i, true), &targets[i], &results[i], &places[i],
                          &piece->externals[mpg_compiled_in_grad(c, i)]));
   }
@@ -447,8 +448,23 @@ fail:
   return status;
 }
 
+/* Which parameters some piece's results were computed from: the others keep the gradients they have. */
+static mpg_status find_missed(const mpg_pieces *run, mpg_array *const *heads, const bool *needed, mpg_target *targets) {
+  const mpg_compiled *c = run->pieces[0].compiled;
+  bool *arrives = mpg_calloc(run->num_outputs + run->num_inputs + 1, sizeof *arrives), *reached = arrives + run->num_outputs;
+  if (!arrives) return mpg_out_of_host_memory(run->num_inputs);
+  for (uint32_t i = 0; i < run->num_outputs; i++)
+    arrives[i] = (heads[i] && heads[i]->tensor.storage) || (run->num_pieces > 1 && run->output_kinds[i] == MPG_CARRIED);
+  mpg_status status = mpg_compiled_find_reached(c, arrives, reached);
+  for (uint32_t i = 0; status == MPG_OK && i < run->num_inputs; i++)
+    targets[i].missed = needed[i] && c->wanted[i] && targets[i].tensor.storage && run->input_kinds[i] == MPG_SHARED && !reached[i];
+  mpg_free(arrives);
+  return status;
+}
+
 mpg_status mpg_pieces_differentiate(mpg_pieces *run, mpg_array *const *heads, const bool *needed, mpg_target *targets, mpg_array *results,
                                     bool retain, bool train) {
+  MPG_TRY(find_missed(run, heads, needed, targets));
   for (uint32_t i = 0; i < run->num_inputs; i++) {
     bool target = targets[i].tensor.storage && run->input_kinds[i] == MPG_SHARED;
     if (!needed[i] || !run->pieces[0].compiled->wanted[i] || target) continue;
@@ -462,7 +478,8 @@ mpg_status mpg_pieces_differentiate(mpg_pieces *run, mpg_array *const *heads, co
     MPG_TRY(differentiate_piece(run, k, n == 0, heads, needed, targets, results, retain, train));
   }
   for (uint32_t i = 0; i < run->num_inputs; i++)
-    targets[i].done = needed[i] && run->pieces[0].compiled->wanted[i] && targets[i].tensor.storage && run->input_kinds[i] == MPG_SHARED;
+    targets[i].done = needed[i] && run->pieces[0].compiled->wanted[i] && targets[i].tensor.storage && run->input_kinds[i] == MPG_SHARED &&
+                      !targets[i].missed;
   return MPG_OK;
 }
 
@@ -471,16 +488,18 @@ mpg_status mpg_pieces_train(mpg_pieces *run, mpg_array *const *heads, bool train
   mpg_array *results = mpg_calloc(run->num_inputs + 1, sizeof *results);
   bool *needed = mpg_calloc(run->num_inputs + 1, sizeof *needed);
   mpg_status status = MPG_OK;
-  if (!targets || !results || !needed) MPG_GOTO(mpg_out_of_host_memory(run->num_inputs * sizeof *targets));
+  if (!run->missed) run->missed = mpg_calloc(run->num_inputs + 1, sizeof *run->missed);
+  if (!targets || !results || !needed || !run->missed) MPG_GOTO(mpg_out_of_host_memory(run->num_inputs * sizeof *targets));
   for (uint32_t i = 0; i < run->num_inputs; i++) {
     const mpg_tape_node *variable = run->inputs[i].node;
     if (!variable) continue;
     if (variable->kind != MPG_TAPE_VARIABLE || run->input_kinds[i] != MPG_SHARED)
       MPG_GOTO(mpg_fail(MPG_ERROR, "input %u of a training step in pieces wants a gradient; only parameters can have one. Call detach() on it", i));
     needed[i] = variable->request != MPG_GRAD_NULL;
-    targets[i] = (mpg_target){variable->gradient, (mpg_grad_req)variable->request, false};
+    targets[i] = (mpg_target){variable->gradient, (mpg_grad_req)variable->request, false, false};
   }
   MPG_GOTO(mpg_pieces_differentiate(run, heads, needed, targets, results, false, train));
+  for (uint32_t i = 0; i < run->num_inputs; i++) run->missed[i] = targets[i].missed;
   run->trains = true;
 fail:
   for (uint32_t i = 0; results && i < run->num_inputs; i++) mpg_array_clear(&results[i]);
@@ -563,7 +582,7 @@ mpg_status mpg_pieces_submit(mpg_pieces *run, const mpg_piece_item *items, size_
   run->trains = false;
   for (uint32_t i = 0; i < run->num_inputs; i++) { /* queued: the trainer may count on them */
     mpg_tape_node *variable = run->inputs[i].node;
-    if (variable && variable->kind == MPG_TAPE_VARIABLE && variable->request != MPG_GRAD_NULL) variable->fresh = true;
+    if (variable && variable->kind == MPG_TAPE_VARIABLE && variable->request != MPG_GRAD_NULL && !run->missed[i]) variable->fresh = true;
   }
   return MPG_OK;
 }

@@ -51,6 +51,7 @@ typedef struct mpg_pieces {
   mpg_storage **spares;   /* lanes that no queued piece needs any more, in the order in which they became free; owned references */
   size_t num_spares, spares_capacity;
   mpg_random_key random;
+  bool *missed;           /* per input: mpg_pieces_train found that nothing leads to it; owned */
   bool trains;            /* mpg_pieces_train has prepared a backward that is not queued yet */
   bool downwards;         /* backward goes from the last piece to the first */
   bool recording;         /* memory stays for a backward to come */

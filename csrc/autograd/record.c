@@ -110,8 +110,8 @@ typedef struct call_space {
 } call_space;
 
 static mpg_status run_and_record(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs, mpg_array *outputs,
-                                 int num_visible, mpg_array *const *out, const mpg_random_key *random, bool train, mpg_device *device,
-                                 uint32_t scope) {
+                                 int num_visible, mpg_array *const *out, bool separate, const mpg_random_key *random, bool train,
+                                 mpg_device *device, uint32_t scope) {
   call_space space;
   mpg_tensor *tensors = space.tensors;
   mpg_array **pointers = space.pointers;
@@ -136,8 +136,9 @@ static mpg_status run_and_record(const mpg_op *op, const void *params, mpg_array
       mpg_tensor_retain(&results[i]);
     }
   mpg_invocation call = {.op = op, .params = params, .num_inputs = num_inputs, .inputs = tensors, .num_outputs = num_outputs,
-                         .outputs = results, .train = train, .random = random, .scope = scope, .steps = mode.steps, .device = device};
-  bool records = mode.recording && on_tape;
+                         .outputs = results, .separate = separate, .train = train, .random = random, .scope = scope, .steps = mode.steps,
+                         .device = device};
+  bool records = mode.recording && on_tape && op->id != MPG_OP__detach;
   if (records) call.origin = mpg_host_origin(); /* first: what the node is to know of the arrays is what the op has seen */
   MPG_GOTO(mpg_invoke(&call));
   if (!out) {
@@ -159,7 +160,7 @@ fail:
 
 mpg_status mpg_record_call(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs, mpg_array *outputs,
                            int num_outputs, const mpg_random_key *random, bool train, mpg_device *device, uint32_t scope) {
-  return run_and_record(op, params, inputs, num_inputs, outputs, num_outputs, NULL, random, train, device, scope);
+  return run_and_record(op, params, inputs, num_inputs, outputs, num_outputs, NULL, false, random, train, device, scope);
 }
 
 /* The trace a call belongs to; NULL: none, it runs. */
@@ -167,7 +168,11 @@ static mpg_trace *find_trace(const mpg_op *op, mpg_array *const *inputs, int num
   for (int i = 0; i < num_inputs; i++)
     if (__builtin_expect(inputs[i]->trace != NULL, 0)) return mpg_trace_active() ? mpg_trace_active() : inputs[i]->trace;
   mpg_trace *trace = mpg_trace_active();
-  return trace && (num_inputs == 0 || (op->flags & MPG_OP_RANDOM)) ? trace : NULL;
+  if (__builtin_expect(trace == NULL, 1)) return NULL;
+  if (num_inputs == 0 || (op->flags & MPG_OP_RANDOM)) return trace;
+  for (int i = 0; i < num_inputs; i++)
+    if (mpg_trace_takes(inputs[i])) return trace;
+  return NULL;
 }
 
 static mpg_status check_out(const mpg_op *op, mpg_array *const *inputs, int num_inputs, mpg_array *const *out, int num_visible) {
@@ -185,13 +190,18 @@ static mpg_status check_out(const mpg_op *op, mpg_array *const *inputs, int num_
 
 mpg_status mpg_call(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs, mpg_array *outputs,
                     int num_visible, mpg_array *const *out) {
+  return mpg_call_as(op, params, inputs, num_inputs, outputs, num_visible, out, false);
+}
+
+mpg_status mpg_call_as(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs, mpg_array *outputs, int num_visible,
+                       mpg_array *const *out, bool separate) {
   mpg_trace *trace = find_trace(op, inputs, num_inputs);
   if (__builtin_expect(mode.group.active, 0) && !(op->flags & (MPG_OP_COPY | MPG_OP_SPANS)))
-    return mpg_group_call(trace, op, params, inputs, num_inputs, outputs, num_visible, out);
+    return mpg_group_call(trace, op, params, inputs, num_inputs, outputs, num_visible, out, separate);
   if (__builtin_expect(trace != NULL, 0)) {
     for (int i = 0; out && i < num_visible; i++) MPG_TRY(mpg_trace_check_write(out[i], op->name));
     if (out) return mpg_fail(MPG_ERROR, "%s: out= is not possible inside a hybridized block: a traced value can't be written to an array", op->name);
-    return mpg_trace_call(trace, op, params, inputs, num_inputs, outputs, num_visible, mode.training, mode.scope);
+    return mpg_trace_call(trace, op, params, inputs, num_inputs, outputs, num_visible, separate, mode.training, mode.scope);
   }
   if (out) MPG_TRY(check_out(op, inputs, num_inputs, out, num_visible));
   mpg_device *device = NULL;
@@ -199,5 +209,5 @@ mpg_status mpg_call(const mpg_op *op, const void *params, mpg_array *const *inpu
     MPG_TRY(named_device(op, params, &device));
     if (out && num_visible && (op->flags & MPG_OP_CREATES)) device = mpg_tensor_device(&out[0]->tensor);
   }
-  return run_and_record(op, params, inputs, num_inputs, outputs, num_visible, out, NULL, mode.training, device, mode.scope);
+  return run_and_record(op, params, inputs, num_inputs, outputs, num_visible, out, separate, NULL, mode.training, device, mode.scope);
 }

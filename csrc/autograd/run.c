@@ -161,11 +161,14 @@ static mpg_status run_call(mpg_walk *walk, const mpg_node *node, bool retain, bo
       }
     } else {
       bool read_on = walk->uses[value] > (walk->targets[value] ? 1u : 0u);
-      bool writes = walk->targets[value] && walk->targets[value]->request == MPG_GRAD_WRITE;
+      bool writes = walk->targets[value] && walk->targets[value]->request == MPG_GRAD_WRITE && !targets[i].missed;
       MPG_GOTO(check_result(owner, &graph->values[value], &results[i], i));
       if (!owner->call->adds_sums) MPG_GOTO(add_sum(sums[i], &results[i]));
       if (!results[i].tensor.storage && (read_on || writes)) MPG_GOTO(fill_zero(&graph->values[value], &results[i].tensor));
-      if (walk->targets[value] && results[i].tensor.storage) MPG_GOTO(deliver(&results[i], walk->targets[value]));
+      if (walk->targets[value] && results[i].tensor.storage)
+        MPG_GOTO(deliver(&results[i], walk->targets[value]));
+      else if (targets[i].missed)
+        walk->targets[value]->missed = true;
     }
     walk->arrays[value] = results[i];
     results[i] = (mpg_array){0};

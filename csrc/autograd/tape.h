@@ -34,6 +34,7 @@ typedef struct mpg_target {
   mpg_tensor tensor; /* borrowed; storage NULL: nowhere in particular */
   mpg_grad_req request;
   bool done;         /* the call has written (added) it */
+  bool missed;       /* the call does not lead to it: it stays as it is */
 } mpg_target;
 
 /* A call that only its maker can differentiate. */
@@ -46,6 +47,8 @@ typedef struct mpg_tape_call {
   mpg_status (*backward)(mpg_tape_node *node, mpg_array *const *out_grads, mpg_array *const *sums, const bool *needed, mpg_target *targets,
                          mpg_array *in_grads, bool retain, bool train, bool together);
   bool adds_sums;
+  /* Whether a backward from these outputs reaches all leaves of the call; NULL: it does. */
+  mpg_status (*reaches)(mpg_tape_node *node, const bool *arrives, bool *all);
   /* The same call as ops on the tape, for gradients of gradients; NULL: backward itself records what it does. The ops have the
    * numbers that follow the call's own, which were reserved for them (mpg_tape_reserve). */
   mpg_status (*expand)(mpg_tape_node *node, mpg_array *outputs);
@@ -96,6 +99,10 @@ mpg_status mpg_tape_expand(mpg_tape_node *node);
 /* Leaves out the next `count` sequence numbers: for ops that a call made just before may be expanded to. */
 void mpg_tape_reserve(uint64_t count);
 
+/* Whether what is computed from it while recording needs a gradient; NULL is allowed. */
+static inline bool mpg_tape_wants(const mpg_tape_node *node) {
+  return node && !node->consumed && !(node->kind == MPG_TAPE_VARIABLE && node->request == MPG_GRAD_NULL);
+}
 /* Name for errors: the op's, the call's, "variable". */
 const char *mpg_tape_name(const mpg_tape_node *node);
 /* The saved contents of slot `slot` (inputs, then outputs) as a tensor, borrowed; MPG_ERROR when they were overwritten. */

@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "autograd/autograd.h"
 #include "base/host.h"
 
 static _Thread_local mpg_trace *active;
@@ -20,6 +21,7 @@ mpg_status mpg_trace_begin(mpg_trace **result) {
   trace->references = 1;
   mpg_graph_init(&trace->graph);
   trace->born = mpg_storage_births();
+  trace->recording = mpg_autograd_recording();
   trace->outer = active;
   active = trace;
   *result = trace;
@@ -105,9 +107,14 @@ mpg_status mpg_trace_value(mpg_trace *trace, const mpg_array *array, const char 
   return MPG_OK;
 }
 
+bool mpg_trace_takes(const mpg_array *array) {
+  if (array->trace) return true;
+  return active && array->tensor.storage && array->tensor.storage->born <= active->born;
+}
+
 mpg_status mpg_trace_check_write(const mpg_array *array, const char *what) {
   char line[512];
-  if (!array->trace && (!active || !array->tensor.storage || array->tensor.storage->born > active->born)) return MPG_OK;
+  if (!mpg_trace_takes(array)) return MPG_OK;
   mpg_host_origin_text(mpg_host_origin(), line, sizeof line);
   if (array->trace)
     return mpg_fail(MPG_ERROR, "%s: out= is not possible inside a hybridized block: values there are never overwritten (%s). Make a new array: y = y + x "
@@ -128,8 +135,16 @@ static mpg_status put_on(mpg_trace *trace, const mpg_op *op, const void **params
   return MPG_OK;
 }
 
+bool mpg_trace_paused(const mpg_trace *trace) { return trace->recording && !mpg_autograd_recording(); }
+
+mpg_status mpg_trace_pause_value(mpg_trace *trace, mpg_value *value) {
+  const mpg_node *node = &trace->graph.nodes[value->node];
+  if (!mpg_trace_paused(trace) || !node->num_inputs || node->op->id == MPG_OP__detach) return MPG_OK;
+  return mpg_graph_emit(&trace->graph, mpg_op_get(MPG_OP__detach), NULL, value, 1, MPG_NO_VALUE, value);
+}
+
 mpg_status mpg_trace_call(mpg_trace *trace, const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs,
-                          mpg_array *outputs, int num_visible, bool train, uint32_t scope) {
+                          mpg_array *outputs, int num_visible, bool separate, bool train, uint32_t scope) {
   mpg_value stack[32], *values = stack;
   mpg_status status = MPG_OK;
   if (trace->closed) return mpg_fail(MPG_ERROR, MPG_TRACE_OVER, op->name);
@@ -145,6 +160,8 @@ mpg_status mpg_trace_call(mpg_trace *trace, const mpg_op *op, const void *params
   if (trace->only.type) MPG_GOTO(put_on(trace, op, &params));
   for (int i = 0; i < num_inputs; i++) MPG_GOTO(mpg_trace_value(trace, inputs[i], op->name, &values[i]));
   MPG_GOTO(mpg_graph_emit(&trace->graph, op, params, values, num_inputs, MPG_NO_VALUE, values + num_inputs));
+  if (separate && num_visible) trace->graph.nodes[values[num_inputs].node].separate = true;
+  for (int i = 0; i < num_visible; i++) MPG_GOTO(mpg_trace_pause_value(trace, &values[num_inputs + i]));
   MPG_GOTO(count_values(trace));
   for (int i = 0; i < num_visible; i++) fill(trace, values[num_inputs + i], &outputs[i]);
 fail:

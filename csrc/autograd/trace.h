@@ -1,8 +1,8 @@
 /* Traces: graphs under construction by running a function on arrays that have shape, dtype and device but no contents.
  *
- * While a trace is active, ops that have a traced input, no array inputs, random numbers or effects become nodes of its graph;
- * arrays with contents that such an op meets become constants, and so do traced arrays of the traces around it, which the body
- * of a loop captures. Ops on arrays with contents alone run at once, as always.
+ * While a trace is active, ops become nodes of its graph if they have a traced input, an input that was made before the trace began, no
+ * array inputs, or random numbers; arrays with contents that such an op meets become constants, which are read in every call, and so do
+ * traced arrays of the traces around it, which the body of a loop captures. Ops on arrays that were made of numbers since run at once.
  * A trace knows which of its values an array still stands for ("live"): what code that is yet to be traced can use. Where a
  * program is cut in two, those are what passes over the cut (function.h).
  * Ownership: traced arrays share the trace (reference count); who began it ends it. Threads: host lock; the active
@@ -36,6 +36,7 @@ struct mpg_trace {
   mpg_trace_copy *copies; /* owned */
   size_t num_copies, copies_capacity;
   uint64_t born;    /* storages made before it began */
+  bool recording;   /* whether autograd was, when it began: where it is not later on, that is autograd.pause() */
   mpg_trace *outer; /* the one that was active before */
 };
 
@@ -60,7 +61,13 @@ mpg_status mpg_trace_value(mpg_trace *trace, const mpg_array *array, const char 
 mpg_status mpg_trace_check_write(const mpg_array *array, const char *what);
 /* Emits an op; outputs: num_visible empty structs. */
 mpg_status mpg_trace_call(mpg_trace *trace, const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs,
-                          mpg_array *outputs, int num_visible, bool train, uint32_t scope);
+                          mpg_array *outputs, int num_visible, bool separate, bool train, uint32_t scope);
+/* Under autograd.pause(): what was just computed, off the tape. */
+bool mpg_trace_paused(const mpg_trace *trace);
+mpg_status mpg_trace_pause_value(mpg_trace *trace, mpg_value *value);
+/* Whether ops on the array belong to the active trace: it is traced, or was made before the trace began (what an op makes of it would else be
+ * computed once, while the block is traced, and in no call). */
+bool mpg_trace_takes(const mpg_array *array);
 
 /* What is traced from here to the end is one region, computed again in the backward phase (graph/recompute.h). False, and
  * nothing begins, where no trace is active or a region has begun already. */

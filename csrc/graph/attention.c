@@ -38,7 +38,7 @@ static mpg_operand behind_views(const mpg_rewrite *r, mpg_operand from) {
     if (!mpg_has_value(from.value) || mpg_rewrite_users(r, from) != 1) return from;
     const mpg_node *node = mpg_rewrite_node(r, from);
     bool copy = mpg_node_flag(node, MPG_OP_COPY);
-    if (!node->op || node->num_inputs != 1 || !(copy || mpg_node_is_view(node))) return from;
+    if (!node->op || node->num_inputs != 1 || !(copy || mpg_node_is_reshape(node))) return from;
     mpg_operand input = mpg_rewrite_input(r, from, 0);
     const mpg_shape *a = &mpg_rewrite_desc(r, from)->shape, *b = &mpg_rewrite_desc(r, input)->shape;
     if (a->ndim < 2 || b->ndim < 2 || a->dims[a->ndim - 1] != b->dims[b->ndim - 1] || a->dims[a->ndim - 2] != b->dims[b->ndim - 2]) return from;

@@ -31,7 +31,7 @@ bool mpg_view_start(const mpg_shape *shape, mpg_view_layout *layout) {
 
 bool mpg_view_op(const mpg_node *node) {
   if (!node->op) return false;
-  if (mpg_node_is_view(node)) return true;
+  if (mpg_node_is_view(node)) return mpg_node_is_reshape(node);
   switch (node->op->id) {
     case MPG_OP_transpose: case MPG_OP_SwapAxis: case MPG_OP_SliceChannel: case MPG_OP__split_v2: case MPG_OP_slice: case MPG_OP_slice_axis: return true;
     default: return false;

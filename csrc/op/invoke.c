@@ -357,7 +357,7 @@ static mpg_status try_invoke(mpg_invocation *inv, mpg_desc *descs, mpg_view *vie
       return output_mismatch(inv, o, &output_descs[o]);
   }
   if (!may_alias_all(inv)) return invoke_aside(inv);
-  if ((op->flags & MPG_OP_VIEW) && !inv->outputs[0].storage && inv->num_outputs == 1) {
+  if ((op->flags & MPG_OP_VIEW) && !inv->separate && !inv->outputs[0].storage && inv->num_outputs == 1) {
     inv->outputs[0] = (mpg_tensor){inv->inputs[0].storage, inv->inputs[0].offset, output_descs[0]};
     mpg_tensor_retain(&inv->outputs[0]);
     return MPG_OK;

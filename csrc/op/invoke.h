@@ -15,6 +15,7 @@ typedef struct mpg_invocation {
   mpg_tensor *inputs; /* borrowed; mutable inputs are written */
   int num_outputs;    /* all outputs, hidden ones too: mpg_op_num_outputs */
   mpg_tensor *outputs; /* in: storage NULL -> allocated here (new); else written in place (shape and dtype must match) */
+  bool separate; /* outputs have memory of their own, of VIEW ops too */
   bool train;
   const mpg_random_key *random; /* NULL: the next call number is drawn (RANDOM ops) */
   uint32_t scope;               /* block path */

@@ -155,13 +155,21 @@ int mpg_py_array_list(PyObject *object, mpg_array **arrays, int capacity, PyObje
   return (int)count;
 }
 
-PyObject *mpg_py_call(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs) {
+static PyObject *call_as(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs, bool separate) {
   PyObject *result = mpg_py_array_new();
   if (result == NULL) return NULL;
-  mpg_status status = mpg_call(op, params, inputs, num_inputs, mpg_py_array_of(result), 1, NULL);
+  mpg_status status = mpg_call_as(op, params, inputs, num_inputs, mpg_py_array_of(result), 1, NULL, separate);
   if (status == MPG_OK) return result;
   Py_DECREF(result);
   return mpg_py_raise(status);
+}
+
+PyObject *mpg_py_call(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs) {
+  return call_as(op, params, inputs, num_inputs, false);
+}
+
+PyObject *mpg_py_call_op(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs) {
+  return call_as(op, params, inputs, num_inputs, true);
 }
 
 int mpg_py_call_out(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs, mpg_array *out) {

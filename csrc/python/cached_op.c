@@ -95,6 +95,8 @@ mpg_compiled *mpg_py_trace_and_compile(PyObject *traced, const mpg_inputs *input
     mpg_py_raise(status);
     return NULL;
   }
+  bool recording = mpg_autograd_set_recording(options->recording);
+  trace->recording = options->recording;
   PyObject *args = traced_inputs(trace, inputs), *results = NULL;
   if (args != NULL) {
     PyObject *function = Py_NewRef(traced); /* the call may do anything, also to who holds the function */
@@ -102,6 +104,7 @@ mpg_compiled *mpg_py_trace_and_compile(PyObject *traced, const mpg_inputs *input
     Py_DECREF(function);
   }
   mpg_trace_end(trace);
+  mpg_autograd_set_recording(recording);
   if (results != NULL) compiled = compile_outputs(trace, args, results, inputs, options);
   Py_XDECREF(results);
   Py_XDECREF(args);
@@ -137,19 +140,11 @@ static PyObject *call_compiled(mpg_compiled *compiled, const mpg_inputs *inputs)
 /* With a reference. */
 static mpg_compiled *find_compiled(cached_op *self, const mpg_inputs *inputs) {
   bool train = mpg_autograd_training();
-  bool recording = mpg_cache_records(inputs);
+  bool recording = mpg_autograd_recording();
   mpg_compiled *compiled = mpg_cache_find(self->cache, inputs, train, recording);
   if (compiled == NULL) {
     compiled = trace_and_compile(self, inputs, recording);
     if (compiled == NULL) return NULL;
-    if (!recording) /* a constant that is a variable makes the call one to record, too */
-      for (uint32_t i = 0; mpg_autograd_recording() && i < compiled->num_constants; i++)
-        if (compiled->constants[i].node && compiled->constants[i].node->request != MPG_GRAD_NULL) {
-          mpg_compiled_release(compiled);
-          compiled = trace_and_compile(self, inputs, true);
-          if (compiled == NULL) return NULL;
-          break;
-        }
     compiled->references++; /* one for the cache, one for this call */
     mpg_status status = mpg_cache_add(self->cache, inputs, train, recording, compiled);
     if (status != MPG_OK) {
@@ -252,7 +247,7 @@ static PyObject *cached_op_call(PyObject *object, PyObject *args, PyObject *kwar
     }
     mpg_inputs inputs = {.given = given, .num_given = (uint32_t)count, .bound = bound != NULL ? (mpg_array **)PyBytes_AS_STRING(pointers) : NULL,
                          .num_bound = bound != NULL ? (uint32_t)PyTuple_GET_SIZE(bound) : 0, .binding = self->binding,
-                         .bound_wanted = self->bound_wanted, .leaves = leaves};
+                         .leaves = leaves};
     result = call_with(self, &inputs);
     mpg_leaves_release(leaves);
   }

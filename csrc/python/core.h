@@ -99,6 +99,8 @@ int mpg_py_array_list(PyObject *object, mpg_array **arrays, int capacity, PyObje
 PyObject *mpg_py_items(PyObject *object, const char *what);
 /* Calls an op of one output; new NDArray. params may be NULL for ops without. */
 PyObject *mpg_py_call(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs);
+/* The same, as users call ops: the result is an array of its own, as in MXNet; only x.reshape(), x[begin:end] and x.detach() share memory. */
+PyObject *mpg_py_call_op(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs);
 /* Writes the result into `out`. */
 int mpg_py_call_out(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs, mpg_array *out);
 /* Calls an op by name with parameters given as (name, pointer to the value as the struct has it) pairs, ended by NULL:

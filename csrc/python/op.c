@@ -237,12 +237,7 @@ static PyObject *run(call *c) {
   if (c->out != NULL)
     result = run_out(c, inputs, visible);
   else if (visible == 1) {
-    result = mpg_py_call(op, c->values, inputs, c->num_arrays);
-    /* An op's result is an array of its own, as in MXNet: only x.reshape() and x[begin:end] are views. What is recorded or
-     * traced may share memory, since it can't be written to. */
-    if (result != NULL && (op->flags & MPG_OP_VIEW) && !mpg_py_tracked(mpg_py_array_of(result)) && c->num_arrays > 0 &&
-        mpg_py_array_of(result)->tensor.storage == inputs[0]->tensor.storage)
-      Py_SETREF(result, mpg_py_to_device(result, mpg_array_device_id(mpg_py_array_of(result)), true));
+    result = mpg_py_call_op(op, c->values, inputs, c->num_arrays);
   }
   else
     result = run_several(c, inputs, visible);
@@ -426,7 +421,8 @@ static PyObject *op_describe(PyObject *object, PyObject *unused) {
     uint32_t flag;
     const char *name;
   } flags[] = {{MPG_OP_INPLACE, "inplace"}, {MPG_OP_HEAVY, "heavy"},   {MPG_OP_RANDOM, "random"}, {MPG_OP_COPY, "copy"},       {MPG_OP_CREATES, "creates"},
-               {MPG_OP_TRAIN, "train"},     {MPG_OP_VIEW, "view"},     {MPG_OP_HIDDEN, "hidden"}, {MPG_OP_DYNAMIC, "dynamic"}, {MPG_OP_SHAPE_ONLY, "shape_only"}};
+               {MPG_OP_TRAIN, "train"},     {MPG_OP_VIEW, "view"},     {MPG_OP_HIDDEN, "hidden"}, {MPG_OP_DYNAMIC, "dynamic"}, {MPG_OP_SHAPE_ONLY, "shape_only"},
+               {MPG_OP_GRADIENT_ONLY, "gradient_only"}};
   PyObject *inputs = PyList_New(0), *dtypes = PyList_New(0), *set = PyList_New(0), *params = describe_params(self), *result = NULL;
   if (inputs == NULL || dtypes == NULL || set == NULL || params == NULL) goto done;
   for (int i = 0; i < self->num_inputs; i++) {

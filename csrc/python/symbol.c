@@ -193,7 +193,7 @@ static PyObject *call_run(PyObject *object, PyObject *args) {
   }
   for (Py_ssize_t i = 0; i < num_inputs; i++)
     if ((inputs[i] = mpg_py_expect_array(PyTuple_GET_ITEM(arrays, i), self->op->name)) == NULL) goto done;
-  mpg_status status = mpg_call(self->op, params, inputs, (int)num_inputs, outputs, visible, NULL);
+  mpg_status status = mpg_call_as(self->op, params, inputs, (int)num_inputs, outputs, visible, NULL, true);
   if (status != MPG_OK) {
     mpg_py_raise(status);
     goto done;

@@ -176,15 +176,9 @@ static PyObject *trace_value(PyObject *object, PyObject *item) {
   return PyLong_FromUnsignedLong(mpg_value_index(&trace->graph, value));
 }
 
-/* A constant as the user's code sees it: what some earlier recording computed counts by its value, not by its past. */
 static PyObject *constant_array(const mpg_array *constant) {
   mpg_array array = {0};
   mpg_array_copy(&array, constant);
-  if (array.node && array.node->kind != MPG_TAPE_VARIABLE) {
-    mpg_tape_node *node = array.node;
-    array.node = NULL;
-    mpg_tape_release(node);
-  }
   return mpg_py_array_take(&array);
 }
 
@@ -274,6 +268,12 @@ static PyObject *trace_nodes(PyObject *object, void *unused) {
   return trace ? PyLong_FromSize_t(trace->graph.num_nodes) : NULL;
 }
 
+static PyObject *trace_paused(PyObject *object, void *unused) {
+  (void)unused;
+  mpg_trace *trace = open_trace(object);
+  return trace ? PyBool_FromLong(mpg_trace_paused(trace)) : NULL;
+}
+
 static void trace_dealloc(PyObject *object) {
   py_trace *self = (py_trace *)object;
   PyTypeObject *type = Py_TYPE(object);
@@ -295,7 +295,9 @@ static PyMethodDef trace_methods[] = {
      "cut(begin, results=None)\n--\n\nThe ops from node number `begin` on as a Function, or None where there are none. Its outputs are the live values among\n"
      "theirs, or those that are among the results."},
     {0}};
-static PyGetSetDef trace_properties[] = {{"nodes", trace_nodes, NULL, "How many nodes it has.", NULL}, {0}};
+static PyGetSetDef trace_properties[] = {{"nodes", trace_nodes, NULL, "How many nodes it has.", NULL},
+                                       {"paused", trace_paused, NULL, "Whether autograd was recording when it began, and is not now.", NULL},
+                                       {0}};
 static PyType_Slot trace_slots[] = {{Py_tp_new, trace_new},
                                     {Py_tp_dealloc, trace_dealloc},
                                     {Py_tp_methods, trace_methods},
