@@ -31,7 +31,7 @@ from . import ndarray as nd  # noqa: E402
 from . import autograd, random  # noqa: E402
 from .ndarray import NDArray, waitall  # noqa: E402
 from .random import seed as _seed  # noqa: E402
-from .util import is_np_shape, np_shape, set_np_shape, use_np_shape  # noqa: E402
+from .util import is_np_array, is_np_shape, np_shape, set_np_shape, use_np_shape  # noqa: E402
 
 # Loaded when first used, so that `import mpgluon` stays quick.
 _LAZY = {

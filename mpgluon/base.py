@@ -9,9 +9,11 @@ import numpy as _np
 from ._core import (
     DeviceMemoryError,
     HostMemoryError,
+    MXNetAssertionError,
     MXNetError,
     MXNetIndexError,
     MXNetIOError,
+    MXNetKeyError,
     MXNetTypeError,
     MXNetValueError,
     NotSupportedError,
@@ -21,7 +23,7 @@ from ._core import (
 from .libinfo import __version__
 
 __all__ = [
-    "DeviceMemoryError", "HostMemoryError", "MXNetError", "MXNetIOError", "MXNetIndexError", "MXNetTypeError", "MXNetValueError",
+    "DeviceMemoryError", "HostMemoryError", "MXNetAssertionError", "MXNetError", "MXNetIOError", "MXNetIndexError", "MXNetKeyError", "MXNetTypeError", "MXNetValueError",
     "NotImplementedForSymbol", "NotSupportedError", "bfloat16", "integer_types", "mx_real_t", "numeric_types", "string_types",
 ]  # fmt: skip
 

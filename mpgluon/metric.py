@@ -328,9 +328,6 @@ class _BinaryMetric(EvalMetric):
         self._local, self._global = _Confusion(), _Confusion()
         super().__init__(name, output_names=output_names, label_names=label_names, has_global_stats=True)
 
-    def get_config(self):
-        return {**super().get_config(), "average": self.average}
-
     def _figure(self, counts):
         raise NotImplementedError(f"{type(self).__name__} does not define _figure")
 
@@ -510,9 +507,6 @@ class PearsonCorrelation(EvalMetric):
     def __init__(self, name="pearsonr", output_names=None, label_names=None, average="macro"):
         self.average = average
         super().__init__(name, output_names=output_names, label_names=label_names, has_global_stats=True)
-
-    def get_config(self):
-        return {**super().get_config(), "average": self.average}
 
     def reset(self):
         super().reset()

@@ -13,12 +13,12 @@ __all__ = ["seed", "get_state", "set_state", *_samplers]
 def seed(seed_state, ctx="all"):
     """Sets the seed and starts the count of random calls anew.
 
-    ``ctx`` is taken for MXNet's programs: devices share one sequence, so it has no effect. TypeError when the seed is no integer.
+    ``ctx`` is taken for MXNet's programs: devices share one sequence, so it has no effect. ValueError when the seed is no integer.
     """
     try:
         _core.random_seed(seed_state)
     except TypeError:
-        raise TypeError(f"random.seed: the seed has to be an integer, got {seed_state!r}") from None
+        raise ValueError(f"random.seed: the seed has to be an integer, got {seed_state!r}") from None
 
 
 def get_state():

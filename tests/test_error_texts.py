@@ -243,3 +243,65 @@ def test_rows_of_vectors_in_foreach():
     )
     assert mx.sym.Group([out, *states]).infer_shape(x=(3,), s=(1,))[1] == [(3, 1), (1,)]
     assert np.array_equal(out.bind(mx.cpu(), {"x": x, "s": s}).forward()[0].asnumpy(), want)
+
+
+def _two_heads():
+    x = nd.ones((2,))
+    x.attach_grad()
+    with autograd.record():
+        y = x * 2
+    autograd.backward([y], [y, y])
+
+
+def _nothing_wants_a_gradient():
+    x = nd.ones((2,))
+    x.attach_grad("null")
+    with autograd.record():
+        y = x * 2
+    y.backward()
+
+
+def _dense(**options):
+    net = nn.Dense(2, in_units=2, **options)
+    net.initialize()
+    return net
+
+
+# What MXNet 1.9.1 raises, which programs catch.
+KINDS = {
+    "grad_req": (KeyError, lambda: nd.ones((2,)).attach_grad("foo")),
+    "grad_req of variables": (KeyError, lambda: autograd.mark_variables([nd.ones((2,))], [nd.ones((2,))], "foo")),
+    "grad_req of a parameter": (AssertionError, lambda: gluon.Parameter("a", grad_req="foo")),
+    "context": (KeyError, lambda: mx.Context("foo")),
+    "context with a number": (KeyError, lambda: mx.Context("foo", 0)),
+    "seed": (ValueError, lambda: mx.random.seed("a")),
+    "options beside an optimizer": (AssertionError, lambda: gluon.Trainer(_dense().collect_params(), mx.optimizer.SGD(), {"learning_rate": 0.1})),
+    "optimizer": (ValueError, lambda: mx.optimizer.create("foo")),
+    "metric": (AssertionError, lambda: mx.metric.create("foo")),
+    "initializer": (AssertionError, lambda: mx.init.create("foo")),
+    "nothing to clip": (AssertionError, lambda: gluon.utils.clip_global_norm([], 1)),
+    "nothing to join": (AssertionError, lambda: nd.concatenate([])),
+    "lengths of arrays": (AssertionError, lambda: gluon.data.ArrayDataset(nd.ones((3,)), nd.ones((2,)))),
+    "head gradients": (AssertionError, _two_heads),
+    "no variables": (AssertionError, lambda: autograd.grad(nd.ones((2,)), [])),
+    "no gradient wanted": (MXNetError, _nothing_wants_a_gradient),
+    "save a tuple": (ValueError, lambda: nd.save("no-such-file", (nd.ones((2,)),))),
+    "save a number": (ValueError, lambda: nd.save("no-such-file", 3)),
+    "save a list of numbers": (TypeError, lambda: nd.save("no-such-file", [3])),
+    "unknown argument of a symbol": (MXNetError, lambda: (mx.sym.var("a") + 1).infer_shape(a=(2,), b=(3,))),
+    "several elements as a number": (TypeError, lambda: float(nd.ones((2,)))),
+    "several elements as a truth value": (ValueError, lambda: bool(nd.ones((2,)))),
+    "several elements as a scalar": (ValueError, lambda: nd.ones((2,)).asscalar()),
+    "key": (ValueError, lambda: nd.ones((2,))["a"]),
+    "index": (IndexError, lambda: nd.ones((2,))[2]),
+    "value": (ValueError, lambda: nd.ones((2,)).__setitem__(slice(None), nd.ones((3,)))),
+}
+
+
+@pytest.mark.parametrize("case", KINDS)
+def test_kinds_of_exceptions_are_mxnets(case):
+    kind, call = KINDS[case]
+    with pytest.raises(kind) as caught:
+        call()
+    text = str(caught.value)
+    assert len(text) > 10 and not (text[0] == text[-1] and text[0] in "'\""), "a sentence, not a quoted key"

@@ -346,10 +346,11 @@ def test_recurrent_layers(tmp_path, layout):
     layer.hybridize()
     x = values(3, 2, 5)
     expected = layer(x)
-    block = gluon.SymbolBlock.imports(*layer.export(str(tmp_path / "lstm"))[:1], ["data"], str(tmp_path / "lstm-0000.params"))
-    np.testing.assert_allclose(block(x).asnumpy(), expected.asnumpy(), rtol=1e-5, atol=1e-6)
-    assert block(values(5, 6, 5)).shape == (5, 6, 8)  # another length and batch
+    block = gluon.SymbolBlock.imports(*layer.export(str(tmp_path / "lstm"))[:1], ["data0", "data1", "data2"], str(tmp_path / "lstm-0000.params"))
     begin = layer.begin_state(batch_size=2 if layout == "TNC" else 3)
+    np.testing.assert_allclose(block(x, *begin).asnumpy(), expected.asnumpy(), rtol=1e-5, atol=1e-6)
+    other = values(5, 6, 5)  # another length and batch
+    assert block(other, *layer.begin_state(batch_size=6 if layout == "TNC" else 5)).shape == (5, 6, 8)
     output, states = layer(x, begin)
     symbol = layer(mx.sym.var("x"), [mx.sym.var("h"), mx.sym.var("c")])
     found = mx.sym.Group([symbol[0], *symbol[1]]).eval(

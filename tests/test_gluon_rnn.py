@@ -337,3 +337,28 @@ def test_projected_states_are_clipped():
     layer.initialize(mx.init.Uniform(2))
     _, (_, c) = layer(mx.nd.ones((3, 2, 5)), layer.begin_state(2))
     assert np.abs(c.asnumpy()).max() == np.float32(0.1)
+
+
+@pytest.mark.parametrize("kind, states", [("RNN", 1), ("GRU", 1), ("LSTM", 2)])
+@pytest.mark.parametrize("begins", [True, False])
+def test_exported_layers_take_their_states(kind, states, begins, tmp_path):
+    """As in MXNet: data0 is the sequence, data1 and data2 are the states."""
+    x = mx.nd.random.normal(shape=(3, 2, 4))
+    net = getattr(mx.gluon.rnn, kind)(5)
+    net.initialize()
+    net.hybridize()
+    given = net.begin_state(2)
+    expected = net(x) if begins else net(x, given)[0]
+    symbol_file, param_file = net.export(str(tmp_path / "net"))
+    names = [f"data{i}" for i in range(1 + states)]
+    symbol = mx.sym.load(symbol_file)
+    assert [name for name in symbol.list_arguments() if name.startswith("data")] == names
+    assert len(symbol.list_outputs()) == (1 if begins else 1 + states)
+    outputs = mx.gluon.SymbolBlock.imports(symbol_file, names, param_file)(x, *given)
+    np.testing.assert_allclose((outputs if begins else outputs[0]).asnumpy(), expected.asnumpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_states_say_their_dtype():
+    for layer, count in ((mx.gluon.rnn.LSTM(3), 2), (mx.gluon.rnn.GRU(3, dtype="float64"), 1)):
+        infos = layer.state_info(2)
+        assert len(infos) == count and all(info["dtype"] == ("float32" if count == 2 else "float64") and info["shape"] == (1, 2, 3) for info in infos)

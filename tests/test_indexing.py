@@ -117,7 +117,7 @@ def test_views_share_memory():
     assert (array.asnumpy() != -1).all()
 
 
-@pytest.mark.parametrize("key", [4, -5, (0, 3), (0, 0, 5), [4], [0, -5], np.array([9]), (slice(None), [3]), (0, 0, 0, 0), "a", 1.5, (..., ...)], ids=str)
+@pytest.mark.parametrize("key", [4, -5, (0, 3), (0, 0, 5), [4], [0, -5], np.array([9]), (slice(None), [3]), (0, 0, 0, 0), (..., ...)], ids=str)
 def test_bad_keys(key):
     _, array = source()
     with pytest.raises(IndexError) as caught:
@@ -130,20 +130,54 @@ def test_bad_keys(key):
 def test_bad_values():
     _, array = source()
     for value in (np.ones(2), nd.ones(2), np.ones((2, 4, 3, 5)), nd.ones((5, 4))):
-        with pytest.raises(mx.MXNetError):
-            array[:] = value
-        with pytest.raises(mx.MXNetError):
-            array[1:3, :, ::2] = value
-        with pytest.raises(mx.MXNetError):
-            array[[0, 1]] = value
-    for value in ("text", object(), None):
+        for key in (slice(None), (slice(1, 3), slice(None), slice(None, None, 2)), [0, 1], 0, (0, slice(None), 1)):
+            with pytest.raises(ValueError) as caught:  # as in MXNet and NumPy
+                array[key] = value
+            assert isinstance(caught.value, mx.MXNetError)
+    for value in ("text", object()):
         with pytest.raises(TypeError):
             array[0] = value
+    with pytest.raises(TypeError, match="int32"):
+        array.astype("int32")[0] = None
+    for key in ("a", 1.5, (0, "a"), (0, 1.5)):
+        with pytest.raises(ValueError, match="can't be an index"):
+            array[key]
+        with pytest.raises(ValueError, match="can't be an index"):
+            array[key] = 0
     with pytest.raises(ValueError):
         array[::0]
     with pytest.raises(TypeError):
         del array[0]
     np.testing.assert_array_equal(array.asnumpy(), source()[0])
+
+
+def test_all_of_an_array_is_the_array():
+    for array in (source()[1], nd.ones((0, 3)), nd.array(2.0)):
+        assert array[:] is array and array[()] is array and array[slice(None)] is array
+    _, array = source()
+    assert array[0:4] is not array and array[:, :] is not array and array[...] is not array
+    assert nd.exp(nd.zeros_like(array), out=array[:]) is array and (array.asnumpy() == 1).all()
+    array.attach_grad()
+    with mx.autograd.record():
+        assert array[:] is array
+
+
+def test_true_and_false_are_one_and_zero():
+    _, array = source()
+    np.testing.assert_array_equal(array[True].asnumpy(), array[1].asnumpy())
+    np.testing.assert_array_equal(array[0, False].asnumpy(), array[0, 0].asnumpy())
+    array[False] = 7
+    assert (array[0].asnumpy() == 7).all() and not (array[1].asnumpy() == 7).any()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "bfloat16"])
+def test_none_is_nan(dtype):
+    for key in (slice(None), 0, slice(1, None), (slice(None), 1), [0], nd.array([1])):
+        array = nd.ones((2, 3), dtype=dtype)
+        expected = np.ones((2, 3), "float32")
+        array[key] = None
+        expected[key.asnumpy().astype(int) if isinstance(key, nd.NDArray) else key] = np.nan
+        np.testing.assert_array_equal(array.asnumpy(), expected)
 
 
 def test_iteration_and_length():

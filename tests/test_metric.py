@@ -124,3 +124,8 @@ def test_refusals():
         mx.metric.create("acccuracy")
     with pytest.raises(ValueError):
         mx.metric.TopKAccuracy(1)
+
+
+def test_configs_hold_what_mxnets_do():
+    for name in ("f1", "mcc", "pearsonr"):
+        assert set(mx.metric.create(name).get_config()) == {"metric", "name", "output_names", "label_names"}

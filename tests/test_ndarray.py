@@ -162,12 +162,74 @@ def test_scalars():
     assert [1, 2, 3][nd.array([1], dtype="int32")] == 2
     with pytest.raises(TypeError):
         [1, 2][one]
-    for what in (bool, float, int, lambda x: x.asscalar(), lambda x: x.item()):
+    for what in (bool, lambda x: x.asscalar(), lambda x: x.item()):
         with pytest.raises(ValueError):
+            what(nd.ones(2))
+    for what in (float, int, range):
+        with pytest.raises(TypeError):
             what(nd.ones(2))
     assert nd.arange(6).reshape((2, 3)).item(1, 2) == 5
     with pytest.raises(TypeError):
         len(nd.array(1))
+
+
+def test_truth_values_are_int64_with_numbers():
+    b = nd.array([1, 0], dtype="bool")
+    for result, expected in (
+        (b + 1, [2, 1]), (1 + b, [2, 1]), (b - 1, [0, -1]), (1 - b, [0, 1]), (b * 2.5, [2, 0]), (b / 2, [0, 0]), (b % 2, [1, 0]), (b**2, [1, 0]), (2**b, [2, 1]), (-b, [-1, 0]),
+        (b > 0, [1, 0]), (b == 1, [1, 0]), (0 <= b, [1, 1]), (nd.maximum(b, 0), [1, 0]), (nd.logical_and(b, 1), [1, 0]),
+    ):  # fmt: skip
+        assert result.dtype == np.int64
+        np.testing.assert_array_equal(result.asnumpy(), expected)
+    with pytest.raises(mx.MXNetError, match="out is bool"):
+        b += 1
+
+
+def test_split_leaves_no_axis():
+    for parts in (nd.ones((3,)).split(3, axis=0, squeeze_axis=True), nd.split_v2(nd.ones((3,)), 3, squeeze_axis=True), nd.ones((3,)).split_v2((1, 2), squeeze_axis=True)):
+        assert [part.shape for part in parts] == [()] * 3
+    x = nd.array([1, 2, 3])
+    x.attach_grad()
+    with mx.autograd.record():
+        first, _, third = x.split(3, axis=0, squeeze_axis=True)
+        (first * third).backward()
+    assert x.grad.asnumpy().tolist() == [3, 0, 1]
+
+
+def test_random_slopes_come_with_their_mask():
+    x = nd.array([[-1.0, 1.0]])
+    output, mask = nd.LeakyReLU(x, act_type="rrelu")
+    np.testing.assert_allclose(output.asnumpy(), [[-0.2295, 1]], rtol=1e-6)
+    np.testing.assert_allclose(mask.asnumpy(), [[0.2295, 1]], rtol=1e-6)
+    assert isinstance(nd.LeakyReLU(x, act_type="elu"), nd.NDArray)
+    assert mx.sym.LeakyReLU(mx.sym.var("a"), act_type="rrelu", name="r").list_outputs() == ["r_output", "r_mask"]
+
+
+@pytest.mark.parametrize("function, at_minus_one", [(nd.gammaln, np.inf), (nd.gamma, np.nan)])
+def test_gradients_at_the_poles_of_the_gamma_function(function, at_minus_one):
+    x = nd.array([0, -1, 0.5])
+    x.attach_grad()
+    with mx.autograd.record():
+        y = function(x)
+    y.backward()
+    np.testing.assert_allclose(x.grad.asnumpy()[:2], [np.inf, at_minus_one])
+    assert np.isfinite(x.grad.asnumpy()[2])
+
+
+def test_power_in_place_makes_a_new_array():
+    x = y = nd.array([2.0, 3.0])
+    x **= 2
+    assert y.asnumpy().tolist() == [2, 3] and x.asnumpy().tolist() == [4, 9]
+    z = nd.array([1.0, 2.0])
+    z.attach_grad()
+    with mx.autograd.record():
+        w = z * z
+        w **= 2
+    w.backward()
+    assert z.grad.asnumpy().tolist() == [4, 32]
+    for operator in ("//=", "@="):
+        with pytest.raises(TypeError):
+            exec(f"x {operator} 2", {"x": x})
 
 
 def test_properties():

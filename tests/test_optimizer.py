@@ -106,14 +106,39 @@ def test_adam_against_the_formula_in_float64():
 
 
 def test_nag_with_decay_against_the_formula():
-    """MXNet's kernel takes the decay of the momentum from the weight it has just changed; here it is the weight of before."""
+    """The momentum takes its decay from the weight that has just changed, as MXNet's kernel does."""
     weight, momentum = WEIGHT.astype("float64"), 0.0
     for gradient in GRADIENTS:
-        gradient = gradient + 0.01 * weight
-        momentum = 0.9 * momentum - 0.1 * gradient
-        weight = weight + 0.9 * momentum - 0.1 * gradient
+        decayed = 0.9 * momentum
+        weight = weight - decayed + 1.9 * (decayed - 0.1 * (gradient + 0.01 * weight))
+        momentum = decayed - 0.1 * (gradient + 0.01 * weight)
     got = train(mx.optimizer.create("nag", learning_rate=0.1, momentum=0.9, wd=0.01)).asnumpy()
     np.testing.assert_allclose(got, weight, rtol=2e-6)
+
+
+def test_nag_that_leaves_the_weight_decays_the_momentum_by_it():
+    arrays = {}
+    for into in ("weight", "another", "master"):
+        weight, grad, momentum, master = [mx.nd.array([value]) for value in (1.0, 0.5, 0.0, 1.0)]
+        options = {"lr": 0.1, "momentum": 0.9, "wd": 0.1}
+        if into == "master":
+            weight, grad = weight.astype("float16"), grad.astype("float16")
+            mx.nd.mp_nag_mom_update(weight, grad, momentum, master, out=mx.nd.zeros((1,), dtype="float16"), **options)
+        else:
+            mx.nd.nag_mom_update(weight, grad, momentum, out=weight if into == "weight" else mx.nd.zeros((1,)), **options)
+        arrays[into] = momentum.asscalar()
+    after = 1 - 1.9 * 0.1 * (0.5 + 0.1)
+    expected = {"weight": -0.1 * (0.5 + 0.1 * after), "another": -0.1 * (0.5 + 0.1), "master": -0.1 * (0.5 + 0.1 * after)}
+    assert arrays == {name: pytest.approx(value, rel=1e-6) for name, value in expected.items()}
+
+
+@pytest.mark.parametrize("name", sorted({case["optimizer"] for case in REFERENCE.values()}))
+def test_the_rate_that_a_scheduler_begins_with(name):
+    """It is the optimizer's, but for FTRL, which in MXNet keeps it from the scheduler."""
+    scheduler = mx.lr_scheduler.FactorScheduler(step=2, factor=0.5)
+    optimizer = mx.optimizer.create(name, learning_rate=0.3, lr_scheduler=scheduler)
+    assert optimizer.learning_rate == (0.01 if name == "ftrl" else 0.3)
+    assert mx.optimizer.create(name, learning_rate=0.3).learning_rate == 0.3
 
 
 def test_momentum_sgd_with_delayed_compensation():

@@ -46,6 +46,21 @@ def test_softmax_output_gradient(normalization, divisor, ignore, alpha, out_grad
     np.testing.assert_allclose(grad, expected, rtol=1e-9, atol=1e-12)
 
 
+def test_softmax_output_of_rows_divides_by_all_of_them():
+    """MXNet's numbers: with preserve_shape every row of the last axis is a sample of the batch."""
+    x, label = np.ones((3, 2, 4)), np.zeros((3, 2))
+    grad = gradient("SoftmaxOutput", [x, label], preserve_shape=True, normalization="batch")[1]
+    np.testing.assert_allclose(grad[0, 0], [-0.125, 1 / 24, 1 / 24, 1 / 24], rtol=1e-9)
+    grad = gradient("SoftmaxOutput", [x, np.zeros((3, 4))], multi_output=True, normalization="batch")[1]
+    np.testing.assert_allclose(grad[0, :, 0], [-0.5 / 12, 0.5 / 12], rtol=1e-9)
+
+
+@pytest.mark.parametrize("shape, divisor", [((3, 4), 3), ((2, 3, 4), 6), ((5,), 1), ((2, 1, 1, 7), 2)])
+def test_make_loss_divides_by_the_rows_of_the_last_axis(shape, divisor):
+    grad = gradient("MakeLoss", [np.ones(shape)], normalization="batch")[1]
+    np.testing.assert_allclose(grad, np.full(shape, 1 / divisor), rtol=1e-12)
+
+
 def test_softmax_output_along_channels():
     x, label = np.random.RandomState(2).randn(2, 3, 4), np.random.RandomState(3).randint(0, 3, (2, 4)).astype("float64")
     out, grad = gradient("SoftmaxOutput", [x, label], multi_output=True)

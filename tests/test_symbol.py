@@ -409,3 +409,42 @@ def test_bilinear_upsampling(scale, tmp_path):
         mx.nd.UpSampling(ramp, weight, scale=scale, sample_type="bilinear")
     with pytest.raises(TypeError, match="got 1 arrays"):
         mx.nd.UpSampling(ramp, scale=scale, sample_type="bilinear", num_filter=2)
+
+
+def test_types_are_inferred_backwards():
+    """Through every op that gives its input's dtype on, as in MXNet."""
+    a, b = mx.sym.var("a"), mx.sym.var("b")
+    half = [np.float16]
+    assert mx.sym.dot(mx.sym.Activation(a, act_type="relu"), b).infer_type(b="float16") == (half * 2, half, [])
+    assert ((mx.sym.zeros((2, 2)) + mx.sym.Flatten(a)) / b).infer_type() == ([np.float32] * 2, [np.float32], [])
+    ops = [mx.sym.relu, mx.sym.transpose, mx.sym.Flatten, lambda x: mx.sym.sum(x, axis=0), lambda x: mx.sym.reshape(x, shape=(-1,)), lambda x: mx.sym.clip(x, 0, 1), lambda x: x * 2,
+           lambda x: mx.sym.concat(x, x, dim=0), mx.sym.softmax, lambda x: mx.sym.slice_axis(x, axis=0, begin=0, end=1), lambda x: mx.sym.Dropout(x, p=0.5)]  # fmt: skip
+    for op in ops:
+        assert (op(a) + b).infer_type(b="float64") == ([np.float64] * 2, [np.float64], []), op(a).name
+    assert (mx.sym.Cast(a, dtype="float64") + b).infer_type_partial(b="float64")[0] == [None, np.float64]
+
+
+def test_shapes_and_types_are_inferred_apart():
+    data = mx.sym.var("a", shape=(2, 3))
+    norm = mx.sym.InstanceNorm(data, mx.sym.var("g"), mx.sym.var("h"))
+    assert norm.infer_type(a="float32")[0] == [np.float32] * 3
+    with pytest.raises(mx.MXNetError):
+        norm.infer_shape()
+    total = mx.sym.zeros((2,)) + mx.sym.var("a", dtype="float64")
+    assert total.infer_shape(a=(2,)) == ([(2,)], [(2,)], [])
+    with pytest.raises(mx.MXNetError):
+        total.infer_type()
+
+
+@pytest.mark.parametrize("what", ["infer_shape", "infer_shape_partial", "infer_type", "infer_type_partial"])
+def test_inference_refuses_names_that_are_not_there(what):
+    value = (2, 3) if "shape" in what else "float32"
+    net = mx.sym.BatchNorm(mx.sym.var("data"), name="n")
+    with pytest.raises(mx.MXNetError, match="no argument named dat; there are data, n_gamma, n_beta, n_moving_mean, n_moving_var"):
+        getattr(net, what)(dat=value)
+    getattr(net, what)(data=value)
+
+
+def test_attributes_of_a_group_are_those_of_its_first_output():
+    first = mx.sym.FullyConnected(mx.sym.var("a"), num_hidden=3)
+    assert mx.sym.Group([first, mx.sym.var("b")]).list_attr() == first.list_attr() == {"num_hidden": "3"}

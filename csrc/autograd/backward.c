@@ -223,6 +223,8 @@ static mpg_status backward(mpg_walk *walk, head_list *list, bool retain, bool tr
     walk->variables[num_wanted] = variable;
     wanted[num_wanted++] = (mpg_value){variable->graph_node, 0};
   }
+  if (num_wanted + walk->num_leaves == 0)
+    return mpg_fail(MPG_ERROR, "backward: nothing that the heads were computed from wants a gradient: grad_req is 'null' everywhere");
   for (size_t k = 0; k < walk->num_leaves; k++) wanted[num_wanted + k] = (mpg_value){walk->leaves[k].graph_node, 0};
   MPG_TRY(differentiate(walk, list, wanted, num_wanted + walk->num_leaves, results, train));
   for (size_t k = 0; k < walk->num_leaves; k++) {

@@ -18,6 +18,7 @@ typedef enum mpg_status {
   MPG_VALUE_ERROR,          /* a value that is out of its range */
   MPG_TYPE_ERROR,           /* an argument of the wrong type */
   MPG_INDEX_ERROR,          /* an index out of bounds */
+  MPG_KEY_ERROR,            /* a word that is none of those known */
   MPG_NOT_IMPLEMENTED,      /* a part of a feature that does not exist */
   MPG_DEVICE_OUT_OF_MEMORY, /* a device's pool is at its limit, or the machine refused */
   MPG_HOST_OUT_OF_MEMORY,   /* malloc of bookkeeping failed */

@@ -304,11 +304,11 @@ static bool elementwise(mpg_rewrite *r, const mpg_node *node) {
 
 /* Not prelu, whose slope belongs to axis 1, and not rrelu, which draws numbers by position. */
 static bool leaky_relu(mpg_rewrite *r, const mpg_node *node) {
-  mpg_value input, outputs[2];
-  if (node->num_inputs != 1 || r->users[node->values + 1] || !has_last(r, 0, &input)) return false;
+  mpg_value input, output;
+  if (node->num_inputs != 1 || !has_last(r, 0, &input)) return false;
   if (((const mpg_leaky_relu_params *)node->params)->act_type == 4 /* rrelu */) return false;
-  mpg_rewrite_emit(r, MPG_OP_LeakyReLU, node->params, &input, 1, outputs);
-  replace_last(r, 0, outputs[0]);
+  mpg_rewrite_emit(r, MPG_OP_LeakyReLU, node->params, &input, 1, &output);
+  replace_last(r, 0, output);
   return true;
 }
 

@@ -125,7 +125,7 @@ mpg_status mpg_batching_log_softmax(mpg_batching *b) {
 mpg_status mpg_batching_softmax_activation(mpg_batching *b) {
   PARAMS(softmax_activation);
   enum { CHANNEL, INSTANCE };
-  return p->mode == INSTANCE ? mpg_batching_first_axis(b) : but(b, 1);
+  return but(b, p->mode == INSTANCE ? mpg_batching_ndim(b, 0) - 1 : 1);
 }
 
 /* data: (..., classes), label: (...). */

@@ -205,6 +205,12 @@ int mpg_arity_leaky_relu_inputs(const mpg_op *op, const void *params, int given)
   return ((const mpg_leaky_relu_params *)params)->act_type == PRELU ? 2 : 1;
 }
 
+/* Random slopes are an output, as in MXNet. */
+int mpg_arity_leaky_relu_outputs(const mpg_op *op, const void *params, int given) {
+  (void)op, (void)given;
+  return ((const mpg_leaky_relu_params *)params)->act_type == RRELU ? 2 : 1;
+}
+
 /* The shape in which gamma, of one dimension, meets the data: along axis 1, or the only axis. */
 static mpg_shape gamma_shape(const mpg_shape *data, const mpg_shape *gamma) {
   mpg_shape shape = *gamma;
@@ -230,9 +236,7 @@ mpg_status mpg_infer_leaky_relu(mpg_infer *infer) {
     if (channels >= 0 && (gamma->shape.ndim != 1 || (gamma->shape.dims[0] != channels && gamma->shape.dims[0] != 1)))
       return mpg_infer_fail(infer, "gamma must have one value, or one for each of the %lld channels", (long long)channels);
   }
-  mpg_shape mask = {.ndim = 1}; /* only random slopes are kept */
-  mpg_infer_set(infer, 0, &data->shape, data->dtype);
-  mpg_infer_set(infer, 1, params->act_type == RRELU ? &data->shape : &mask, data->dtype);
+  for (int i = 0; i < infer->num_outputs; i++) mpg_infer_set(infer, i, &data->shape, data->dtype);
   return MPG_OK;
 }
 

@@ -172,6 +172,9 @@ bool mpg_op_variadic(const mpg_op *op);
 const char *mpg_op_input_name(const mpg_op *op, int index, char *buffer, size_t size); /* "arg3" for variadic ones */
 bool mpg_op_input_mutable(const mpg_op *op, int index);           /* "!": an auxiliary state */
 bool mpg_op_input_optional(const mpg_op *op, int index);
+/* Whether the parameters (use_<name> False) leave out that named input; and the place among the names of the index-th input there is. */
+bool mpg_op_input_left_out(const mpg_op *op, const void *params, int index);
+int mpg_op_input_place(const mpg_op *op, const void *params, int index);
 
 /* Runs inference with the common checks (number of inputs, dtype set) around the op's own. */
 mpg_status mpg_op_infer(const mpg_op *op, const void *params, bool train, mpg_desc *inputs, int num_inputs, mpg_desc *outputs,

@@ -37,6 +37,7 @@ typedef struct signature {
   struct {
     const char *text;
     int length;
+    int use; /* the BOOL parameter use_<name> that an optional input comes with; -1: there is none */
   } inputs[MPG_MAX_NAMED];
 } signature;
 
@@ -107,6 +108,9 @@ mpg_status mpg_registry_init(void) {
       }
       s->inputs[s->num_inputs].text = name;
       s->inputs[s->num_inputs].length = length;
+      char use[64];
+      snprintf(use, sizeof use, "use_%.*s", length, name);
+      s->inputs[s->num_inputs].use = marker == '?' ? mpg_params_find(op->params, use) : -1;
       if (marker == '?') s->optional_inputs |= 1u << s->num_inputs;
       if (marker == '!') s->mutable_inputs |= 1u << s->num_inputs;
       if (marker == '*') s->variadic = true;
@@ -147,6 +151,21 @@ bool mpg_op_input_optional(const mpg_op *op, int index) {
   return s->optional_inputs >> signature_index(s, index) & 1;
 }
 
+bool mpg_op_input_left_out(const mpg_op *op, const void *params, int index) {
+  int use = signatures[op->id].inputs[index].use;
+  return use >= 0 && !*(const bool *)((const char *)params + op->params->params[use].offset);
+}
+
+int mpg_op_input_place(const mpg_op *op, const void *params, int index) {
+  const signature *s = &signatures[op->id];
+  if (s->variadic) return index;
+  int place = -1;
+  for (int i = 0; i <= index; i++)
+    do place++;
+    while (place < s->num_inputs && mpg_op_input_left_out(op, params, place));
+  return place;
+}
+
 const char *mpg_op_input_name(const mpg_op *op, int index, char *buffer, size_t size) {
   const signature *s = &signatures[op->id];
   if (s->variadic && index >= s->num_inputs - 1)
@@ -181,7 +200,8 @@ int mpg_op_visible_outputs(const mpg_op *op, const void *params, int num_inputs)
   const signature *s = &signatures[op->id];
   int count = mpg_op_num_outputs(op, params, num_inputs);
   bool shown = s->show_hidden && *(const bool *)((const char *)params + s->show_hidden);
-  /* The hidden ones come last. Parameters may leave out them (LeakyReLU), or visible ones before them (RNN). */
+  if (op->id == MPG_OP_LeakyReLU) shown = true; /* random slopes are shown where there are any, as in MXNet */
+  /* The hidden ones come last. Parameters may leave out visible ones before them (RNN). */
   return shown || count <= s->num_hidden ? count : count - s->num_hidden;
 }
 

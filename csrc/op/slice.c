@@ -145,10 +145,6 @@ static mpg_status set_part(mpg_infer *infer, int part, int axis, int64_t size, b
     if (size != 1) return mpg_infer_fail(infer, "squeeze_axis: part %d has size %lld along dimension %d, not 1", part, (long long)size, axis);
     for (int i = axis; i + 1 < shape.ndim; i++) shape.dims[i] = shape.dims[i + 1];
     shape.dims[--shape.ndim] = 0;
-    if (shape.ndim == 0) { /* as squeeze: one dimension stays */
-      shape.ndim = 1;
-      shape.dims[0] = 1;
-    }
   } else {
     shape.dims[axis] = size;
   }

@@ -115,18 +115,7 @@ mpg_status mpg_infer_softmax_activation(mpg_infer *infer) {
 
 void mpg_gradient_softmax_activation(mpg_gradient *g) {
   GRADIENT_PARAMS(softmax_activation, params);
-  mpg_shape shape = mpg_value_desc(g, g->inputs[0])->shape;
-  if (params->mode == 0) {
-    softmax_gradient(g, MPG_OP__softmax_backward, 1, 1);
-    return;
-  }
-  mpg_softmax_back_params back;
-  memset(&back, 0, sizeof back);
-  back.axis = 1;
-  back.scale = 1;
-  mpg_shape flat = {.ndim = 2, .dims = {shape.dims[0], mpg_shape_product(&shape, 1, shape.ndim)}};
-  mpg_value grad = mpg_emit_reshape(g, g->out_grads[0], &flat), output = mpg_emit_reshape(g, g->outputs[0], &flat);
-  g->in_grads[0] = mpg_emit_reshape(g, mpg_emit2(g, MPG_OP__softmax_backward, &back, grad, output), &shape);
+  softmax_gradient(g, MPG_OP__softmax_backward, params->mode == 0 ? 1 : -1, 1);
 }
 
 /* --- Cross-entropy ------------------------------------------------------------------------------------------------------ */

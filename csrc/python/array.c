@@ -274,19 +274,22 @@ PyObject *mpg_py_broadcast(PyObject *self, const mpg_shape *shape) {
   mpg_array *array = mpg_py_array_of(self);
   if (mpg_shape_equal(&array->tensor.desc.shape, shape)) return Py_NewRef(self);
   const mpg_shape *own = &array->tensor.desc.shape;
+  /* broadcast_to wants as many dimensions: ones go in front, or are dropped there. */
+  mpg_shape same = {.ndim = shape->ndim};
+  int extra = own->ndim - shape->ndim;
+  bool fits = true;
+  for (int i = 0; i < extra; i++) fits = fits && own->dims[i] == 1;
+  for (int i = 0; i < shape->ndim; i++) {
+    same.dims[i] = i + extra < 0 ? 1 : own->dims[i + extra];
+    fits = fits && (same.dims[i] == 1 || same.dims[i] == shape->dims[i]);
+  }
+  if (!fits) {
+    char a[MPG_SHAPE_TEXT_SIZE], b[MPG_SHAPE_TEXT_SIZE];
+    return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "can't broadcast an array of shape %s to %s", mpg_shape_text(own, a, sizeof a),
+                        mpg_shape_text(shape, b, sizeof b));
+  }
   PyObject *source = Py_NewRef(self);
-  if (own->ndim != shape->ndim) { /* broadcast_to wants as many dimensions: ones go in front, or are dropped there */
-    mpg_shape same = {.ndim = shape->ndim};
-    int extra = own->ndim - shape->ndim;
-    for (int i = 0; i < extra; i++)
-      if (own->dims[i] != 1) {
-        char a[MPG_SHAPE_TEXT_SIZE], b[MPG_SHAPE_TEXT_SIZE];
-        PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "can't broadcast an array of shape %s to %s", mpg_shape_text(own, a, sizeof a),
-                     mpg_shape_text(shape, b, sizeof b));
-        Py_DECREF(source);
-        return NULL;
-      }
-    for (int i = 0; i < shape->ndim; i++) same.dims[i] = i + extra < 0 ? 1 : own->dims[i + extra];
+  if (extra != 0) {
     Py_SETREF(source, mpg_py_reshape(self, &same));
     if (source == NULL) return NULL;
     array = mpg_py_array_of(source);

@@ -155,7 +155,7 @@ static int heads_from(arrays *heads, arrays *gradients, PyObject *head_object, P
     return -1;
   }
   if (gradients->count == heads->count) return 0;
-  PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: %d heads but %d head gradients", what, heads->count, gradients->count);
+  PyErr_Format(mpg_py->assertion_error, "%s: %d heads but %d head gradients", what, heads->count, gradients->count);
   arrays_free(heads);
   arrays_free(gradients);
   return -1;
@@ -198,7 +198,7 @@ static PyObject *grad(PyObject *module, PyObject *args, PyObject *kwargs) {
     goto done;
   }
   if (variables.count == 0 || heads.count == 0) {
-    PyErr_SetString(mpg_py->errors[MPG_VALUE_ERROR], "grad: heads and variables may not be empty");
+    PyErr_SetString(mpg_py->assertion_error, "grad: heads and variables may not be empty");
     goto done;
   }
   found = PyMem_Calloc((size_t)variables.count, sizeof *found);
@@ -231,7 +231,7 @@ static int request_of(PyObject *object, mpg_grad_req *request) {
       *request = known[i].request;
       return 0;
     }
-  PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "grad_req is 'write', 'add' or 'null', got %R", object);
+  PyErr_Format(mpg_py->errors[MPG_KEY_ERROR], "grad_req is 'write', 'add' or 'null', got %R", object);
   return -1;
 }
 

@@ -57,7 +57,7 @@ static int parse_text(const char *text, mpg_device_id *id) {
       return 0;
     }
   }
-  PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "no context is called '%s'; write cpu(0) or gpu(0)", text);
+  PyErr_Format(mpg_py->errors[MPG_KEY_ERROR], "no context is called '%s'; write cpu(0) or gpu(0)", text);
   return -1;
 }
 

@@ -45,6 +45,7 @@ typedef struct mpg_py_state {
   PyTypeObject *trace_type, *function_type; /* trace.c */
   PyTypeObject *routine_type;               /* routine.c */
   PyObject *errors[MPG_STATUS_COUNT];       /* exception classes by status */
+  PyObject *assertion_error; /* a value that MXNet's assert statements refuse: a ValueError, too */
   PyObject *dtypes[MPG_DTYPE_LIMIT];        /* what NDArray.dtype gives: numpy.float32, ... */
   PyObject *ops[MPG_OP_COUNT];              /* the _core.Op of each op */
   PyObject *ops_by_name;                    /* dict: name or alias -> _core.Op */

@@ -27,6 +27,13 @@ static PyObject *new_class(PyObject *module, const char *name, const char *doc, 
   return error;
 }
 
+static PyObject *new_value_error(PyObject *module, const char *name, const char *doc, PyObject *builtin) {
+  PyObject *bases = PyTuple_Pack(2, mpg_py->errors[MPG_VALUE_ERROR], builtin);
+  PyObject *error = bases ? new_class(module, name, doc, bases) : NULL;
+  Py_XDECREF(bases);
+  return error;
+}
+
 int mpg_py_errors_init(PyObject *module) {
   PyObject *base = new_class(module, "MXNetError", "A mistake in how something is used; the base of all errors of mpgluon.", PyExc_RuntimeError);
   if (base == NULL) return -1;
@@ -40,7 +47,15 @@ int mpg_py_errors_init(PyObject *module) {
     if (error == NULL) return -1;
     Py_SETREF(mpg_py->errors[classes[i].status], error);
   }
-  return 0;
+  /* Value errors that MXNet's programs know by another built-in. */
+  mpg_py->assertion_error = new_value_error(module, "MXNetAssertionError", "A value that does not fit, where MXNet has an assert statement.", PyExc_AssertionError);
+  Py_SETREF(mpg_py->errors[MPG_KEY_ERROR], new_value_error(module, "MXNetKeyError", "A word that is none of those known.", PyExc_KeyError));
+  if (mpg_py->assertion_error == NULL || mpg_py->errors[MPG_KEY_ERROR] == NULL) return -1;
+  /* KeyError shows its message quoted; ours is text like the others'. */
+  PyObject *text = PyObject_GetAttrString(PyExc_Exception, "__str__");
+  int result = text ? PyObject_SetAttrString(mpg_py->errors[MPG_KEY_ERROR], "__str__", text) : -1;
+  Py_XDECREF(text);
+  return result;
 }
 
 PyObject *mpg_py_raise(mpg_status status) {

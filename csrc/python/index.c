@@ -25,7 +25,8 @@ static int too_many(PyObject *key, const mpg_shape *shape) {
   return -1;
 }
 
-static bool is_integer(PyObject *object) { return (PyLong_Check(object) && !PyBool_Check(object)) || PyArray_IsScalar(object, Integer); }
+/* True and False are the integers 1 and 0, as in MXNet. */
+static bool is_integer(PyObject *object) { return PyLong_Check(object) || PyArray_IsScalar(object, Integer); }
 static bool is_basic(PyObject *object) { return object == Py_None || object == Py_Ellipsis || PySlice_Check(object) || is_integer(object); }
 
 static int add_dimension(basic_key *basic, const mpg_shape *shape, PyObject *entry) {
@@ -176,14 +177,16 @@ static PyObject *get_basic(PyObject *self, PyObject *key) {
 }
 
 /* --- Keys with arrays --------------------------------------------------------------------------------------------- */
+static PyObject *no_index(PyObject *entry) {
+  return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%R can't be an index: integers, slices, ..., None and integer or boolean arrays can", entry);
+}
+
 /* An entry as NumPy understands it: NDArrays by value, floats as integers (MXNet allows them as indices). New. */
 static PyObject *numpy_entry(PyObject *entry) {
-  if (is_basic(entry) || PyBool_Check(entry)) return Py_NewRef(entry);
+  if (PyBool_Check(entry)) return PyLong_FromLong(entry == Py_True);
+  if (is_basic(entry)) return Py_NewRef(entry);
   PyObject *values;
-  if (PyFloat_Check(entry) || PyArray_IsScalar(entry, Floating)) {
-    PyErr_Format(mpg_py->errors[MPG_INDEX_ERROR], "%R can't be an index: integers, slices, ..., None and integer or boolean arrays can", entry);
-    return NULL;
-  }
+  if (PyFloat_Check(entry) || PyArray_IsScalar(entry, Floating)) return no_index(entry);
   if (mpg_py_is_array(entry)) {
     if (mpg_py_expect_value(mpg_py_array_of(entry), "indexing by this array together with others, or in an assignment") < 0) return NULL;
     values = mpg_py_to_numpy(mpg_py_array_of(entry));
@@ -198,9 +201,8 @@ static PyObject *numpy_entry(PyObject *entry) {
     Py_DECREF(values);
     return integers;
   }
-  PyErr_Format(mpg_py->errors[MPG_INDEX_ERROR], "%R can't be an index: integers, slices, ..., None and integer or boolean arrays can", entry);
   Py_DECREF(values);
-  return NULL;
+  return no_index(entry);
 }
 
 typedef struct gather {
@@ -210,7 +212,7 @@ typedef struct gather {
 
 /* Dimensions an entry uses up. */
 static int dimensions_of(PyObject *entry) {
-  if (entry == Py_None || entry == Py_Ellipsis || PyBool_Check(entry)) return 0;
+  if (entry == Py_None || entry == Py_Ellipsis) return 0;
   if (PyArray_Check(entry) && PyArray_ISBOOL((PyArrayObject *)entry)) return PyArray_NDIM((PyArrayObject *)entry);
   return 1;
 }
@@ -404,10 +406,17 @@ PyObject *mpg_py_item(PyObject *self, Py_ssize_t index) {
   return result;
 }
 
+/* x[:], which is x itself, as in MXNet. */
+static bool is_everything(PyObject *key) {
+  if (PyTuple_Check(key)) return PyTuple_GET_SIZE(key) == 0;
+  if (!PySlice_Check(key)) return false;
+  const PySliceObject *slice = (const PySliceObject *)key;
+  return slice->start == Py_None && slice->stop == Py_None && slice->step == Py_None;
+}
+
 PyObject *mpg_py_subscript(PyObject *self, PyObject *key) {
   mpg_array *array = mpg_py_array_of(self);
-  if (PyTuple_Check(key) && PyTuple_GET_SIZE(key) == 0) return Py_NewRef(self);
-  if (array->tensor.desc.shape.ndim == 0 && PySlice_Check(key)) return Py_NewRef(self);
+  if (is_everything(key) || (array->tensor.desc.shape.ndim == 0 && PySlice_Check(key))) return Py_NewRef(self);
   return basic_only(key) ? get_basic(self, key) : get_advanced(self, key);
 }
 
@@ -539,9 +548,15 @@ int mpg_py_assign_subscript(PyObject *self, PyObject *key, PyObject *value) {
     PyErr_SetString(PyExc_TypeError, "elements of an array can't be deleted");
     return -1;
   }
-  if (value == Py_None) {
-    PyErr_SetString(mpg_py->errors[MPG_TYPE_ERROR], "None can't be assigned to elements of an array");
-    return -1;
+  if (value == Py_None) { /* NaN, as in MXNet */
+    if (!mpg_dtype_is_float(array->tensor.desc.dtype)) {
+      PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "None is assigned as NaN, which %s does not have", mpg_dtype_name(array->tensor.desc.dtype));
+      return -1;
+    }
+    PyObject *nan = PyFloat_FromDouble(Py_NAN);
+    int result = nan ? mpg_py_assign_subscript(self, key, nan) : -1;
+    Py_XDECREF(nan);
+    return result;
   }
   if (mpg_py_expect_value(array, "x[...] = value") < 0) return -1;
   MPG_PY_TRY_INT(mpg_trace_check_write(array, "x[...] = value"));

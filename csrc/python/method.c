@@ -247,7 +247,7 @@ static PyObject *attach_grad(PyObject *self, PyObject *args, PyObject *kwargs) {
   else if (strcmp(request, "null") == 0)
     number = MPG_GRAD_NULL;
   else
-    return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "attach_grad: grad_req is 'write', 'add' or 'null', got '%s'", request);
+    return PyErr_Format(mpg_py->errors[MPG_KEY_ERROR], "attach_grad: grad_req is 'write', 'add' or 'null', got '%s'", request);
   if (stype != Py_None && !(PyUnicode_Check(stype) && PyUnicode_CompareWithASCIIString(stype, "default") == 0))
     return PyErr_Format(mpg_py->errors[MPG_NOT_IMPLEMENTED], "attach_grad: gradients are dense; stype %R is not supported", stype);
   mpg_array *array = mpg_py_array_of(self);

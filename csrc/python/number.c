@@ -65,13 +65,24 @@ static PyObject *missing(const char *name) {
   return PyErr_Format(mpg_py->errors[MPG_NOT_IMPLEMENTED], "this build has no op %s", name);
 }
 
+static PyObject *bool_with_scalar(const mpg_op *op, PyObject *self, double scalar, mpg_array *out);
+
 static inline PyObject *with_scalar(const mpg_op *op, PyObject *self, double scalar, mpg_array *out) {
+  if (mpg_py_array_of(self)->tensor.desc.dtype == MPG_BOOL) return bool_with_scalar(op, self, scalar, out);
   _Alignas(16) char params[MAX_SCALAR_PARAMS];
   memcpy(params, scalar_params.defaults, sizeof params);
   memcpy(params + scalar_params.scalar, &scalar, sizeof scalar);
   mpg_array *array = mpg_py_array_of(self);
   if (out == NULL) return mpg_py_call(op, params, &array, 1);
   return mpg_py_call_out(op, params, &array, 1, out) < 0 ? NULL : Py_NewRef(self);
+}
+
+/* Truth values count as int64 with a number, as in MXNet. */
+static PyObject *bool_with_scalar(const mpg_op *op, PyObject *self, double scalar, mpg_array *out) {
+  PyObject *numbers = mpg_py_cast(self, MPG_INT64);
+  PyObject *result = numbers ? with_scalar(op, numbers, scalar, out) : NULL;
+  Py_XDECREF(numbers);
+  return result;
 }
 
 /* An operand that is no NDArray: Python and NumPy numbers, NumPy arrays. `reflected`: it stands on the left. */
@@ -134,10 +145,6 @@ static PyObject *number_power(PyObject *a, PyObject *b, PyObject *modulus) {
   if (modulus != Py_None) Py_RETURN_NOTIMPLEMENTED;
   return binary(MPG_PY_POW, a, b);
 }
-static PyObject *number_in_place_power(PyObject *a, PyObject *b, PyObject *modulus) {
-  if (modulus != Py_None) Py_RETURN_NOTIMPLEMENTED;
-  return in_place(MPG_PY_POW, a, b);
-}
 static PyObject *number_negative(PyObject *self) {
   const mpg_op *op = mpg_py->binary[MPG_PY_MUL].scalar;
   return op ? with_scalar(op, self, -1.0, NULL) : missing("_mul_scalar");
@@ -160,7 +167,7 @@ static PyObject *scalar_of(PyObject *self, const char *what) {
   if (mpg_py_expect_value(array, what) < 0) return NULL;
   if (mpg_shape_size(&array->tensor.desc.shape) != 1) {
     char text[MPG_SHAPE_TEXT_SIZE];
-    return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: the array has shape %s, not one element", what,
+    return PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s: the array has shape %s, not one element", what,
                         mpg_shape_text(&array->tensor.desc.shape, text, sizeof text));
   }
   PyObject *values = mpg_py_to_numpy(array);
@@ -221,7 +228,7 @@ PyType_Slot mpg_py_number_slots[] = {
     {Py_nb_multiply, number_multiply}, {Py_nb_inplace_multiply, number_in_place_multiply},
     {Py_nb_true_divide, number_divide}, {Py_nb_inplace_true_divide, number_in_place_divide},
     {Py_nb_remainder, number_remainder}, {Py_nb_inplace_remainder, number_in_place_remainder},
-    {Py_nb_power, number_power}, {Py_nb_inplace_power, number_in_place_power},
+    {Py_nb_power, number_power}, /* **= makes a new array, as in MXNet */
     {Py_nb_matrix_multiply, number_matmul},
     {Py_nb_negative, number_negative}, {Py_nb_positive, number_positive}, {Py_nb_absolute, number_absolute},
     {Py_nb_bool, number_bool}, {Py_nb_float, number_float}, {Py_nb_int, number_int}, {Py_nb_index, number_index},

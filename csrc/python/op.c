@@ -123,19 +123,22 @@ static int variadic_place(const op_object *self, PyObject *keyword) {
   return -1;
 }
 
+static int set_out(call *c, PyObject *value) {
+  if (c->out != NULL) {
+    PyErr_Format(PyExc_TypeError, "%s: out is given twice", c->self->op->name);
+    return -1;
+  }
+  c->out = value == Py_None ? NULL : value;
+  return 0;
+}
+
 static int add_keyword(call *c, PyObject *keyword, PyObject *value) {
   op_object *self = c->self;
-  if (keyword == mpg_py->name_out) {
-    c->out = value == Py_None ? NULL : value;
-    return 0;
-  }
+  if (keyword == mpg_py->name_out) return set_out(c, value);
   Py_ssize_t place = find_name(self->names, keyword);
   if (place < 0) {
     if (keyword == mpg_py->name_name || PyUnicode_CompareWithASCIIString(keyword, "name") == 0) return 0;
-    if (PyUnicode_CompareWithASCIIString(keyword, "out") == 0) {
-      c->out = value == Py_None ? NULL : value;
-      return 0;
-    }
+    if (PyUnicode_CompareWithASCIIString(keyword, "out") == 0) return set_out(c, value);
     int numbered = self->variadic ? variadic_place(self, keyword) : -1;
     if (numbered >= 0) return add_array(c, numbered, value);
     return unknown_keyword(self, keyword);
@@ -143,6 +146,18 @@ static int add_keyword(call *c, PyObject *keyword, PyObject *value) {
   if (place >= self->num_inputs) return add_param(c, (int)place - self->num_inputs, value);
   if (self->variadic && place == self->num_inputs - 1 && (PyList_Check(value) || PyTuple_Check(value))) return add_arrays_of(c, value);
   return add_array(c, (int)place, value);
+}
+
+/* Inputs that are not given and that the parameters leave out make room for those behind them. */
+static void close_gaps(call *c) {
+  int kept = 0;
+  for (int i = 0; i < c->num_arrays; i++) {
+    PyObject *array = c->arrays[i];
+    if (array == NULL && i < c->self->num_inputs && mpg_op_input_left_out(c->self->op, c->values, i)) continue;
+    c->arrays[i] = NULL;
+    c->arrays[kept++] = array;
+  }
+  c->num_arrays = kept;
 }
 
 /* Numbers and NumPy arrays become arrays on the device of the first NDArray; left-out inputs at the end are cut off. */
@@ -156,6 +171,7 @@ static int convert_arrays(call *c) {
   const mpg_array *like = NULL;
   bool all = true;
   for (int i = 0; i < c->num_arrays; i++) {
+    if (c->arrays[i] == NULL) close_gaps(c);
     if (c->arrays[i] == NULL) {
       char name[64];
       PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s: the array %s is missing", op->name, mpg_op_input_name(op, i, name, sizeof name));
@@ -260,19 +276,20 @@ static PyObject *op_call(PyObject *callable, PyObject *const *args, size_t flags
   memset(c.small, 0, sizeof c.small);
   memcpy(c.params, self->defaults, table->size);
   PyObject *result = NULL;
+  Py_ssize_t positional = self->num_inputs + (table->size > 0 ? table->count : 0);
 
+  if (!self->variadic && count > positional + 2)
+    return PyErr_Format(PyExc_TypeError, "%s takes at most %zd arguments, got %zd", self->op->name, positional + 2, count);
   for (Py_ssize_t i = 0; i < count; i++) {
     if (self->variadic && i >= self->num_inputs - 1) {
       bool list = PyList_Check(args[i]) || PyTuple_Check(args[i]);
       if ((list ? add_arrays_of(&c, args[i]) : add_array(&c, c.num_arrays, args[i])) < 0) goto done;
     } else if (i < self->num_inputs) {
       if (add_array(&c, (int)i, args[i]) < 0) goto done;
-    } else if (i - self->num_inputs < table->count && table->size > 0) {
+    } else if (i < positional) {
       if (add_param(&c, (int)i - self->num_inputs, args[i]) < 0) goto done;
-    } else {
-      PyErr_Format(PyExc_TypeError, "%s takes at most %d arguments, got %zd", self->op->name,
-                   self->num_inputs + (table->size > 0 ? table->count : 0), count);
-      goto done;
+    } else if (i == positional) { /* behind it comes `name`, which has no effect */
+      if (set_out(&c, args[i]) < 0) goto done;
     }
   }
   Py_ssize_t num_keywords = keywords ? PyTuple_GET_SIZE(keywords) : 0;

@@ -50,7 +50,8 @@ static PyObject *call_input_names(PyObject *object, PyObject *argument) {
   PyObject *names = count < 0 ? NULL : PyTuple_New(count);
   for (int i = 0; names != NULL && i < count; i++) {
     char buffer[64];
-    PyObject *name = PyUnicode_InternFromString(mpg_op_input_name(self->op, i, buffer, sizeof buffer));
+    int place = mpg_op_input_place(self->op, self->params, i);
+    PyObject *name = PyUnicode_InternFromString(mpg_op_input_name(self->op, place, buffer, sizeof buffer));
     if (name == NULL)
       Py_CLEAR(names);
     else

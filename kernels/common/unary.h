@@ -49,7 +49,7 @@ MPG_ANYWHERE double digamma_of_positive(double x) {
          s * (1.0 / 12 - s * (1.0 / 120 - s * (1.0 / 252 - s * (1.0 / 240 - s * (1.0 / 132 - s * (691.0 / 32760))))));
 }
 MPG_ANYWHERE double digamma(double x) {
-  if (x <= 0 && x == floor(x)) return (double)NAN;
+  if (x <= 0 && x == floor(x)) return (double)INFINITY; /* at its poles, as in MXNet */
   return x < 0 ? digamma_of_positive(1 - x) - M_PI / tan(M_PI * x) : digamma_of_positive(x);
 }
 MPG_ANYWHERE double trigamma_of_positive(double x) {

@@ -119,11 +119,7 @@ MPG_CPU_KERNEL(softmax_activation) {
   const mpg_softmax_activation_params *params = call->params;
   const mpg_shape *shape = &call->inputs[0].desc.shape;
   job p = {.kind = KIND_SOFTMAX, .in = {&call->inputs[0]}, .out = &call->outputs[0], .scale = 1};
-  set_axis(&p, shape, 1);
-  if (params->mode == 1) {
-    p.n *= p.after;
-    p.after = 1;
-  }
+  set_axis(&p, shape, params->mode == 0 ? 1 : -1);
   return run_job(call, &p);
 }
 

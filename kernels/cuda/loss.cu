@@ -95,7 +95,7 @@ MPG_CUDA_KERNEL(softmax_output_back) {
   p.ignored = mpg_whole(params->ignore_label);
   p.use_ignore = params->use_ignore;
   p.alpha = params->multi_output ? 0 : params->smooth_alpha;
-  if (params->normalization == NORMALIZE_BATCH) divisor = label->desc.shape.dims[0];
+  if (params->normalization == NORMALIZE_BATCH) divisor = params->multi_output ? label->desc.shape.dims[0] : positions;
   if (params->normalization == NORMALIZE_VALID) {
     int64_t *counted = (int64_t *)mpg_device_scratch(call->device, sizeof *counted);
     if (!counted) return MPG_DEVICE_OUT_OF_MEMORY;
@@ -121,7 +121,8 @@ MPG_CUDA_KERNEL(make_loss_back) {
   const mpg_make_loss_layer_params *params = (const mpg_make_loss_layer_params *)call->params;
   const mpg_view *data = &call->inputs[0], *out = &call->outputs[0];
   int64_t count = count_of(data), divisor = 1, *counted = NULL;
-  if (params->normalization == NORMALIZE_BATCH && data->desc.shape.ndim > 0) divisor = data->desc.shape.dims[0];
+  const mpg_shape *shape = &data->desc.shape;
+  if (params->normalization == NORMALIZE_BATCH) divisor = mpg_shape_product(shape, 0, shape->ndim - 1); /* rows of the last dimension */
   if (params->normalization == NORMALIZE_VALID && count) {
     if (!(counted = (int64_t *)mpg_device_scratch(call->device, sizeof *counted))) return MPG_DEVICE_OUT_OF_MEMORY;
     MPG_TRY(mpg_cuda_launch(call, count_kernel, 1, MPG_CUDA_THREADS, 0, mpg_untyped_view(data), count, false, (int64_t)0, (double)params->valid_thresh, counted));

@@ -734,6 +734,10 @@ class HybridBlock(Block):
 
         return export_block(self, path, epoch, remove_amp_cast)
 
+    def _export_as(self, structure):
+        """How the exported block is called, given the structure of the arguments of a call; and whether it gives the first output only."""
+        return structure, False
+
     def optimize_for(self, x, *args, backend=None, clear=False, **kwargs):
         """Hybridizes the block, with the options of `hybridize`, and calls it on the inputs.
 

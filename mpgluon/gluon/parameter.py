@@ -9,7 +9,7 @@ import numpy as np
 from .. import autograd, initializer, random
 from .. import ndarray as nd
 from .._core import dtype_name
-from ..base import MXNetError
+from ..base import MXNetAssertionError, MXNetError
 from ..context import Context, current_context
 from . import _tracing
 from .utils import brief, indent, shape_is_known
@@ -164,7 +164,7 @@ class Parameter:
     @grad_req.setter
     def grad_req(self, req):
         if req not in ("write", "add", "null"):
-            raise ValueError(f"Parameter '{self.name}': grad_req must be 'write', 'add' or 'null', not {req!r}")
+            raise MXNetAssertionError(f"Parameter '{self.name}': grad_req must be 'write', 'add' or 'null', not {req!r}")
         if not self._differentiable:
             req = "null"
         if self._grad_req == req:

@@ -78,7 +78,8 @@ class SymbolBlock(HybridBlock):
 
     def _declare(self, given):
         """Makes the parameters: every variable that is no input."""
-        dtypes = {symbol.name: types[0][0] for symbol in given if (types := symbol.infer_type())[0]}
+        used = set(self._symbol.list_inputs())
+        dtypes = {symbol.name: types[0][0] for symbol in given if symbol.name in used and (types := symbol.infer_type())[0]}
         try:
             arguments, _, states = self._symbol.infer_type_partial(**dtypes)
         except MXNetError:  # contradicting dtypes: the parameters' own, once loaded, may agree
@@ -207,11 +208,12 @@ def symbol_of(block):
     call = block._compiled_call
     if call is None or not call._signatures:
         raise RuntimeError("Please first call block.hybridize() and then run forward with this block at least once before calling export.")
-    structure = next(iter(call._signatures))[0]
+    structure, first_only = block._export_as(next(iter(call._signatures))[0])
     count = _count(structure)
     names = iter(["data"] if count == 1 else [f"data{i}" for i in range(count)])
+    outputs = block(*_symbols_like(structure, names))
     found = []
-    _flatten(block(*_symbols_like(structure, names)), found, "The outputs of the block")
+    _flatten(outputs[0] if first_only else outputs, found, "The outputs of the block")
     return found[0] if len(found) == 1 else Group(found)
 
 

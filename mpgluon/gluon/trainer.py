@@ -6,7 +6,7 @@ import os
 from .. import _core, autograd
 from .. import ndarray as nd
 from .. import optimizer as opt
-from ..base import MXNetError
+from ..base import MXNetAssertionError, MXNetError
 from ..optimizer import multi
 from ._reduction import make_buckets
 from .parameter import Parameter, ParameterDict, changes
@@ -93,7 +93,7 @@ class Trainer:
         by_index = dict(enumerate(self._params))
         if isinstance(optimizer, opt.Optimizer):
             if optimizer_params:
-                raise ValueError("optimizer_params must be None if optimizer is an instance of Optimizer instead of str")
+                raise MXNetAssertionError("optimizer_params must be None if optimizer is an instance of Optimizer instead of str")
             self._optimizer = optimizer
             self._optimizer.param_dict = by_index
         else:

@@ -10,7 +10,7 @@ import warnings
 import numpy as np
 
 from .. import ndarray as nd
-from ..base import MXNetError
+from ..base import MXNetAssertionError, MXNetError
 from ..context import Context
 
 __all__ = ["split_data", "split_and_load", "clip_global_norm", "check_sha1", "download", "shape_is_known"]
@@ -100,7 +100,7 @@ def clip_global_norm(arrays, max_norm, check_isfinite=True):
     """
     arrays = list(arrays)
     if not arrays:
-        raise ValueError("clip_global_norm: there are no arrays to clip")
+        raise MXNetAssertionError("clip_global_norm: there are no arrays to clip")
     total = global_norm(arrays)
     if check_isfinite:
         norm = float(total.asscalar())

@@ -165,7 +165,8 @@ class Module(BaseModule):
         self._require()
         shapes = {desc.name: desc.shape for desc in (*self._data_shapes, *(self._label_shapes or ()))}
         shapes.update({name: self._execs[0].arg_dict[name].shape for name in (*self._param_names, *self._state_names)})
-        return list(zip(self._output_names, self._symbol.infer_shape(**shapes)[1]))
+        inputs = set(self._symbol.list_inputs())  # labels may be for the metric alone
+        return list(zip(self._output_names, self._symbol.infer_shape(**{name: shape for name, shape in shapes.items() if name in inputs})[1]))
 
     # Binding
 

@@ -15,10 +15,10 @@ def _arrays_and_names(data):
         if wrong is not None:
             raise TypeError(f"save: the keys of the dict must be strings, got {wrong!r}")
         arrays = list(data.values())
-    elif isinstance(data, (list, tuple)):
+    elif isinstance(data, list):
         arrays, names = list(data), None
     else:
-        raise TypeError(f"save: expected an NDArray, a list of them, or a dict of names to them, got {type(data).__name__}")
+        raise ValueError(f"save: expected an NDArray, a list of them, or a dict of names to them, got {type(data).__name__}")
     for i, array in enumerate(arrays):
         if not isinstance(array, _core.NDArray):
             what = repr(names[i]) if names else f"item {i}"

@@ -159,7 +159,7 @@ def concatenate(arrays, axis=0, always_copy=True):
     """The arrays one after the other along ``axis``. One array alone is given back itself unless ``always_copy``."""
     arrays = list(arrays)
     if not arrays:
-        raise ValueError("concatenate: no arrays are given")
+        raise _core.MXNetAssertionError("concatenate: no arrays are given")
     if not always_copy and len(arrays) == 1:
         return arrays[0]
     return _op("Concat")(*arrays, dim=axis)
@@ -199,13 +199,10 @@ def split_v2(ary, indices_or_sections, axis=0, squeeze_axis=False):
     if isinstance(indices_or_sections, (int, np.integer)):
         if indices_or_sections < 1 or size % indices_or_sections:
             raise ValueError(f"split_v2: axis {axis} of length {size} can't be split into {indices_or_sections} equal pieces")
-        bounds = [size // indices_or_sections * i for i in builtins.range(indices_or_sections + 1)]
+        indices, sections = (), int(indices_or_sections)
     else:
-        bounds = [0, *[int(i) for i in indices_or_sections], size]
-    pieces = [_op("slice_axis")(ary, axis=axis, begin=begin, end=end) for begin, end in zip(bounds, bounds[1:])]
-    if squeeze_axis:
-        pieces = [_op("squeeze")(piece, axis=axis) for piece in pieces]
-    return pieces[0] if len(pieces) == 1 else pieces
+        indices, sections = (0, *[int(i) for i in indices_or_sections]), 0
+    return _op("_split_v2")(ary, indices=indices, axis=axis, squeeze_axis=squeeze_axis, sections=sections)
 
 
 def onehot_encode(indices, out):
@@ -216,7 +213,8 @@ def onehot_encode(indices, out):
 def histogram(a, bins=10, range=None):
     """Counts and edges: ``bins`` a number of equal bins over ``range`` (default: of the values), or an NDArray of edges.
 
-    Counts are float32, as in MXNet, for a number of bins, and int64 for edges. ValueError for other bins.
+    As in MXNet both are float32 where `bins` is a number and no range is given; else counts are int64, and edges of the dtype of `a`.
+    ValueError for other bins.
     """
     if isinstance(bins, NDArray):
         edges = bins.asnumpy()
@@ -225,7 +223,8 @@ def histogram(a, bins=10, range=None):
     else:
         raise ValueError(f"histogram: bins is an integer or an NDArray of edges, got {type(bins).__name__}")
     counts, edges = np.histogram(a.asnumpy(), bins=edges, range=range)
-    return array(counts, ctx=a.context, dtype="int64" if isinstance(bins, NDArray) else "float32"), array(edges, ctx=a.context, dtype=a.dtype)
+    plain = range is None and not isinstance(bins, NDArray)
+    return array(counts, ctx=a.context, dtype="float32" if plain else "int64"), array(edges, ctx=a.context, dtype="float32" if plain else a.dtype)
 
 
 def Custom(*data, op_type=None, name=None, **kwargs):

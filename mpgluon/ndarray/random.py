@@ -2,6 +2,7 @@
 
 from . import _namespaces
 from .. import _core
+from ..context import current_context  # noqa: F401 - found here in MXNet, too
 
 __all__ = [
     "exponential", "gamma", "generalized_negative_binomial", "multinomial", "negative_binomial", "normal", "poisson", "randint", "randn", "shuffle", "uniform",

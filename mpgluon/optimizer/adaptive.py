@@ -211,7 +211,8 @@ class Ftrl(GroupedOptimizer):
     """Follow the regularised leader; `lamda1` makes weights sparse."""
 
     def __init__(self, lamda1=0.01, learning_rate=0.1, beta=1, **kwargs):
-        super().__init__(learning_rate=learning_rate, **kwargs)
+        super().__init__(**kwargs)  # a scheduler keeps its own rate to begin with, as in MXNet
+        self.lr = learning_rate
         self.lamda1 = lamda1
         self.beta = beta
 

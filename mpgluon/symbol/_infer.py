@@ -77,9 +77,12 @@ class Inference:
         What is known of variables, by name; it overrides what they say themselves.
     train : bool
         The mode, for ops whose outputs depend on it.
+    only : None, 'shape' or 'dtype'
+        Looks at nothing else: what does not fit otherwise is no error.
     """
 
-    def __init__(self, entries, shapes, dtypes, train=False):
+    def __init__(self, entries, shapes, dtypes, train=False, only=None):
+        self._forget = {None: None, "dtype": 0, "shape": 1}[only]
         self.order = topological(entries)
         self.entries = entries
         self._train = train
@@ -90,7 +93,7 @@ class Inference:
             if node.call is None:
                 shape, dtype = declared(node)
                 given = shapes.get(node.name)
-                self.values.append([(tuple(given) if given else shape, dtypes.get(node.name, dtype))])
+                self.values.append([self._looked_at((tuple(given) if given else shape, dtypes.get(node.name, dtype)))])
             else:
                 self.values.append([UNKNOWN] * node.num_outputs)
                 for source, _ in node.inputs:
@@ -98,6 +101,9 @@ class Inference:
         self._queue = [place for place, node in enumerate(self.order) if node.call is not None]  # a heap: earlier nodes first
         self._dirty = set(self._queue)
         self._run()
+
+    def _looked_at(self, desc):
+        return desc if self._forget is None else (None, desc[1]) if self._forget == 0 else (desc[0], None)
 
     def _mark(self, place):
         if place not in self._dirty and self.order[place].call is not None:
@@ -125,6 +131,7 @@ class Inference:
 
     def _learn(self, at, index, new, node, place):
         old = self.values[at][index]
+        new = self._looked_at(new)
         if old == new:
             return
         merged = _merge(old, new)
@@ -185,6 +192,33 @@ class Inference:
         except MXNetError:
             return None
         return [shape for shape, _ in (*completed, *outputs)]
+
+    def probe_dtypes(self):
+        """Finds the dtypes of inputs that follow from the dtype of a result, where an op's own inference goes forward only.
+
+        An input has the result's dtype if the op gives that result with it, and not with another dtype in its place.
+        """
+        for place in reversed(range(len(self.order))):
+            node, result = self.order[place], self.values[place][0][1]
+            if node.call is None or result is None:
+                continue
+            sources = [(self._place[source], index) for source, index in node.inputs]
+            dtypes = [self.values[at][index][1] for at, index in sources]
+            open_inputs = [k for k, dtype in enumerate(dtypes) if dtype is None]
+            filled = [result if dtype is None else dtype for dtype in dtypes]
+            if not open_inputs or self._result_dtype(node, filled) != result:
+                continue
+            other = "float32" if result != "float32" else "float64"
+            for k in open_inputs:
+                if self._result_dtype(node, [*filled[:k], other, *filled[k + 1 :]]) != result:
+                    self._learn(*sources[k], (None, result), node, place)
+            self._run()
+
+    def _result_dtype(self, node, dtypes):
+        try:
+            return node.call.infer([(None, dtype) for dtype in dtypes], [UNKNOWN] * node.num_outputs, self._train)[1][0][1]
+        except MXNetError:
+            return None
 
     def of(self, nodes):
         return [self.values[self._place[node]][0] for node in nodes]

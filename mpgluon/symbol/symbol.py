@@ -107,10 +107,10 @@ class Symbol:
         return self._entries[0][0].get(key)
 
     def list_attr(self, recursive=False):
-        """The attributes of the node, parameters included, as a dict of texts."""
+        """The attributes of the node (of a group: of its first one), parameters included, as a dict of texts."""
         if recursive:
             raise DeprecationWarning("Symbol.list_attr with recursive=True has been deprecated. Please use attr_dict instead.")
-        return self._entries[0][0].all_attrs() if self.name is not None else {}
+        return self._entries[0][0].all_attrs() if self._entries else {}
 
     def attr_dict(self):
         """The attributes of all nodes: name -> dict of texts; nodes without any are left out."""
@@ -198,9 +198,7 @@ class Symbol:
             return {name: value for name, value in zip(arguments, args) if value is not None}
         unknown = [name for name in kwargs if name not in names]
         if unknown:
-            import warnings
-
-            warnings.warn(f"infer_{what}: the symbol has no argument {', '.join(unknown)}; there are {', '.join(names)}", stacklevel=4)
+            raise MXNetError(f"infer_{what}: the symbol has no argument named {', '.join(unknown)}; there are {', '.join(names)}")
         return {name: value for name, value in kwargs.items() if value is not None}
 
     def _sorted(self, inference, field):
@@ -217,7 +215,7 @@ class Symbol:
         numpy = is_np_shape()
         if numpy:
             shapes = {name: tuple([max(size, 0) for size in shape]) for name, shape in shapes.items()}
-        inference = Inference(self._entries, shapes, {})
+        inference = Inference(self._entries, shapes, {}, only="shape")
         if partial:
             inference.probe()
         found = self._sorted(inference, 0)
@@ -248,7 +246,9 @@ class Symbol:
 
     def _infer_type_impl(self, partial, *args, **kwargs):
         types = {name: _core.dtype_name(dtype) for name, dtype in self._given(args, kwargs, "type").items()}
-        found = self._sorted(Inference(self._entries, {}, types), 1)
+        inference = Inference(self._entries, {}, types, only="dtype")
+        inference.probe_dtypes()
+        found = self._sorted(inference, 1)
         if not partial and any(dtype is None for group in found for dtype in group):
             return None, None, None
         return tuple([[dtype_type(dtype) for dtype in group] for group in found])

@@ -37,7 +37,7 @@ def log_softmax_back(grad, y, axis=-1, scale=1):
 
 
 def activation(x, mode="instance"):
-    return softmax(x, axis=1) if mode == "channel" else softmax(x.reshape(len(x), -1)).reshape(x.shape)
+    return softmax(x, axis=1 if mode == "channel" else -1)
 
 
 def losses(x, label):

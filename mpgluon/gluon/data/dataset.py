@@ -1,5 +1,6 @@
 """Data sets: samples by index."""
 
+from ...base import MXNetAssertionError
 from ...ndarray import NDArray
 
 __all__ = ["Dataset", "SimpleDataset", "ArrayDataset"]
@@ -73,11 +74,11 @@ class ArrayDataset(Dataset):
 
     def __init__(self, *args):
         if not args:
-            raise ValueError("ArrayDataset needs at least one array")
+            raise MXNetAssertionError("ArrayDataset needs at least one array")
         self._length = len(args[0])
         for i, data in enumerate(args):
             if len(data) != self._length:
-                raise ValueError(f"all arrays must have one length: array 0 has {self._length}, array {i} has {len(data)}")
+                raise MXNetAssertionError(f"all arrays must have one length: array 0 has {self._length}, array {i} has {len(data)}")
         # Single values of a vector are wanted as numbers, so vectors are kept in NumPy.
         self._data = [data.asnumpy() if isinstance(data, NDArray) and len(data.shape) == 1 else data for data in args]
 

@@ -128,7 +128,7 @@ class _RNNLayer(HybridBlock):
         shapes = [(layers, batch_size, self._projection_size or self._hidden_size)]
         if self._mode == "lstm":
             shapes.append((layers, batch_size, self._hidden_size))
-        return [{"shape": shape, "__layout__": "LNC"} for shape in shapes]
+        return [{"shape": shape, "__layout__": "LNC", "dtype": self._dtype} for shape in shapes]
 
     def begin_state(self, batch_size=0, func=nd.zeros, **kwargs):
         """States to begin with.
@@ -153,6 +153,13 @@ class _RNNLayer(HybridBlock):
         if self._use_sequence_length:
             return super().__call__(inputs, states, sequence_length)
         return super().__call__(inputs, states)
+
+    def _export_as(self, structure):
+        if structure[2] is not None:
+            return structure, False
+        # States that the layer made itself are inputs of the exported one, as in MXNet.
+        states = (list, *[structure[1]] * len(self.state_info()))
+        return (*structure[:2], states, *structure[3:]), True
 
     def forward(self, inputs, *args):
         if isinstance(inputs, nd.NDArray) and len(inputs.shape) != 3:
