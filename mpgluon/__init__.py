@@ -23,6 +23,7 @@ def _library_folders():
 
 _core.set_library_folders(_library_folders())
 
+from ._hints import FUNCTIONS as _FUNCTIONS, of_module as _of_module  # noqa: E402
 from . import base, context, engine, runtime, util  # noqa: E402
 from .base import MXNetError, bfloat16  # noqa: E402
 from .context import Context, cpu, cpu_pinned, current_context, gpu, num_gpus  # noqa: E402
@@ -35,10 +36,10 @@ from .util import is_np_array, is_np_shape, np_shape, set_np_shape, use_np_shape
 
 # Loaded when first used, so that `import mpgluon` stays quick.
 _LAZY = {
-    "attribute": "attribute", "callback": "callback", "comm": "comm", "contrib": "contrib", "executor": "executor", "gluon": "gluon", "image": "image", "info": "info",
+    "attribute": "attribute", "callback": "callback", "executor": "executor", "gluon": "gluon", "info": "info",
     "init": "initializer", "initializer": "initializer", "io": "io", "kv": "kvstore", "kvstore": "kvstore", "log": "log", "lr_scheduler": "lr_scheduler",
     "metric": "metric", "mod": "module", "model": "model", "module": "module", "mon": "monitor", "monitor": "monitor", "name": "name", "np": "numpy", "numpy": "numpy", "opt": "optimizer", "optimizer": "optimizer",
-    "operator": "operator", "parallel": "parallel", "profiler": "profiler", "recordio": "recordio", "registry": "registry", "rnn": "rnn", "sym": "symbol", "symbol": "symbol",
+    "operator": "operator", "parallel": "parallel", "profiler": "profiler", "registry": "registry", "rnn": "rnn", "sym": "symbol", "symbol": "symbol",
     "test_utils": "test_utils", "viz": "visualization", "visualization": "visualization",
 }  # fmt: skip
 _LAZY_NAMES = {"AttrScope": "attribute", "Symbol": "symbol"}
@@ -48,16 +49,9 @@ def __getattr__(name):
     if name in _LAZY_NAMES:
         return getattr(_importlib.import_module(f"{__name__}.{_LAZY_NAMES[name]}"), name)
     if name in _LAZY:
-        full = f"{__name__}.{_LAZY[name]}"
-        try:
-            module = _importlib.import_module(full)
-        except ModuleNotFoundError as error:
-            if error.name != full:
-                raise
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
-        globals()[name] = module
+        module = globals()[name] = _importlib.import_module(f"{__name__}.{_LAZY[name]}")
         return module
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise _of_module(__name__, name, _FUNCTIONS)
 
 
 def __dir__():

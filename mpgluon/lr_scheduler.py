@@ -7,6 +7,8 @@ updates the rate rises linearly from `warmup_begin_lr` to `base_lr`, or stays at
 import logging
 import math
 
+from ._hints import constructed
+
 __all__ = ["LRScheduler", "FactorScheduler", "MultiFactorScheduler", "PolyScheduler", "CosineScheduler"]
 
 
@@ -50,6 +52,9 @@ class LRScheduler:
         if warmup_mode not in ("linear", "constant"):
             raise ValueError(f"warmup_mode must be 'linear' or 'constant', got {warmup_mode!r}")
         self.warmup_mode = warmup_mode
+
+    def __repr__(self):
+        return constructed(self, ("base_lr",))
 
     def get_warmup_lr(self, num_update):
         """The rate at an update before `warmup_steps`."""

@@ -58,6 +58,9 @@ class EvalMetric:
         self._kwargs = kwargs
         self.reset()
 
+    def __repr__(self):
+        return f"{type(self).__name__}({self.name!r})"
+
     def __str__(self):
         return f"EvalMetric: {dict(self.get_name_value())}"
 

@@ -2,6 +2,7 @@
 
 import warnings
 
+from ._hints import near
 from .base import MXNetAssertionError
 
 _FAMILIES = {}  # base class -> {lower-case name: class}
@@ -89,7 +90,7 @@ def get_create_func(base_class, nickname):
             return create(name, **options)
         klass = family.get(what.lower())
         if klass is None:
-            raise MXNetAssertionError(f"there is no {nickname} named {what!r}; registered: {', '.join(sorted(family)) or 'none'}")
+            raise MXNetAssertionError(f"there is no {nickname} named {what!r}{near(what, family)}; registered: {', '.join(sorted(family)) or 'none'}")
         return klass(*args, **kwargs)
 
     create.__doc__ = f"Makes a {nickname} from its name (with arguments for its constructor), JSON text, a dict, or an instance."

@@ -2,6 +2,7 @@
 
 import json
 import os
+import warnings
 
 import numpy as np
 import pytest
@@ -305,3 +306,131 @@ def test_kinds_of_exceptions_are_mxnets(case):
         call()
     text = str(caught.value)
     assert len(text) > 10 and not (text[0] == text[-1] and text[0] in "'\""), "a sentence, not a quoted key"
+
+
+# Names of other frameworks: the error says what there is here.
+FOREIGN = {
+    "x.cuda": (lambda: nd.ones((2,)).cuda(), "as_in_context"),
+    "x.numpy": (lambda: nd.ones((2,)).numpy(), "asnumpy"),
+    "x.view": (lambda: nd.ones((2,)).view(-1), "reshape"),
+    "net.parameters": (lambda: nn.Dense(2).parameters(), "collect_params"),
+    "net.train": (lambda: nn.Dense(2).train(), "autograd.record"),
+    "net.state_dict": (lambda: nn.Dense(2).state_dict(), "save_parameters"),
+    "nn.Linear": (lambda: nn.Linear, "nn.Dense"),
+    "nn.LSTM": (lambda: nn.LSTM, "use mx.gluon.rnn.LSTM"),
+    "nd.cat": (lambda: nd.cat, "nd.concat"),
+    "mx.tensor": (lambda: mx.tensor, "nd.array"),
+    "x.foo": (lambda: nd.ones((2,)).foo, "no attribute 'foo'"),
+    "net.foo": (lambda: nn.Dense(2).foo, "no attribute 'foo'"),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_names_of_other_frameworks(name):
+    call, words = FOREIGN[name]
+    assert words in text_of(AttributeError, call)
+
+
+def test_foreign_names_are_not_offered():
+    from mpgluon import _hints
+
+    x, net = nd.ones((2,)), nn.Dense(2)
+    for thing, names in ((x, _hints.ARRAY), (net, _hints.BLOCK), (nn, _hints.LAYERS), (nd, _hints.FUNCTIONS)):
+        for name in names:
+            assert not hasattr(thing, name), f"{name} exists: no hint is needed"
+            assert name not in dir(thing)
+
+
+@pytest.mark.parametrize("module", [mx, nd, mx.sym, mx.gluon, nn, mx.parallel, mx.optimizer, mx.metric], ids=lambda module: module.__name__)
+def test_completion_offers_what_there_is(module):
+    for name in dir(module):
+        getattr(module, name)
+    assert all(hasattr(nd.ones((2,)), name) for name in dir(nd.ones((2,))))
+    assert dir(mx.parallel) == sorted(mx.parallel.__all__)
+
+
+def test_block_without_its_base():
+    class NoSuper(gluon.HybridBlock):
+        def __init__(self):
+            self.layer = nn.Dense(2)
+
+    class NoSuperNoLayer(gluon.Block):
+        def __init__(self):
+            self.number = 2
+
+    assert "NoSuper.__init__ has to call super().__init__()" in text_of(AttributeError, NoSuper)
+    assert "NoSuperNoLayer.__init__ has to call super().__init__()" in text_of(AttributeError, lambda: NoSuperNoLayer()(nd.ones((2,))))
+
+
+def test_trainer_says_first_what_is_wrong_with_its_optimizer():
+    net = nn.Dense(2)  # not initialised
+    assert "did you mean 'adam'?" in text_of(ValueError, lambda: gluon.Trainer(net, "adamm"))
+    text = text_of(TypeError, lambda: gluon.Trainer(net, "adam", {"learning_rat": 0.1}))
+    assert "no option 'learning_rat'; did you mean 'learning_rate'?" in text and "beta1" in text
+    assert "optimizer 'sgd' has no option 'lr'; it takes" in text_of(TypeError, lambda: gluon.Trainer(net, "sgd", {"lr": 0.1}))
+    assert "did you mean 'accuracy'?" in text_of(ValueError, lambda: mx.metric.create("acuracy"))
+    net = _dense()
+    assert gluon.Trainer(net, "sgd")._params == gluon.Trainer(net.collect_params(), "sgd")._params
+
+
+def test_data_of_another_dtype_than_the_network():
+    for layer, shape in ((nn.Dense(2, in_units=3), (1, 3)), (nn.Conv2D(2, 1, in_channels=3), (1, 3, 2, 2))):
+        layer.initialize()
+        assert "convert the data with x.astype('float32'), or the network with net.cast('float64')" in text_of(MXNetError, lambda: layer(nd.ones(shape, dtype="float64")))
+
+
+def test_labels_that_do_not_fit_their_loss():
+    pred, loss = nd.ones((3, 4)), gluon.loss.SoftmaxCrossEntropyLoss()
+    assert "sparse_label=False" in text_of(ValueError, lambda: loss(pred, nd.one_hot(nd.array([0, 1, 2]), 4)))
+    assert loss(nd.ones((3, 1)), nd.zeros((3,))).shape == (3,)
+
+
+def test_labels_outside_of_the_classes_under_the_sync_engine():
+    import subprocess
+    import sys
+
+    code = "import mpgluon as mx; mx.gluon.loss.SoftmaxCELoss()(mx.nd.ones((3, 4)), mx.nd.array([0, 4, -1]))"
+    run = subprocess.run([sys.executable, "-c", code], env={**os.environ, "MPGLUON_ENGINE": "sync"}, capture_output=True, text=True)
+    assert "there are 4 classes, but labels lie between -1 and 4" in run.stderr
+
+
+def test_masks_as_indices_are_warned_of():
+    x = nd.array([[1, 2, 3], [4, 5, 6]])
+    with pytest.warns(UserWarning, match="boolean_mask"):
+        x[x > 2]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        x[nd.array([0, 1])], x[nd.array([1, 1, 0, 1])], x[nd.array([0, 1, 1], dtype="int32")]
+
+
+def test_files_of_other_formats(tmp_path):
+    for suffix in ("npz", "safetensors"):
+        (tmp_path / f"a.{suffix}").write_bytes(b"PK\x03\x04" + bytes(100))
+        assert f"for that format use" in text_of(MXNetError, lambda: nd.load(tmp_path / f"a.{suffix}"))
+    assert "safetensors.numpy.save_file" in text_of(MXNetError, lambda: _dense().save_parameters(str(tmp_path / "b.safetensors")))
+    assert "for that format" not in text_of(MXNetError, lambda: nd.load(tmp_path / "missing.npz"))
+
+
+@pytest.mark.parametrize("limit, kind", [(-5, ValueError), ("abc", TypeError), (1.5, TypeError)])
+def test_memory_limits_that_are_none(limit, kind):
+    assert "the limit is a number of bytes" in text_of(kind, lambda: mx.context.set_memory_limit(mx.cpu(0), limit))
+
+
+def test_objects_that_say_what_they_are():
+    data = gluon.data.ArrayDataset(nd.ones((3, 2)), nd.ones((3,)))
+    trainer = gluon.Trainer(_dense(), "sgd", {"learning_rate": 0.1, "momentum": 0.9})
+    pipeline = mx.parallel.Pipeline(2)
+    shown = {
+        "Trainer(SGD(learning_rate=0.1, momentum=0.9, wd=0.0), parameters: 2, on cpu(0))": trainer,
+        "Adam(learning_rate=0.001, wd=0.0)": mx.optimizer.Adam(),
+        "FactorScheduler(step=3, factor=0.5, base_lr=0.01)": mx.lr_scheduler.FactorScheduler(3, 0.5),
+        "Accuracy('accuracy')": mx.metric.Accuracy(),
+        "ArrayDataset(samples: 3)": data,
+        "Transformed(samples: 3)": data.transform(lambda *sample: sample),
+        "Selection(samples: 2)": data.take(2),
+        "DataLoader(ArrayDataset(samples: 3), batches: 2)": gluon.data.DataLoader(data, batch_size=2),
+        "NDArrayIter(data (3, 2), softmax_label (3,); batch_size=2)": mx.io.NDArrayIter(nd.ones((3, 2)), nd.ones((3,)), batch_size=2),
+        f"TrainStep(HybridSequential, L2Loss, {trainer!r}, {pipeline!r})": mx.parallel.TrainStep(nn.HybridSequential(), gluon.loss.L2Loss(), trainer, pipeline),
+    }
+    for text, thing in shown.items():
+        assert repr(thing) == text

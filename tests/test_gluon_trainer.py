@@ -298,3 +298,37 @@ def test_download(tmp_path):
     assert not (tmp_path / "bad").exists()
     with pytest.raises(mx.MXNetError, match="absent"):
         gluon.utils.download((tmp_path / "absent").as_uri(), str(tmp_path / "to"))
+
+
+@pytest.mark.parametrize("optimizer, options", [("adam", {}), ("sgd", {"momentum": 0.9}), ("lamb", {}), ("ftml", {})])
+def test_states_follow_a_network_that_is_cast(optimizer, options):
+    def train(dtypes):
+        mx.random.seed(1)
+        net = mx.gluon.nn.Dense(2, in_units=3)
+        net.initialize(mx.init.Xavier())
+        trainer = mx.gluon.Trainer(net, optimizer, {"learning_rate": 0.1, **options})
+        for step, dtype in enumerate(dtypes):
+            net.cast(dtype)
+            x = mx.nd.array([[1, 2, 3], [step, -1, 0.5]], dtype=dtype)
+            with mx.autograd.record():
+                loss = (net(x) ** 2).sum()
+            loss.backward()
+            trainer.step(2)
+        return net.weight.data().asnumpy()
+
+    np.testing.assert_allclose(train(["float32"] * 2 + ["float64"] * 2), train(["float32"] * 4), rtol=1e-4, atol=1e-5)
+
+
+def test_states_with_float32_copies_do_not_follow_a_cast():
+    net = mx.gluon.nn.Dense(2, in_units=3)
+    net.initialize()
+    trainer = mx.gluon.Trainer(net, "adam", {"multi_precision": True})
+    for dtype in ("float32", "float16"):
+        net.cast(dtype)
+        with mx.autograd.record():
+            loss = net(mx.nd.ones((1, 3), dtype=dtype)).sum()
+        loss.backward()
+        if dtype == "float32":
+            trainer.step(1)
+    with pytest.raises(mx.MXNetError, match="cast from float32 to float16 in mid-training.*make a new Trainer"):
+        trainer.step(1)

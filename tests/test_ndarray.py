@@ -216,6 +216,34 @@ def test_gradients_at_the_poles_of_the_gamma_function(function, at_minus_one):
     assert np.isfinite(x.grad.asnumpy()[2])
 
 
+def test_lists_formats_and_iteration():
+    x = nd.array([[1, 2], [3, 4]], dtype="int32")
+    assert x.tolist() == [[1, 2], [3, 4]] and nd.array(2.5).tolist() == 2.5
+    assert f"{nd.array([1.234]):.2f} {nd.array(7, dtype='int32'):03d} {x}" == f"1.23 007 {x!r}"
+    with pytest.raises(ValueError):
+        f"{x:.2f}"
+    assert [row.tolist() for row in iter(x)] == [[1, 2], [3, 4]] and list(nd.zeros((0, 3))) == []
+    with pytest.raises(TypeError):
+        iter(nd.array(1.0))
+
+
+def test_numpy_functions_keep_gradients_or_say_no():
+    x = nd.array([[1.0, 2.5], [3.0, 4.0]])
+    assert np.mean(x) == 2.625 and np.mean(x, axis=0).tolist() == [2, 3.25] and np.mean(x, dtype="float64").dtype == np.float64
+    np.testing.assert_array_equal(np.round(x * 1.01, 1), np.round(x.asnumpy() * np.float32(1.01), 1))
+    assert isinstance(np.sum(x), nd.NDArray) and np.concatenate([x, x]).shape == (4, 2) and isinstance(np.exp(x), np.ndarray)
+    x.attach_grad()
+    with mx.autograd.record():
+        y = x * 2
+        for call in (lambda: np.exp(y), lambda: np.mean(y), lambda: np.concatenate([y, y]), lambda: np.where(y, y, 0), lambda: np.maximum(y, 0)):
+            with pytest.raises(mx.MXNetError, match="its gradient would be lost"):
+                call()
+        assert np.exp(y.detach()).shape == np.asarray(y).shape == y.asnumpy().shape == (2, 2)
+        z = np.float32(3) * y + np.ones((2, 2), "float32")
+    z.backward()
+    assert (x.grad.asnumpy() == 6).all()
+
+
 def test_power_in_place_makes_a_new_array():
     x = y = nd.array([2.0, 3.0])
     x **= 2

@@ -47,6 +47,18 @@ def test_out_and_name_come_after_the_parameters():
                 op(*[None] * (count + 3))
 
 
+def test_signatures():
+    signature = inspect.signature(nd.Convolution)
+    assert str(signature).startswith("(data, weight, bias=None, kernel=<required>, stride=(), ") and signature.parameters["no_bias"].default is False
+    symbolic = inspect.signature(mx.sym.Convolution)
+    assert list(symbolic.parameters)[:4] == ["data", "weight", "bias", "kernel"] and list(symbolic.parameters)[-2:] == ["name", "attr"]
+    assert "data : Symbol" in mx.sym.Convolution.__doc__ and "NDArray" not in mx.sym.Convolution.__doc__
+    for name, op in _core.ops().items():
+        assert inspect.signature(op)
+        if hasattr(mx.sym, name):
+            assert inspect.signature(getattr(mx.sym, name))
+
+
 def test_out_by_position():
     x = x23()
     for call, expected in (

@@ -269,6 +269,10 @@ mpg_status mpg_infer_expect_dtype(mpg_infer *infer, int input, mpg_dtype dtype) 
   if (desc->dtype == MPG_DTYPE_NONE) desc->dtype = dtype;
   if (dtype == MPG_DTYPE_NONE || desc->dtype == dtype) return MPG_OK;
   char name[64];
+  mpg_op_input_name(infer->op, input, name, sizeof name);
+  const char *own = mpg_dtype_name(desc->dtype), *other = mpg_dtype_name(dtype);
+  if (strcmp(name, "weight") == 0 && infer->op->inputs[0] == 'd') /* of a layer: it is more often the data that has to change */
+    return mpg_infer_fail(infer, "weight is %s, the data %s; convert the data with x.astype('%s'), or the network with net.cast('%s')", own, other, own, other);
   return mpg_infer_fail(infer, "%s must be %s, as the other inputs are, not %s; convert it with astype",
                         mpg_op_input_name(infer->op, input, name, sizeof name), mpg_dtype_name(dtype), mpg_dtype_name(desc->dtype));
 }

@@ -267,12 +267,15 @@ static PyObject *set_memory_limit(PyObject *module, PyObject *args) {
   if (!PyArg_ParseTuple(args, "OO:set_memory_limit", &object, &limit)) return NULL;
   mpg_device *device = device_of(object);
   if (device == NULL) return NULL;
-  size_t bytes = 0;
+  Py_ssize_t bytes = 0;
   if (limit != Py_None) {
-    bytes = PyLong_AsSize_t(limit);
-    if (bytes == (size_t)-1 && PyErr_Occurred()) return NULL;
+    bytes = PyIndex_Check(limit) ? PyNumber_AsSsize_t(limit, PyExc_OverflowError) : -1;
+    if (bytes == -1 && PyErr_Occurred()) return NULL;
+    if (bytes < 0)
+      return PyErr_Format(mpg_py->errors[PyIndex_Check(limit) ? MPG_VALUE_ERROR : MPG_TYPE_ERROR],
+                          "set_memory_limit: the limit is a number of bytes, or 0 or None for no limit; got %R", limit);
   }
-  MPG_PY_TRY(mpg_pool_set_limit(device->pool, bytes));
+  MPG_PY_TRY(mpg_pool_set_limit(device->pool, (size_t)bytes));
   Py_RETURN_NONE;
 }
 static PyObject *reset_peak_memory(PyObject *module, PyObject *object) {

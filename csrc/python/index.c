@@ -354,6 +354,18 @@ static PyObject *take(mpg_array *source, mpg_array *positions) {
   return mpg_py_call_named("take", inputs, 2, NULL, "axis", &axis, NULL);
 }
 
+/* Whether an index array holds nothing but 0 and 1 and has the shape of the array: a comparison's result, meant as a mask. */
+static bool looks_like_mask(PyObject *key, const mpg_shape *shape, const gather *g) {
+  if (!mpg_py_is_array(key)) return false;
+  const mpg_desc *desc = &mpg_py_array_of(key)->tensor.desc;
+  if (!mpg_dtype_is_float(desc->dtype) || desc->shape.ndim > shape->ndim || mpg_shape_size(&desc->shape) < 3) return false;
+  if (memcmp(desc->shape.dims, shape->dims, (size_t)desc->shape.ndim * sizeof *shape->dims)) return false;
+  const int64_t *rows = PyArray_DATA(g->flat);
+  for (npy_intp i = 0, count = PyArray_SIZE(g->flat); i < count; i++)
+    if (rows[i] != 0 && rows[i] != 1) return false;
+  return true;
+}
+
 static PyObject *get_advanced(PyObject *self, PyObject *key) {
   mpg_array *array = mpg_py_array_of(self);
   const mpg_shape *shape = &array->tensor.desc.shape;
@@ -365,6 +377,9 @@ static PyObject *get_advanced(PyObject *self, PyObject *key) {
   if (resolve(shape, key, &g) < 0) return NULL;
   mpg_shape wanted = gathered_shape(&g);
   PyObject *result = NULL, *rows = NULL, *positions = NULL;
+  if (looks_like_mask(key, shape, &g) &&
+      PyErr_WarnEx(PyExc_UserWarning, "an index array of 0 and 1 takes rows 0 and 1, as in MXNet; for the rows where a mask is 1 use nd.contrib.boolean_mask(x, mask)", 1) < 0)
+    goto done;
   if (check_ndim(&wanted) < 0) goto done;
   if (wanted.ndim == 0) wanted = (mpg_shape){.ndim = 1, .dims = {1}};
   if (mpg_shape_size(&wanted) == 0 && !mpg_py_tracked(array)) {

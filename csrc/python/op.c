@@ -371,6 +371,14 @@ static PyObject *get_signature(PyObject *self, void *unused) {
   return take_text(&text);
 }
 
+static PyObject *get_signature_object(PyObject *self, void *unused) {
+  (void)unused;
+  PyObject *module = PyImport_ImportModule("mpgluon._signatures");
+  PyObject *result = module ? PyObject_CallMethod(module, "signature", "O", self) : NULL;
+  Py_XDECREF(module);
+  return result;
+}
+
 static const char *const kind_names[] = {"boolean", "integer", "integer or None", "number", "number or None", "tuple of integers", "tuple of numbers",
                                          "dtype", "one of", "string", "Context"};
 
@@ -488,6 +496,7 @@ static PyMethodDef op_methods[] = {
     {0}};
 static PyGetSetDef op_properties[] = {{"__doc__", get_doc, NULL, NULL, NULL},
                                       {"__text_signature__", get_signature, NULL, NULL, NULL},
+                                      {"__signature__", get_signature_object, NULL, NULL, NULL},
                                       {"__name__", get_name, NULL, NULL, NULL},
                                       {"__qualname__", get_name, NULL, NULL, NULL},
                                       {"__module__", get_module, NULL, NULL, NULL},

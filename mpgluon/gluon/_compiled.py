@@ -268,7 +268,7 @@ class CompiledPrograms:
 
     def __repr__(self):
         if not self._entries:
-            return "nothing is compiled yet: call hybridize(), then the block"
+            return "nothing is compiled yet: call hybridize(), then the block (what a TrainStep compiles is told by step.compiled())"
         devices = list(dict.fromkeys(name for entry in self._entries for name in entry["devices"]))
         rows = [("device", "held bytes", "peak held")]
         for name in devices:

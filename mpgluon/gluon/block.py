@@ -15,6 +15,7 @@ import numpy as np
 from .. import _core
 from .. import ndarray as nd
 from .._groups import check as check_groups
+from .._hints import of_block
 from ..attribute import AttrScope
 from ..base import MXNetError, MXNetTypeError
 from ..context import current_context
@@ -118,6 +119,9 @@ class Block:
     def __repr__(self):
         children = [(name, value) for name, value in self.__dict__.items() if isinstance(value, Block)]
         return self._repr_with(children)
+
+    def __getattr__(self, name):
+        raise of_block(self, name)
 
     def _repr_with(self, children):
         lines = "\n".join(f"  ({name}): {indent(repr(block), 2)}" for name, block in children)

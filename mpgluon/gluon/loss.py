@@ -6,6 +6,7 @@ which is broadcast against the elementwise loss: ``(batch, 1)`` weighs samples.
 
 import math
 
+from .. import _core
 from .. import ndarray as nd
 from .block import HybridBlock
 
@@ -129,6 +130,9 @@ class SoftmaxCrossEntropyLoss(Loss):
         Whether labels are class indices, shaped like `pred` without `axis`, rather than probabilities, shaped like `pred`.
     from_logits : bool, default False
         Whether `pred` is the logarithm of probabilities already.
+
+    Class indices that do not exist count as the nearest one, as in MXNet; with the environment variable MPGLUON_ENGINE=sync they are a ValueError
+    (not in a hybridized block).
     """
 
     def __init__(self, axis=-1, sparse_label=True, from_logits=False, weight=None, batch_axis=0, **kwargs):
@@ -137,7 +141,17 @@ class SoftmaxCrossEntropyLoss(Loss):
         self._sparse_label = sparse_label
         self._from_logits = from_logits
 
+    def _check(self, pred, label):
+        if tuple(label.shape) == tuple(pred.shape) and pred.shape[self._axis] > 1:
+            raise ValueError(f"SoftmaxCrossEntropyLoss: labels have the shape of the predictions, {label.shape}; for one-hot labels or probabilities use sparse_label=False")
+        if _core.engine_mode() == "sync" and not label._traced and label.size:
+            low, high, classes = int(label.min().asscalar()), int(label.max().asscalar()), pred.shape[self._axis]
+            if low < 0 or high >= classes:
+                raise ValueError(f"SoftmaxCrossEntropyLoss: there are {classes} classes, but labels lie between {low} and {high}")
+
     def hybrid_forward(self, F, pred, label, sample_weight=None):
+        if self._sparse_label and isinstance(pred, nd.NDArray):
+            self._check(pred, label)
         if self._sparse_label and not self._from_logits and self._axis == -1 and isinstance(pred, nd.NDArray):
             # One pass over pred in place of three, with the same bits; symbols keep the operators that files may hold.
             loss = F.expand_dims(F._internal._softmax_ce(pred, label), axis=-1)

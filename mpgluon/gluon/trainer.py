@@ -6,9 +6,11 @@ import os
 from .. import _core, autograd
 from .. import ndarray as nd
 from .. import optimizer as opt
+from .._core import dtype_name
 from ..base import MXNetAssertionError, MXNetError
 from ..optimizer import multi
 from ._reduction import make_buckets
+from .block import Block
 from .parameter import Parameter, ParameterDict, changes
 from .utils import brief, global_norm, scale_arrays
 
@@ -16,6 +18,7 @@ __all__ = ["Trainer"]
 
 _KVSTORES = (None, "", "local", "device", "nccl")
 _FORMAT = "mpgluon trainer states 1"
+_HALVES = ("float16", "bfloat16")
 
 
 class Trainer:
@@ -52,10 +55,12 @@ class Trainer:
         self, params, optimizer, optimizer_params=None, kvstore="device", compression_params=None, update_on_kvstore=None, shard_updates=False,
         accumulate=1, clip_global_norm=None,
     ):  # fmt: skip
+        if isinstance(params, Block):
+            params = params.collect_params()
         if isinstance(params, (dict, ParameterDict)):
             params = [params[name] for name in sorted(params.keys())]
         if not isinstance(params, (list, tuple)):
-            raise ValueError(f"First argument must be a list or dict of Parameters, got {type(params)}.")
+            raise ValueError(f"First argument must be a list or dict of Parameters, or a Block, got {type(params)}.")
         for param in params:
             if not isinstance(param, Parameter):
                 raise ValueError(f"First argument must be a list or dict of Parameters, got list of {type(param)}.")
@@ -77,13 +82,13 @@ class Trainer:
         if clip_global_norm is not None and not clip_global_norm > 0:
             raise ValueError(f"Trainer: clip_global_norm must be positive, not {clip_global_norm!r}")
         self._shard_updates, self._accumulate, self._max_norm = bool(shard_updates), accumulate, clip_global_norm
+        self._init_optimizer(optimizer, optimizer_params or {})
         self._waiting, self._waiting_size = 0, 0  # calls of step that wait for an update, and the samples they had
         for param in self._params:
             param.list_ctx()  # raises for those that were never initialized
             param._set_trainer(self)
             if accumulate > 1 and param.grad_req == "write":
                 param.grad_req = "add"
-        self._init_optimizer(optimizer, optimizer_params or {})
         self._scale = self._optimizer.rescale_grad
         self._updaters = {}  # device -> updater, which holds the states of the copies there
         self._loaded = {}  # loaded states that are not where they are needed yet: index -> state
@@ -99,6 +104,10 @@ class Trainer:
         else:
             self._optimizer = opt.create(optimizer, param_dict=by_index, **optimizer_params)
         self._optimizer.idx2name = {i: param.name for i, param in by_index.items()}
+
+    def __repr__(self):
+        devices = dict.fromkeys(str(ctx) for param in self._params for ctx in param.list_ctx())
+        return f"Trainer({self._optimizer!r}, parameters: {len(self._params)}, on {', '.join(devices)})"
 
     @property
     def optimizer(self):
@@ -185,7 +194,24 @@ class Trainer:
                 plan.changes = now
                 return plan
         self._plan = _Plan(self._params, self._shard_updates)
+        if plan is not None:
+            self._convert_states(plan.dtypes, self._plan.dtypes)
         return self._plan
+
+    def _convert_states(self, former, dtypes):
+        """States follow parameters that were cast."""
+        for index, dtype in dtypes.items():
+            old = former.get(index, dtype)
+            if old == dtype:
+                continue
+            if self._optimizer.multi_precision and (old in _HALVES) != (dtype in _HALVES):
+                raise MXNetError(
+                    f"Parameter '{self._params[index].name}' was cast from {old} to {dtype} in mid-training, and with multi_precision its state in the "
+                    f"{type(self._optimizer).__name__} optimizer is of another kind then: cast before the first step, or make a new Trainer"
+                )
+            for updater in self._updaters.values():
+                if index in updater.states:
+                    updater.states[index] = _cast_state(updater.states[index], old, dtype)
 
     def _allreduce_grads(self):
         buckets = self._current_plan().buckets
@@ -409,6 +435,7 @@ class _Plan:
         self.seen = [(param, param._data, param._grad) for param in params]
         self.owners = {}  # index -> device whose copy stands for all
         self.weights = []
+        self.dtypes = {}  # by index
         groups = {}
         self.buckets = make_buckets([param for param in params if param.grad_req != "null" and param._data is not None and len(param._data) > 1])
         homes = {param: bucket.home for bucket in self.buckets for param in bucket.params}
@@ -419,6 +446,7 @@ class _Plan:
                 raise param._missing()
             self.owners[index] = homes[param] if sharded and param in homes else next(iter(param._data))
             self.weights += param._data.values()
+            self.dtypes[index] = dtype_name(self.weights[-1].dtype)
             for ctx, weight in param._data.items():
                 if sharded and ctx != self.owners[index]:
                     continue
@@ -438,6 +466,15 @@ def _copy_state(state, ctx):
         return state.copyto(ctx)
     if isinstance(state, (tuple, list)):
         return type(state)(_copy_state(part, ctx) for part in state)
+    return state
+
+
+def _cast_state(state, old, dtype):
+    """A nested state whose arrays of dtype `old` are of another."""
+    if isinstance(state, nd.NDArray):
+        return state.astype(dtype) if dtype_name(state.dtype) == old else state
+    if isinstance(state, (tuple, list)):
+        return type(state)(_cast_state(part, old, dtype) for part in state)
     return state
 
 

@@ -152,6 +152,10 @@ class NDArrayIter(DataIter):
             raise ValueError(f"NDArrayIter: batch_size {batch_size} is larger than the number of samples, {self.num_data}")
         self.reset()
 
+    def __repr__(self):
+        arrays = ", ".join(f"{name} {tuple(array.shape)}" for name, array in (*self.data, *self.label))
+        return f"NDArrayIter({arrays}; batch_size={self.batch_size})"
+
     def _describe(self, arrays):
         found = []
         for name, array in arrays:

@@ -6,6 +6,7 @@ Every op of the registry is here under its name and aliases, and in the sub-name
 
 from .. import _core
 from .._core import NDArray
+from .._hints import FUNCTIONS as _FUNCTIONS, of_module as _of_module
 from . import _internal, contrib, image, linalg, ndarray, op, random, sparse  # noqa: F401
 from ._methods import add_methods as _add_methods
 from .files import load, load_frombuffer, save, save_tobuffer  # noqa: F401
@@ -17,3 +18,7 @@ globals().update({name: function for name, function in _ops.items() if name not 
 _add_methods(_core.ops())
 
 __all__ = sorted({"NDArray", "contrib", "image", "linalg", "load", "load_frombuffer", "op", "random", "save", *_functions, *_ops})
+
+
+def __getattr__(name):
+    raise _of_module(__name__, name, _FUNCTIONS)

@@ -1,9 +1,12 @@
 """Methods of NDArray that are ops, and a few that are not worth C."""
 
+from inspect import getattr_static
+
 import numpy as np
 
 from .. import _core
 from .._core import NDArray
+from .._hints import ARRAY, ForeignName
 
 # As in MXNet: x.op(...) is nd.op(x, ...).
 OPS = (
@@ -57,10 +60,53 @@ _UFUNCS = {
 }  # fmt: skip
 
 
+def _refuse_recorded(name, values):
+    if _core.is_recording():
+        for value in values:
+            if isinstance(value, NDArray) and value._wants_gradient:
+                raise _core.MXNetError(f"numpy.{name} of an array that autograd records: its gradient would be lost; use mx.nd, or x.asnumpy() or x.detach() for values alone")
+            if isinstance(value, (list, tuple)):
+                _refuse_recorded(name, value)
+
+
+def ___array_function__(self, function, types, args, kwargs):
+    """Functions of NumPy compute on copies of the values, or call NDArray's method of that name; MXNetError where a gradient would be lost."""
+    _refuse_recorded(function.__name__, (*args, *kwargs.values()))
+    if function in (np.mean, np.round):  # methods here have other parameters
+        args = [item.asnumpy() if isinstance(item, NDArray) else item for item in args]
+        kwargs = {key: item.asnumpy() if isinstance(item, NDArray) else item for key, item in kwargs.items()}
+    return function._implementation(*args, **kwargs)
+
+
+def ___iter__(self):
+    """The entries along the first axis."""
+    return map(self.__getitem__, range(len(self)))
+
+
+def ___format__(self, spec):
+    """The one element in the given format: ``f"{loss:.4f}"``."""
+    return format(self.item(), spec) if spec else str(self)
+
+
+def _tolist(self):
+    """The values as nested lists of Python's numbers; waits for them."""
+    return self.asnumpy().tolist()
+
+
+def _to_numpy(self):
+    """The values as `asnumpy` gives them, for libraries that ask for them in this way."""
+    return self.asnumpy()
+
+
+def ___dir__(self):
+    return [name for name in object.__dir__(self) if not isinstance(getattr_static(NDArray, name, None), ForeignName)]
+
+
 def ___array_ufunc__(self, ufunc, method, *inputs, **kwargs):
     """Operators between NumPy and this are NDArray's; any other ufunc of NumPy computes on copies of the values."""
     if method == "__call__" and ufunc in _UFUNCS and not kwargs and len(inputs) == 2:
         return _core._binary(_UFUNCS[ufunc], *inputs)
+    _refuse_recorded(ufunc.__name__, inputs)
     values = [item.asnumpy() if isinstance(item, NDArray) else item for item in inputs]
     if any(isinstance(item, NDArray) for item in kwargs.get("out", ())):
         return NotImplemented
@@ -117,7 +163,11 @@ def add_methods(ops):
         if name in ops and not hasattr(NDArray, name):
             setattr(NDArray, name, ops[name])
     NDArray.__array_priority__ = 1000.0
-    for function in (___array_ufunc__, _transpose, _squeeze, _expand_dims, _flatten, _split_v2, _tostype, _as_nd_ndarray, _as_np_ndarray, _slice_assign, _slice_assign_scalar,
+    for name, way in ARRAY.items():
+        foreign = ForeignName(way)
+        foreign.__set_name__(NDArray, name)
+        setattr(NDArray, name, foreign)
+    for function in (___array_ufunc__, ___array_function__, ___dir__, ___format__, ___iter__, _to_numpy, _tolist, _transpose, _squeeze, _expand_dims, _flatten, _split_v2, _tostype, _as_nd_ndarray, _as_np_ndarray, _slice_assign, _slice_assign_scalar,
                      _to_dlpack_for_read, _to_dlpack_for_write):  # fmt: skip
         name = function.__name__[1:]
         function.__name__ = name

@@ -1,5 +1,7 @@
 """Arrays in files, in MXNet's format (".params"), readable and writable by both."""
 
+import os
+
 from .. import _core
 
 __all__ = ["save", "load", "load_frombuffer", "save_tobuffer"]
@@ -31,6 +33,21 @@ def _as_saved(arrays, names):
     return dict(zip(names, arrays)) if names else arrays
 
 
+# Formats of others, by the suffix of the file: how to read and write them.
+_FORMATS = {
+    ".npz": ("{name: nd.array(values) for name, values in numpy.load(file).items()}", "numpy.savez(file, **{name: array.asnumpy() for name, array in arrays.items()})"),
+    ".npy": ("nd.array(numpy.load(file))", "numpy.save(file, array.asnumpy())"),
+    ".safetensors": ("{name: nd.array(values) for name, values in safetensors.numpy.load_file(file).items()}",
+                     "safetensors.numpy.save_file({name: array.asnumpy() for name, array in arrays.items()}, file)"),
+    ".pt": ("{name: nd.from_dlpack(tensor) for name, tensor in torch.load(file).items()}", "torch.save({name: torch.from_dlpack(array) for name, array in arrays.items()}, file)"),
+}  # fmt: skip
+
+
+def _way(fname, writing):
+    ways = _FORMATS.get(os.path.splitext(os.fspath(fname))[1])
+    return f"for that format use {ways[writing]}" if ways else ""
+
+
 def save(fname, data):
     """Writes arrays to a file.
 
@@ -38,6 +55,8 @@ def save(fname, data):
     The file is complete or, after an error or when the program is killed, what it was before. MXNetError when it cannot be
     written.
     """
+    if os.fspath(fname).endswith((".safetensors", ".pt")):
+        raise _core.MXNetValueError(f"save: {os.fspath(fname)} is named like a file of another format, and this writes MXNet's; {_way(fname, 1)}")
     _core.save_arrays(fname, *_arrays_and_names(data))
 
 
@@ -48,7 +67,13 @@ def load(fname):
     were saved from where there is one of that number. MXNetError, naming file and position, when the file is missing, damaged,
     or holds sparse arrays.
     """
-    return _as_saved(*_core.load_arrays(fname))
+    try:
+        return _as_saved(*_core.load_arrays(fname))
+    except _core.MXNetError as error:
+        way = _way(fname, 0)
+        if not way or not os.path.exists(fname):
+            raise
+        raise type(error)(f"{error}; {way}") from None
 
 
 def load_frombuffer(buf):

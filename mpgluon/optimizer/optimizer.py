@@ -1,11 +1,13 @@
 """The base of all optimizers: rates per parameter, counts of updates, and grouping."""
 
+import inspect
 import math
 import operator
 import os
 import warnings
 
 from .. import ndarray as nd
+from .._hints import constructed, near
 
 # A parameter update op takes at most this many weights; more are updated in several calls.
 LARGEST_GROUP = 60
@@ -139,8 +141,19 @@ class Optimizer:
         """Makes the optimizer of that name (in any case); ValueError when there is none."""
         klass = Optimizer.opt_registry.get(name.lower())
         if klass is None:
-            raise ValueError(f"there is no optimizer named {name!r}; there are {', '.join(sorted(Optimizer.opt_registry))}")
-        return klass(**kwargs)
+            raise ValueError(f"there is no optimizer named {name!r}{near(name, Optimizer.opt_registry)}; there are {', '.join(sorted(Optimizer.opt_registry))}")
+        try:
+            return klass(**kwargs)
+        except TypeError:
+            options = sorted({option for kind in klass.__mro__[:-1] for option in inspect.signature(kind.__init__).parameters} - {"self", "kwargs"})
+            wrong = [option for option in kwargs if option not in options]
+            if not wrong:
+                raise
+            raise TypeError(f"optimizer {name!r} has no option {wrong[0]!r}{near(wrong[0], options)}; it takes {', '.join(options)}") from None
+
+    def __repr__(self):
+        options = constructed(self, ("wd",)).partition("(")[2]
+        return f"{type(self).__name__}(learning_rate={self.learning_rate}, {options}"
 
     @property
     def learning_rate(self):

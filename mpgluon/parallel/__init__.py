@@ -25,3 +25,7 @@ __all__ = [
     "VocabParallelSoftmaxCELoss", "all_gather", "all_reduce", "all_to_all", "broadcast", "check_against_single_device", "clip_global_norm", "gather",
     "load", "plan", "reduce", "reduce_scatter", "save", "scatter", "schedules", "shard",
 ]  # fmt: skip
+
+
+def __dir__():
+    return __all__

@@ -78,6 +78,10 @@ class TrainStep:
         self._flags = {"pipeline": pipeline, "exact": exact}
         self._calls = {}
 
+    def __repr__(self):
+        loss = getattr(self._loss, "__name__", type(self._loss).__name__)
+        return f"TrainStep({type(self._net).__name__}, {loss}, {self._trainer!r}, {self._pipeline!r})"
+
     @property
     def pipeline(self):
         """The `Pipeline` that runs the step."""

@@ -8,6 +8,7 @@ from .. import _core
 from ..attribute import AttrScope
 from ..base import MXNetError
 from ..name import NameManager
+from .._signatures import signature
 from ._graph import HIDDEN, hidden_key, make
 
 _SIMPLE = (bool, int, float, str, type(None))
@@ -56,11 +57,11 @@ class Function:
 
     @property
     def __doc__(self):
-        return self._op.__doc__
+        return self._op.__doc__.replace("NDArray", "Symbol")
 
     @property
-    def __text_signature__(self):
-        return self._op.__text_signature__
+    def __signature__(self):
+        return signature(self._op, symbol=True)
 
     def __repr__(self):
         return f"<mxnet symbol function {self.__name__}>"

@@ -203,6 +203,10 @@ class DataLoader:
             self._start()
         self._ahead = self._round() if auto_reload else None
 
+    def __repr__(self):
+        workers = f", {'threads' if self._thread_pool else 'worker processes'}: {self._num_workers}" if self._num_workers else ""
+        return f"DataLoader({self._dataset!r}, batches: {len(self)}{workers})"
+
     def _start(self):
         if self._thread_pool:
             self._pool = _ThreadPool(self._num_workers, self._dataset, self._batchify_fn)

@@ -56,7 +56,12 @@ class Dataset:
         return self.transform(_First(fn), lazy)
 
 
-class SimpleDataset(Dataset):
+class _Sized(Dataset):
+    def __repr__(self):
+        return f"{type(self).__name__.lstrip('_')}(samples: {len(self)})"
+
+
+class SimpleDataset(_Sized):
     """A list, or anything with indices and a length, as a data set."""
 
     def __init__(self, data):
@@ -69,7 +74,7 @@ class SimpleDataset(Dataset):
         return self._data[idx]
 
 
-class ArrayDataset(Dataset):
+class ArrayDataset(_Sized):
     """Several arrays or lists of one length: sample i is the tuple of their i-th items (the item itself for one array)."""
 
     def __init__(self, *args):
@@ -91,7 +96,7 @@ class ArrayDataset(Dataset):
         return self._length
 
 
-class _Selection(Dataset):
+class _Selection(_Sized):
     """Samples of another data set, by a list of indices."""
 
     def __init__(self, dataset, indices):
@@ -105,7 +110,7 @@ class _Selection(Dataset):
         return self._dataset[self._indices[idx]]
 
 
-class _Transformed(Dataset):
+class _Transformed(_Sized):
     def __init__(self, dataset, fn):
         self._dataset = dataset
         self._fn = fn

@@ -1,5 +1,6 @@
 """Layers."""
 
+from ..._hints import LAYERS as _LAYERS, of_module as _of_module
 from ..block import Block, HybridBlock, SymbolBlock
 from .activations import *
 from .activations import __all__ as _activations
@@ -9,3 +10,7 @@ from .conv_layers import *
 from .conv_layers import __all__ as _conv
 
 __all__ = ["Block", "HybridBlock", "SymbolBlock", *_activations, *_basic, *_conv]
+
+
+def __getattr__(name):
+    raise _of_module(__name__, name, _LAYERS, "nn.")

@@ -1,0 +1,85 @@
+"""Ways on for names that other frameworks have: what an AttributeError says, and the text of objects that have none of their own."""
+
+import difflib
+import inspect
+
+ARRAY = {
+    "to": "x.as_in_context(mx.gpu(0)) moves it, x.astype('float16') converts it", "cuda": "x.as_in_context(mx.gpu(0))", "cpu": "x.as_in_context(mx.cpu())", "device": "x.context",
+    "numpy": "x.asnumpy()", "view": "x.reshape(shape)", "permute": "x.transpose(axes)", "unsqueeze": "x.expand_dims(axis)", "clone": "x.copy()", "t": "x.T",
+    "matmul": "nd.dot(x, y), or nd.batch_dot(x, y)", "mm": "nd.dot(x, y)", "bmm": "nd.batch_dot(x, y)", "float": "x.astype('float32')", "double": "x.astype('float64')",
+    "half": "x.astype('float16')", "long": "x.astype('int64')", "int": "x.astype('int32')", "dim": "x.ndim", "numel": "x.size", "requires_grad_": "x.attach_grad()",
+    "requires_grad": "x.attach_grad(), and x.grad_req", "zero_": "x[:] = 0", "fill_": "x[:] = value", "masked_fill": "nd.where(mask, value, x)",
+    "std": "nd.sqrt(((x - x.mean()) ** 2).mean())", "any": "(x != 0).sum() > 0", "all": "(x == 0).sum() == 0", "add_": "x += y", "mul_": "x *= y", "is_cuda": "x.context.device_type == 'gpu'",
+}  # fmt: skip
+
+BLOCK = {
+    "parameters": "net.collect_params().values()", "named_parameters": "net.collect_params().items()", "state_dict": "net.save_parameters(file), or net.collect_params()",
+    "load_state_dict": "net.load_parameters(file)", "train": "autograd.record() around what is trained", "eval": "the network outside of autograd.record(), where it predicts",
+    "to": "net.collect_params().reset_ctx(mx.gpu(0)) moves it, net.cast('float16') converts it", "cuda": "net.collect_params().reset_ctx(mx.gpu(0))",
+    "cpu": "net.collect_params().reset_ctx(mx.cpu())", "half": "net.cast('float16')", "double": "net.cast('float64')", "float": "net.cast('float32')", "modules": "net.apply(function)",
+    "children": "net._children.values()", "add_module": "net.register_child(block, name)", "requires_grad_": "net.collect_params().setattr('grad_req', 'null')", "fit": "autograd.record() and gluon.Trainer",
+}  # fmt: skip
+
+LAYERS = {
+    "Linear": "Dense", "Module": "HybridBlock", "ModuleList": "HybridSequential", "Conv1d": "Conv1D", "Conv2d": "Conv2D", "Conv3d": "Conv3D", "ConvTranspose2d": "Conv2DTranspose",
+    "BatchNorm1d": "BatchNorm", "BatchNorm2d": "BatchNorm", "BatchNorm3d": "BatchNorm", "MaxPool1d": "MaxPool1D", "MaxPool2d": "MaxPool2D", "AvgPool2d": "AvgPool2D",
+    "AdaptiveAvgPool2d": "GlobalAvgPool2D", "ReLU": "Activation('relu')", "Sigmoid": "Activation('sigmoid')", "Tanh": "Activation('tanh')", "Dropout2d": "Dropout(rate, axes=(2, 3))",
+    "LSTM": "mx.gluon.rnn.LSTM", "GRU": "mx.gluon.rnn.GRU", "RNN": "mx.gluon.rnn.RNN", "CrossEntropyLoss": "mx.gluon.loss.SoftmaxCrossEntropyLoss", "MSELoss": "mx.gluon.loss.L2Loss (half of it)",
+    "L1Loss": "mx.gluon.loss.L1Loss", "BCEWithLogitsLoss": "mx.gluon.loss.SigmoidBinaryCrossEntropyLoss", "Parameter": "mx.gluon.Parameter",
+}  # fmt: skip
+
+FUNCTIONS = {
+    "tensor": "nd.array", "cat": "nd.concat", "matmul": "nd.dot or nd.batch_dot", "mm": "nd.dot", "bmm": "nd.batch_dot", "rand": "nd.random.uniform", "randn": "nd.random.randn",
+    "manual_seed": "mx.random.seed", "no_grad": "autograd.pause", "clamp": "nd.clip", "unsqueeze": "nd.expand_dims", "permute": "nd.transpose", "einsum": "nd.dot and nd.transpose",
+}  # fmt: skip
+
+# What Block.__init__ makes.
+_FIRST = ("_children", "_reg_params", "_params", "_prefix", "_name", "_scope", "_scope_ids", "_forward_hooks", "_forward_pre_hooks", "_ctx_group", "_group2ctx", "_empty_prefix", "_active", "_flags")
+
+
+class ForeignName:
+    """A name of another framework among NDArray's: there is no such attribute, and the error says what there is."""
+
+    def __init__(self, way):
+        self._way = way
+
+    def __set_name__(self, owner, name):
+        self._name = name
+
+    def __get__(self, instance, owner):
+        raise AttributeError(f"'NDArray' object has no attribute '{self._name}'; use {self._way}", name=self._name, obj=instance)
+
+
+def of_block(block, name):
+    """The error for an attribute that a block does not have."""
+    kind = type(block).__name__
+    if name in _FIRST and name not in block.__dict__:
+        return AttributeError(f"{kind}.__init__ has to call super().__init__() before anything else", name=name, obj=block)
+    way = BLOCK.get(name)
+    return AttributeError(f"'{kind}' object has no attribute '{name}'{f'; use {way}' if way else ''}", name=name, obj=block)
+
+
+def of_module(module, name, ways, prefix=""):
+    """The error for a name that a module does not have."""
+    way = ways.get(name)
+    return AttributeError(f"module '{module}' has no attribute '{name}'{f'; use {prefix if way[0].isupper() else str()}{way}' if way else ''}", name=name)
+
+
+def near(name, known):
+    """", did you mean 'adam'?", or nothing where no known name is like it."""
+    found = difflib.get_close_matches(name.lower(), known, 1)
+    return f"; did you mean {found[0]!r}?" if found else ""
+
+
+def constructed(instance, always=()):
+    """``Kind(option=value, ...)``: the options of the constructor that the object keeps under their names, where they are not the default."""
+    options = {}
+    for kind in type(instance).__mro__:
+        if "__init__" not in kind.__dict__ or kind is object:
+            continue
+        for name, parameter in inspect.signature(kind.__init__).parameters.items():
+            value = instance.__dict__.get(name)
+            plain = isinstance(value, (bool, int, float, str, tuple, list))
+            if plain and name not in options and (name in always or value != parameter.default):
+                options[name] = value
+    return f"{type(instance).__name__}({', '.join(f'{name}={value!r}' for name, value in options.items())})"

@@ -1,0 +1,39 @@
+"""The signatures of ops as ``help``, completion and `inspect` show them."""
+
+import ast
+import inspect
+
+
+class _Required:
+    def __repr__(self):
+        return "<required>"
+
+
+REQUIRED = _Required()
+
+
+def _default(param):
+    if param["required"]:
+        return REQUIRED
+    text = param["default"]
+    if text in ("True", "False", "None") or param["kind"] not in ("dtype", "one of", "string", "Context", "boolean"):
+        try:
+            return ast.literal_eval(text)
+        except (ValueError, SyntaxError):  # inf
+            return float(text)
+    return text.lower() in ("1", "true") if param["kind"] == "boolean" else text
+
+
+def signature(op, symbol=False):
+    """The `inspect.Signature` of an op: as a function of arrays or, with `symbol`, of Symbols, whose inputs may be left out."""
+    info = op.describe()
+    kind, params = inspect.Parameter.POSITIONAL_OR_KEYWORD, []
+    for entry in info["inputs"]:
+        if entry["variadic"]:
+            params.append(inspect.Parameter(entry["name"], inspect.Parameter.VAR_POSITIONAL))
+            kind = inspect.Parameter.KEYWORD_ONLY
+        else:
+            params.append(inspect.Parameter(entry["name"], kind, default=None if symbol or entry["optional"] else inspect.Parameter.empty))
+    params += [inspect.Parameter(param["name"], kind, default=_default(param)) for param in info["params"]]
+    params += [inspect.Parameter(name, kind, default=None) for name in (("name", "attr") if symbol else ("out", "name"))]
+    return inspect.Signature(params)
