@@ -95,7 +95,7 @@ static mpg_status run(pass *p, const mpg_differentiation *request, size_t num_no
   mpg_graph *graph = p->graph;
   for (size_t i = 0; i < p->num_values; i++) p->gradients[i] = MPG_NO_VALUE;
   for (size_t i = 0; i < request->num_wanted; i++) p->depends[mpg_value_index(graph, request->wanted[i])] = true;
-  for (size_t n = 0; n < num_nodes; n++) {
+  for (size_t n = request->first; n < num_nodes; n++) {
     const mpg_node *node = &graph->nodes[n];
     const mpg_value *inputs = mpg_node_inputs(graph, node);
     bool depends = false;
@@ -106,7 +106,7 @@ static mpg_status run(pass *p, const mpg_differentiation *request, size_t num_no
   }
   for (size_t i = 0; i < request->num_heads; i++)
     if (p->depends[mpg_value_index(graph, request->heads[i])]) MPG_TRY(accumulate(p, request->heads[i], request->head_grads[i]));
-  for (size_t n = num_nodes; n-- > 0;)
+  for (size_t n = num_nodes; n-- > request->first;)
     if (!mpg_node_is_input(&graph->nodes[n])) MPG_TRY(node_gradient(p, (uint32_t)n));
   for (size_t i = 0; i < request->num_wanted; i++) request->gradients[i] = p->gradients[mpg_value_index(graph, request->wanted[i])];
   return MPG_OK;

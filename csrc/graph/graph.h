@@ -135,7 +135,8 @@ typedef struct mpg_differentiation {
   const mpg_value *wanted;
   size_t num_wanted;
   mpg_value *gradients;
-  bool train; /* the mode of the appended nodes */
+  bool train;     /* the mode of the appended nodes */
+  uint32_t first; /* nodes before this one are given, not differentiated */
 } mpg_differentiation;
 mpg_status mpg_graph_gradient(mpg_graph *graph, const mpg_differentiation *request);
 

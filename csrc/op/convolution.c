@@ -326,14 +326,13 @@ void mpg_gradient_col2im(mpg_gradient *g) {
 }
 
 /* --- Pooling ------------------------------------------------------------------------------------------------------------ */
-enum { POOL_AVG, POOL_LP, POOL_MAX, POOL_SUM };
 enum { CONVENTION_FULL, CONVENTION_SAME, CONVENTION_VALID };
 
 /* The shape of what pooling makes of `data`; unknown as that is. */
 static mpg_status pooled_shape(mpg_infer *infer, const mpg_desc *data, mpg_shape *result) {
   const mpg_pooling_params *p = infer->params;
   *result = MPG_SHAPE_UNKNOWN;
-  if (p->pool_type == POOL_LP && !p->p_value.present) return mpg_infer_fail(infer, "pool_type='lp' needs p_value");
+  if (p->pool_type == MPG_POOL_LP && !p->p_value.present) return mpg_infer_fail(infer, "pool_type='lp' needs p_value");
   if (!p->global_pool) MPG_TRY(check_window(infer, &p->kernel, &p->stride, NULL, &p->pad));
   if (data->shape.ndim < 0) return MPG_OK;
   int ndim = p->global_pool ? data->shape.ndim - 2 : p->kernel.count;
@@ -386,15 +385,25 @@ mpg_status mpg_infer_pooling_backward(mpg_infer *infer) {
   return MPG_OK;
 }
 
+/* (sum of |data|^p) ^ (1/p). */
+static void emit_lp_pooling(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
+  mpg_pooling_params sum = *(const mpg_pooling_params *)g->params;
+  double p = (double)sum.p_value.value;
+  sum.pool_type = MPG_POOL_SUM;
+  mpg_value powers = mpg_emit_scalar(g, MPG_OP__power_scalar, mpg_emit1(g, MPG_OP_abs, NULL, inputs[0]), p);
+  outputs[0] = mpg_emit_scalar(g, MPG_OP__power_scalar, mpg_emit1(g, MPG_OP_Pooling, &sum, powers), 1 / p);
+}
+
 /* Sums and averages are linear; the largest is picked at places that do not change. */
 void mpg_gradient_pooling_backward(mpg_gradient *g) {
   const mpg_pooling_params *p = g->params;
-  if (p->pool_type == POOL_LP && p->p_value.value > 1) {
-    mpg_gradient_fail(g, "pool_type='lp' has no gradient of its gradient");
+  if (p->pool_type == MPG_POOL_LP) {
+    static const int inputs[] = {1}, out_grads[] = {0};
+    mpg_gradient_written_out(g, &(mpg_written_out){1, 1, inputs, out_grads, emit_lp_pooling});
     return;
   }
   if (!g->needed[0]) return;
-  g->in_grads[0] = p->pool_type == POOL_MAX ? mpg_emit2(g, MPG_OP__pooling_at_max, p, g->out_grads[0], g->inputs[1])
+  g->in_grads[0] = p->pool_type == MPG_POOL_MAX ? mpg_emit2(g, MPG_OP__pooling_at_max, p, g->out_grads[0], g->inputs[1])
                                             : mpg_emit1(g, MPG_OP_Pooling, p, g->out_grads[0]);
 }
 
@@ -414,7 +423,7 @@ mpg_status mpg_infer_max_pooling(mpg_infer *infer) {
   const mpg_pooling_params *p = infer->params;
   mpg_window w;
   mpg_pooling_window(p, &infer->inputs[0].shape, &infer->outputs[0].shape, &w);
-  if (p->pool_type != POOL_MAX || mpg_layout_of(p->layout) != MPG_CHANNELS_LAST || mpg_window_product(w.kernel, w.ndim) > MPG_POOLING_INDEX_NONE)
+  if (p->pool_type != MPG_POOL_MAX || mpg_layout_of(p->layout) != MPG_CHANNELS_LAST || mpg_window_product(w.kernel, w.ndim) > MPG_POOLING_INDEX_NONE)
     return mpg_infer_fail(infer, "takes the largest of at most %d elements, with the channels last", MPG_POOLING_INDEX_NONE);
   mpg_infer_set(infer, 1, &infer->outputs[0].shape, MPG_UINT8);
   return MPG_OK;
@@ -506,7 +515,7 @@ void mpg_gradient_upsampling(mpg_gradient *g) {
       grad = mpg_emit1(g, MPG_OP_slice_axis, &slice, grad);
     }
     if (scale > 1) {
-      mpg_pooling_params pool = {.kernel = {2, {scale, scale}}, .pool_type = POOL_SUM, .pooling_convention = CONVENTION_VALID,
+      mpg_pooling_params pool = {.kernel = {2, {scale, scale}}, .pool_type = MPG_POOL_SUM, .pooling_convention = CONVENTION_VALID,
                                  .stride = {2, {scale, scale}}, .count_include_pad = true, .layout = -1};
       grad = mpg_emit1(g, MPG_OP_Pooling, &pool, grad);
     }

@@ -7,6 +7,7 @@
 #include "op/packed.h"
 
 enum { MPG_MAX_SPATIAL = 3, MPG_POOLING_INDEX_NONE = 255 };
+enum { MPG_POOL_AVG, MPG_POOL_LP, MPG_POOL_MAX, MPG_POOL_SUM }; /* the words of `pool_type` */
 
 /* A window that moves over `in` and is placed at `out` places, per spatial axis. */
 typedef struct mpg_window {

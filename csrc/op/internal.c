@@ -50,6 +50,28 @@ mpg_value mpg_emit_reshape(mpg_gradient *g, mpg_value a, const mpg_shape *shape)
   return mpg_emit1(g, MPG_OP__reshape_exact, &params, a);
 }
 
+mpg_value mpg_emit_view(mpg_gradient *g, mpg_value a) {
+  if (!mpg_has_value(a)) return a;
+  mpg_exact_shape_params params = exact_shape(&mpg_value_desc(g, a)->shape);
+  return mpg_emit1(g, MPG_OP__reshape_exact, &params, a);
+}
+
+mpg_value mpg_emit_cast(mpg_gradient *g, mpg_value a, mpg_dtype dtype) {
+  if (!mpg_has_value(a) || mpg_value_desc(g, a)->dtype == dtype) return a;
+  mpg_cast_params params = {.dtype = (int)dtype};
+  return mpg_emit1(g, MPG_OP_Cast, &params, a);
+}
+
+mpg_value mpg_emit_mean(mpg_gradient *g, mpg_value a, const mpg_shape *shape) {
+  if (!mpg_has_value(a)) return a;
+  mpg_reduce_params params;
+  memset(&params, 0, sizeof params);
+  params.keepdims = true;
+  for (int i = 0; i < shape->ndim; i++)
+    if (shape->dims[i] == 1) params.axis.values[params.axis.count++] = i;
+  return params.axis.count ? mpg_emit1(g, MPG_OP_mean, &params, a) : a;
+}
+
 mpg_value mpg_emit_broadcast_to(mpg_gradient *g, mpg_value a, const mpg_shape *shape) {
   if (!mpg_has_value(a) || mpg_shape_equal(&mpg_value_desc(g, a)->shape, shape)) return a;
   mpg_exact_shape_params params = exact_shape(shape);

@@ -94,7 +94,8 @@ static void emit_backward(mpg_gradient *g, mpg_op_id op, const void *params) {
 
 void mpg_gradient_batch_norm(mpg_gradient *g) {
   const mpg_batch_norm_params *p = g->params;
-  mpg_batch_norm_backward_params params = {.axis = p->axis, .fix_gamma = p->fix_gamma, .batch_stats = g->train && !p->use_global_stats};
+  mpg_batch_norm_backward_params params = {.axis = p->axis, .eps = p->eps, .fix_gamma = p->fix_gamma,
+                                           .batch_stats = g->train && !p->use_global_stats};
   emit_backward(g, MPG_OP__backward_BatchNorm, &params);
 }
 
@@ -189,7 +190,8 @@ mpg_status mpg_infer_layer_norm(mpg_infer *infer) {
 }
 
 void mpg_gradient_layer_norm(mpg_gradient *g) {
-  mpg_layer_norm_backward_params params = {.axis = ((const mpg_layer_norm_params *)g->params)->axis};
+  const mpg_layer_norm_params *p = g->params;
+  mpg_layer_norm_backward_params params = {.axis = p->axis, .eps = p->eps};
   emit_backward(g, MPG_OP__backward_LayerNorm, &params);
 }
 
@@ -216,12 +218,14 @@ mpg_status mpg_infer_group_norm(mpg_infer *infer) {
 mpg_status mpg_infer_instance_norm(mpg_infer *infer) { return infer_groups(infer, 0); }
 
 void mpg_gradient_group_norm(mpg_gradient *g) {
-  mpg_group_norm_backward_params params = {.num_groups = ((const mpg_group_norm_params *)g->params)->num_groups};
+  const mpg_group_norm_params *p = g->params;
+  mpg_group_norm_backward_params params = {.num_groups = p->num_groups, .eps = p->eps};
   emit_backward(g, MPG_OP__backward_GroupNorm, &params);
 }
 
 void mpg_gradient_instance_norm(mpg_gradient *g) {
-  mpg_group_norm_backward_params params = {.num_groups = mpg_value_desc(g, g->inputs[0])->shape.dims[1]};
+  mpg_group_norm_backward_params params = {.num_groups = mpg_value_desc(g, g->inputs[0])->shape.dims[1],
+                                           .eps = ((const mpg_instance_norm_params *)g->params)->eps};
   emit_backward(g, MPG_OP__backward_GroupNorm, &params);
 }
 

@@ -69,6 +69,11 @@ typedef struct mpg_builder {
                      int num_inputs, mpg_value like, mpg_value *outputs);
   const mpg_desc *(*desc)(struct mpg_builder *builder, mpg_value value); /* stays valid while more is emitted */
   mpg_device_id (*device)(struct mpg_builder *builder, mpg_value value);
+  /* The number of the next node; and the gradients of heads through the nodes since `first` (MPG_NO_VALUE where they are zero), for which all
+   * that is older is given. */
+  uint32_t (*next)(struct mpg_builder *builder);
+  mpg_status (*differentiate)(struct mpg_builder *builder, uint32_t first, const mpg_value *heads, const mpg_value *head_grads, int num_heads,
+                              const mpg_value *wanted, int num_wanted, mpg_value *gradients);
 } mpg_builder;
 
 struct mpg_gradient {
@@ -102,7 +107,21 @@ mpg_value mpg_emit_full_like(mpg_gradient *g, mpg_value like, double value);  /*
 mpg_value mpg_emit_sum_to(mpg_gradient *g, mpg_value a, const mpg_shape *shape); /* undoes broadcasting; `a` itself when equal */
 mpg_value mpg_emit_broadcast_to(mpg_gradient *g, mpg_value a, const mpg_shape *shape);
 mpg_value mpg_emit_reshape(mpg_gradient *g, mpg_value a, const mpg_shape *shape);
+mpg_value mpg_emit_view(mpg_gradient *g, mpg_value a); /* the same array as a value of its own */
+mpg_value mpg_emit_cast(mpg_gradient *g, mpg_value a, mpg_dtype dtype); /* `a` itself when it has the dtype */
+mpg_value mpg_emit_mean(mpg_gradient *g, mpg_value a, const mpg_shape *shape); /* over the axes that are 1 in `shape`, which has as many */
 static inline const mpg_desc *mpg_value_desc(mpg_gradient *g, mpg_value value) { return g->builder->desc(g->builder, value); }
+/* The gradient of a gradient that is an op of its own: that of the forward op written out as other ops, from which the first gradient is taken,
+ * then its. */
+#define MPG_ZEROS_LIKE(i) (-1 - (i))
+typedef struct mpg_written_out {
+  int num_inputs, num_outputs; /* of the forward op, as far as gradients arrive at its outputs */
+  const int *inputs;           /* which inputs of the gradient they are; MPG_ZEROS_LIKE(i): none, because no gradient reads its contents */
+  const int *out_grads;        /* and which are what arrived at the outputs */
+  void (*emit)(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs);
+} mpg_written_out;
+/* g's outputs are the gradients of the forward op's inputs, in order; of the first ones only, where they are fewer. */
+void mpg_gradient_written_out(mpg_gradient *g, const mpg_written_out *forward);
 void mpg_gradient_fail(mpg_gradient *g, const char *format, ...) __attribute__((format(printf, 2, 3), cold));
 
 /* --- Descriptor --------------------------------------------------------------------------------------------------- */

@@ -25,7 +25,7 @@ class Sample:
     params     keyword parameters
     reference  called with NumPy inputs (floats as float64) and the parameters; returns an array or a tuple; None: no value check
     grad       True, False, or the positions of the inputs whose gradient is checked by differences
-    grad2      whether the gradient of the gradient is checked too
+    grad2      whether the gradient of the gradient is checked too: of every op that has a gradient, but for those that test_ops.py names
     dtypes     dtypes that shape-tuple inputs are tested in
     rtol, atol replace the tolerance of float32 and float64 (halves keep theirs unless those are larger)
     train      whether it runs in train mode
@@ -35,7 +35,7 @@ class Sample:
     params: Optional[dict] = None
     reference: Optional[Callable] = None
     grad: Any = True
-    grad2: bool = False
+    grad2: bool = True
     dtypes: Sequence[str] = ("float32", "float64", "float16")
     ranges: Optional[Sequence] = None
     rtol: Optional[float] = None

@@ -106,6 +106,22 @@ PAIRS = [
 ]
 
 
+def more(values=(-0.2, 0.3)):
+    """What the reference has no words for: dropout between layers, clipped cells. Gradients are checked."""
+    low, high = values
+    pairs = [sample_pair("lstm", num_layers=3, bidirectional=True, train=True), sample_pair("rnn_relu", num_layers=2, train=True),
+             sample_pair("lstm", num_layers=2)]
+    for i, pair in enumerate(pairs):
+        for sample in pair:
+            sample.params.update(p=0.4) if i < 2 else sample.params.update(lstm_state_clip_min=low, lstm_state_clip_max=high, lstm_state_clip_nan=True)
+            sample.reference = None
+            sample.name += "-dropped" if i < 2 else "-clipped"
+    return pairs
+
+
+PAIRS += more()
+
+
 def backward_sample():
     """_rnn_backward, by the numbers that the forward op leaves: checked through the gradients of _rnn; here that it runs."""
     time, batch, inputs, hidden = 2, 1, 3, 2
