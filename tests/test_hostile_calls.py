@@ -1,19 +1,9 @@
-"""Calls whose arguments misbehave: an error, and never a crash. They run in a process of their own."""
+"""Calls whose arguments misbehave: an error, and never a crash. They run in processes of their own."""
 
 import os
-import subprocess
-import sys
 
-TESTS = os.path.dirname(os.path.abspath(__file__))
-
-
-def run(*arguments, timeout=60):
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path or os.getcwd() for path in sys.path))
-    command = [sys.executable, "-X", "faulthandler", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment, cwd=TESTS)
-    assert done.returncode == 0, (done.returncode, (done.stdout + done.stderr)[-4000:])
-    return done.stdout
-
+import pytest
+from stand_in import run
 
 # Values that empty the container they are in when they are looked at, behind items that are freed then and overwritten.
 CONTAINERS = """
@@ -88,4 +78,23 @@ print(calls)
 
 
 def test_containers_that_change_while_they_are_read():
-    assert int(run("-c", CONTAINERS)) > 5000
+    assert int(run(CONTAINERS)) > 5000
+
+
+def fuzz(tmp_path, **options):
+    arguments = [f"--{key}={value}" for key, value in options.items()]
+    log = tmp_path / "log"
+    try:
+        run(f"import op_fuzz; op_fuzz.main({[*arguments, '--log', str(log)]})", MPGLUON_CPU_THREADS="1", timeout=600)
+    except AssertionError as error:
+        raise AssertionError(f"{log.read_text().strip()}\n{str(error)[-4000:]}") from None
+
+
+def test_every_op_with_hostile_parameters(tmp_path):
+    fuzz(tmp_path, calls=2500)
+
+
+@pytest.mark.slow
+def test_every_op_with_many_hostile_parameters(tmp_path):
+    """Other calls in every run; the number is printed with what fails."""
+    fuzz(tmp_path, seconds=50, seed=int.from_bytes(os.urandom(3), "little"))

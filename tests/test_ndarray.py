@@ -23,6 +23,9 @@ def test_making():
     assert nd.empty((2, 0, 3)).shape == (2, 0, 3)
     assert nd.arange(2, 10, 3).asnumpy().tolist() == [2, 5, 8]
     assert nd.arange(3, repeat=2).asnumpy().tolist() == [0, 0, 1, 1, 2, 2]
+    for wrong in ((0, float("nan")), (float("nan"), 2), (0, 2, float("nan")), (0, float("inf"))):
+        with pytest.raises(mx.MXNetError):
+            nd.arange(*wrong)
     assert nd.eye(2, 3, 1).asnumpy().tolist() == np.eye(2, 3, 1).tolist()
     np.testing.assert_allclose(nd.linspace(0, 1, 5).asnumpy(), np.linspace(0, 1, 5))
     assert nd.zeros_like(nd.ones((2, 2))).asnumpy().sum() == 0

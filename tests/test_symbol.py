@@ -11,6 +11,7 @@ import pytest
 from places import on
 
 import mpgluon as mx
+from mpgluon import _core
 
 
 def mlp():
@@ -351,6 +352,15 @@ HOSTILE = {
 def test_hostile_json(name):
     with pytest.raises(mx.MXNetError):
         mx.sym.load_json(HOSTILE[name])
+
+
+def test_hidden_ops_are_not_in_files():
+    hidden = [name for name in _core.list_ops() if "hidden" in _core.get_op(name).describe()["flags"]]
+    assert len(hidden) > 50
+    for name in hidden:
+        nodes = [{"op": "null", "name": "x", "inputs": []}, {"op": name, "name": "y", "inputs": [[0, 0, 0]] * 2}]
+        with pytest.raises(mx.MXNetError, match=f"y: {name} is a part of"):
+            mx.sym.load_json(json.dumps({"nodes": nodes, "heads": [[1, 0, 0]]}))
 
 
 def test_deep_chains():

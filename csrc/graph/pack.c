@@ -134,6 +134,7 @@ static bool pack_dense(mpg_rewrite *r, uint32_t n) {
   mpg_pack_fully_connected_params pack;
   memset(&pack, 0, sizeof pack);
   pack.rows = mpg_shape_size(&desc->shape) / p->num_hidden;
+  if (pack.rows > INT32_MAX) return false;
   pack.no_bias = params.no_bias = node->num_inputs == 2;
   mpg_value inputs[3] = {mpg_rewrite_take(r, data), mpg_rewrite_take(r, weight)}, result;
   if (!params.no_bias) inputs[2] = mpg_rewrite_take(r, mpg_rewrite_input(r, shown, 2));

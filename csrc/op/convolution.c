@@ -145,6 +145,9 @@ static mpg_status infer_backward(mpg_infer *infer, bool of_data) {
   mpg_layout layout = (mpg_layout)p->layout;
   mpg_shape data = mpg_data_first(of_data ? &shape : other, layout), weight = mpg_weight_first(of_data ? other : &shape, layout);
   mpg_shape out = {.ndim = data.ndim, .dims = {data.dims[0], weight.dims[0]}};
+  mpg_tuple kernel = {.count = weight.ndim - 2};
+  for (int i = 0; i < kernel.count; i++) kernel.values[i] = weight.dims[i + 2];
+  MPG_TRY(check_window(infer, &kernel, &p->stride, &p->dilate, &p->pad));
   int64_t groups = p->num_group, channels;
   if (groups < 1 || weight.dims[0] % groups || __builtin_mul_overflow(weight.dims[1], groups, &channels) || channels != data.dims[1])
     return mpg_infer_fail(infer, "the channels of data and weight do not fit %lld groups", (long long)groups);
@@ -377,6 +380,8 @@ void mpg_gradient_pooling(mpg_gradient *g) {
 mpg_status mpg_infer_pooling_backward(mpg_infer *infer) {
   const mpg_desc *data = &infer->inputs[1];
   mpg_shape out;
+  mpg_dtype dtype;
+  MPG_TRY(common_dtype(infer, &dtype));
   if (!mpg_shape_known(&data->shape)) return MPG_OK;
   MPG_TRY(pooled_shape(infer, data, &out));
   MPG_TRY(mpg_infer_expect_shape(infer, 0, &out));
@@ -408,6 +413,8 @@ void mpg_gradient_pooling_backward(mpg_gradient *g) {
 }
 
 mpg_status mpg_infer_pooling_at_max(mpg_infer *infer) {
+  mpg_dtype dtype;
+  MPG_TRY(common_dtype(infer, &dtype));
   if (mpg_shape_known(&infer->inputs[0].shape)) MPG_TRY(mpg_infer_expect_shape(infer, 1, &infer->inputs[0].shape));
   return mpg_infer_pooling(infer);
 }

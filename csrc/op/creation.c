@@ -47,6 +47,7 @@ mpg_status mpg_infer_arange(mpg_infer *infer) {
   const mpg_arange_params *params = infer->params;
   double start = params->stop.present ? params->start : 0, stop = params->stop.present ? params->stop.value : params->start;
   if (params->step == 0 || isnan(params->step)) return mpg_infer_fail(infer, "step must not be %g", params->step);
+  if (isnan(start) || isnan(stop)) return mpg_infer_fail(infer, "start and stop must be numbers");
   return set_range(infer, ceil((stop - start) / params->step), params->repeat, (mpg_dtype)params->dtype);
 }
 

@@ -27,7 +27,7 @@ mpg_status mpg_infer_same(mpg_infer *infer);
 mpg_status mpg_infer_expect_dtype(mpg_infer *infer, int input, mpg_dtype dtype);
 /* Requires (or completes) inputs[i].shape. */
 mpg_status mpg_infer_expect_shape(mpg_infer *infer, int input, const mpg_shape *shape);
-/* A shape from an mpg_tuple. */
+/* A shape from an mpg_tuple, checked: no size is negative, and an array of any dtype may have it. */
 mpg_status mpg_infer_tuple_shape(mpg_infer *infer, const mpg_tuple *tuple, mpg_shape *shape);
 /* Bytes of a call's inputs and outputs, as far as their contents are touched. */
 double mpg_cost_bytes(const mpg_infer *call);

@@ -166,9 +166,17 @@ void mpg_gradient_fully_connected(mpg_gradient *g) {
   if (g->num_inputs == 3 && g->needed[2]) g->in_grads[2] = mpg_emit_sum_to(g, grad, &(mpg_shape){.ndim = 1, .dims = {hidden}});
 }
 
-/* --- FullyConnected with its weight packed: only the graph makes these, the checks keep a call by hand from harm -------- */
-int64_t mpg_packed_matrix_elements(int64_t rows, int64_t columns) {
-  return MPG_PACKED_HEADER + (rows + MPG_PACKED_BLOCK - 1) / MPG_PACKED_BLOCK * MPG_PACKED_BLOCK * ((columns + MPG_PACKED_BLOCK - 1) / MPG_PACKED_BLOCK * MPG_PACKED_BLOCK);
+/* --- FullyConnected with its weight packed ------------------------------------------------------------------------------ */
+static int64_t in_blocks(int64_t size) { return (size / MPG_PACKED_BLOCK + (size % MPG_PACKED_BLOCK != 0)) * MPG_PACKED_BLOCK; }
+
+int64_t mpg_packed_matrix_elements(int64_t rows, int64_t columns) { return MPG_PACKED_HEADER + in_blocks(rows) * in_blocks(columns); }
+
+/* That of a checked weight: a matrix of that size rounded up to whole blocks has to be possible, too. */
+static mpg_status packed_shape(const mpg_infer *infer, int64_t rows, int64_t columns, mpg_shape *shape) {
+  mpg_shape whole = {.ndim = 2, .dims = {in_blocks(rows), in_blocks(columns)}};
+  if (mpg_shape_check(&whole, MPG_FLOAT64, NULL) != MPG_OK) return mpg_infer_fail(infer, "the weight is too large");
+  *shape = (mpg_shape){.ndim = 1, .dims = {mpg_packed_matrix_elements(rows, columns)}};
+  return MPG_OK;
 }
 
 mpg_status mpg_infer_pack_fully_connected(mpg_infer *infer) {
@@ -177,7 +185,9 @@ mpg_status mpg_infer_pack_fully_connected(mpg_infer *infer) {
   infer->outputs[0].dtype = MPG_FLOAT32;
   if (!mpg_shape_known(weight)) return MPG_OK;
   if (weight->ndim != 2) return mpg_infer_fail(infer, "the weight must be (num_hidden, features)");
-  mpg_infer_set(infer, 0, &(mpg_shape){.ndim = 1, .dims = {mpg_packed_matrix_elements(weight->dims[0], weight->dims[1])}}, MPG_FLOAT32);
+  mpg_shape packed;
+  MPG_TRY(packed_shape(infer, weight->dims[0], weight->dims[1], &packed));
+  mpg_infer_set(infer, 0, &packed, MPG_FLOAT32);
   return MPG_OK;
 }
 
@@ -190,8 +200,10 @@ mpg_status mpg_infer_packed_fully_connected(mpg_infer *infer) {
   if (data.ndim == 0) return mpg_infer_fail(infer, "data must have at least one axis");
   int last = p->flatten ? 1 : data.ndim - 1;
   int64_t features = mpg_shape_product(&data, last, data.ndim);
+  mpg_shape packed;
   MPG_TRY(mpg_shape_check(&(mpg_shape){.ndim = 2, .dims = {p->num_hidden, features}}, MPG_FLOAT32, NULL));
-  MPG_TRY(mpg_infer_expect_shape(infer, 1, &(mpg_shape){.ndim = 1, .dims = {mpg_packed_matrix_elements(p->num_hidden, features)}}));
+  MPG_TRY(packed_shape(infer, p->num_hidden, features, &packed));
+  MPG_TRY(mpg_infer_expect_shape(infer, 1, &packed));
   if (!p->no_bias) MPG_TRY(mpg_infer_expect_shape(infer, 2, &(mpg_shape){.ndim = 1, .dims = {p->num_hidden}}));
   data.ndim = last + 1;
   data.dims[last] = p->num_hidden;

@@ -59,7 +59,6 @@ void mpg_packed_convolution_set(mpg_convolution *c, const mpg_packed_convolution
   mpg_convolution_set(c, layout, data, &weight, &out, &p->stride, &p->dilate, &p->pad, p->num_group);
 }
 
-/* Only the graph makes these ops, of convolutions that were checked: here are the checks that keep a call by hand from harm. */
 static mpg_status check(const mpg_infer *infer, const mpg_shape *data, mpg_shape *first) {
   const mpg_packed_convolution_params *p = infer->params;
   int ndim = p->kernel.count;
@@ -73,6 +72,10 @@ static mpg_status check(const mpg_infer *infer, const mpg_shape *data, mpg_shape
   if (ndim < 1 || ndim > MPG_MAX_SPATIAL || data->ndim != ndim + 2) return mpg_infer_fail(infer, "data must have two axes more than the kernel");
   *first = p->channels_last ? mpg_channels_first(data) : *data;
   if (p->num_filter % p->num_group || first->dims[1] % p->num_group) return mpg_infer_fail(infer, "channels must be a multiple of num_group");
+  /* At most what each factor of the packed size is rounded up to. */
+  mpg_shape packed = {.ndim = ndim + 3, .dims = {p->num_group + 15, p->num_filter / p->num_group + 63, first->dims[1] / p->num_group + 15}};
+  for (int i = 0; i < ndim; i++) packed.dims[i + 3] = p->kernel.values[i];
+  if (mpg_shape_check(&packed, MPG_FLOAT64, NULL) != MPG_OK) return mpg_infer_fail(infer, "the weight is too large");
   mpg_shape out = out_shape(p, first);
   for (int i = 0; i < ndim; i++) {
     int64_t span = mpg_tuple_at(&p->dilate, i, 1) * (p->kernel.values[i] - 1) + 1;

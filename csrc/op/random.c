@@ -34,7 +34,7 @@ static mpg_status extend(mpg_infer *infer, mpg_shape *shape, const mpg_tuple *tu
   MPG_TRY(mpg_infer_tuple_shape(infer, tuple, &more));
   if (shape->ndim + more.ndim > MPG_MAX_NDIM) return mpg_infer_fail(infer, "the result would have more than %d dimensions", MPG_MAX_NDIM);
   for (int i = 0; i < more.ndim; i++) shape->dims[shape->ndim++] = more.dims[i];
-  return MPG_OK;
+  return mpg_shape_known(shape) ? mpg_shape_check(shape, MPG_FLOAT64, NULL) : MPG_OK;
 }
 
 mpg_status mpg_infer_sample(mpg_infer *infer) {

@@ -414,8 +414,10 @@ mpg_status mpg_infer_pad_back(mpg_infer *infer) {
   if (params->pad_width.count != 2 * shape.ndim)
     return mpg_infer_fail(infer, "pad_width has two numbers for each of the %d dimensions, not %d", shape.ndim, params->pad_width.count);
   for (int i = 0; i < shape.ndim; i++) {
-    shape.dims[i] -= params->pad_width.values[2 * i] + params->pad_width.values[2 * i + 1];
-    if (shape.dims[i] < 0) return mpg_infer_fail(infer, "dimension %d is shorter than its padding", i);
+    int64_t before = params->pad_width.values[2 * i], after = params->pad_width.values[2 * i + 1];
+    if (before < 0 || after < 0 || before > shape.dims[i] || after > shape.dims[i] - before)
+      return mpg_infer_fail(infer, "dimension %d is shorter than its padding", i);
+    shape.dims[i] -= before + after;
   }
   MPG_TRY(padded_shape(infer, params->mode, &params->pad_width, &shape, &padded));
   infer->outputs[0].shape = shape;

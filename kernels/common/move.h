@@ -35,10 +35,11 @@ static inline void mpg_dense_strides(const mpg_shape *shape, int64_t *strides) {
  * merged. A run that is dense in both becomes one larger item (*item). False: nothing to move. */
 static inline bool mpg_move_merge(const mpg_move *move, int64_t *item, mpg_move *merged) {
   merged->ndim = 0;
+  for (int i = 0; i < move->ndim; i++) /* first: where there are no elements, strides may be of any size */
+    if (move->dims[i] == 0) return false;
   for (int i = 0; i < move->ndim; i++) {
     int64_t dim = move->dims[i], in = move->in[i] * *item, out = move->out[i] * *item;
     int last = merged->ndim - 1;
-    if (dim == 0) return false;
     if (dim == 1) continue;
     if (last >= 0 && merged->in[last] == in * dim && merged->out[last] == out * dim) {
       merged->dims[last] *= dim;

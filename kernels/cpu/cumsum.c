@@ -10,12 +10,12 @@ typedef struct cumsum {
   bool reverse;
 } cumsum;
 
-/* One row of sums: `sums` += row, then stored; in pieces of MPG_CPU_BLOCK elements. */
-#define ADD_ROW(T, field)                                                                                          \
+/* One row of sums: `sums` += row, then stored; in pieces of MPG_CPU_BLOCK elements. `S`: what is added, in which integers wrap. */
+#define ADD_ROW(T, S, field)                                                                                       \
   do {                                                                                                             \
     const T *row = mpg_cpu_load(p->compute, in->desc.dtype, in->data, at + i, count, &loaded);                     \
     T *place = mpg_cpu_place(p->compute, out->desc.dtype, out->data, at + i, &stored);                             \
-    for (int64_t k = 0; k < count; k++) place[k] = (T)(sums.field[k] = sums.field[k] + row[k]);                       \
+    for (int64_t k = 0; k < count; k++) place[k] = (T)(sums.field[k] = (S)sums.field[k] + (S)row[k]);              \
     mpg_cpu_store(p->compute, out->desc.dtype, out->data, at + i, count, place);                                   \
   } while (0)
 
@@ -30,10 +30,10 @@ static void cumsum_range(void *context, int64_t begin, int64_t end) {
       for (int64_t step = 0; step < p->length; step++) {
         int64_t at = (outer * p->length + (p->reverse ? p->length - 1 - step : step)) * p->inner;
         switch (p->compute) {
-          case MPG_COMPUTE_F32: ADD_ROW(float, f64); break;
-          case MPG_COMPUTE_F64: ADD_ROW(double, f64); break;
-          case MPG_COMPUTE_I32: ADD_ROW(int32_t, i32); break;
-          default: ADD_ROW(int64_t, i64); break;
+          case MPG_COMPUTE_F32: ADD_ROW(float, double, f64); break;
+          case MPG_COMPUTE_F64: ADD_ROW(double, double, f64); break;
+          case MPG_COMPUTE_I32: ADD_ROW(int32_t, uint32_t, i32); break;
+          default: ADD_ROW(int64_t, uint64_t, i64); break;
         }
       }
     }

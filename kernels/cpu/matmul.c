@@ -190,7 +190,7 @@ MPG_CPU_KERNEL(fully_connected) {
 }
 
 /* --- khatri_rao ------------------------------------------------------------------------------------------------------ */
-#define KHATRI_RAO(T)                                                             \
+#define KHATRI_RAO(T, P)                                                          \
   {                                                                               \
     T *out = call->outputs[0].data;                                               \
     for (int64_t r = 0; r < rows; r++) {                                          \
@@ -202,7 +202,7 @@ MPG_CPU_KERNEL(fully_connected) {
         if (i == call->num_inputs - 1)                                            \
           for (int64_t j = 0; j < columns; j++) out[r * columns + j] = in[j];     \
         else                                                                      \
-          for (int64_t j = 0; j < columns; j++) out[r * columns + j] *= in[j];    \
+          for (int64_t j = 0; j < columns; j++) out[r * columns + j] = (T)((P)out[r * columns + j] * (P)in[j]); \
       }                                                                           \
     }                                                                             \
     return MPG_OK;                                                                \
@@ -211,12 +211,12 @@ MPG_CPU_KERNEL(fully_connected) {
 MPG_CPU_KERNEL(khatri_rao) {
   int64_t rows = call->outputs[0].desc.shape.dims[0], columns = call->outputs[0].desc.shape.dims[1];
   switch (call->outputs[0].desc.dtype) {
-    case MPG_FLOAT32: KHATRI_RAO(float)
-    case MPG_FLOAT64: KHATRI_RAO(double)
-    case MPG_INT8: KHATRI_RAO(int8_t)
-    case MPG_UINT8: KHATRI_RAO(uint8_t)
-    case MPG_INT32: KHATRI_RAO(int32_t)
-    case MPG_INT64: KHATRI_RAO(int64_t)
+    case MPG_FLOAT32: KHATRI_RAO(float, float)
+    case MPG_FLOAT64: KHATRI_RAO(double, double)
+    case MPG_INT8: KHATRI_RAO(int8_t, int)
+    case MPG_UINT8: KHATRI_RAO(uint8_t, int)
+    case MPG_INT32: KHATRI_RAO(int32_t, uint32_t)
+    case MPG_INT64: KHATRI_RAO(int64_t, uint64_t)
     default: return mpg_fail(MPG_TYPE_ERROR, "khatri_rao: dtype %s is not supported", mpg_dtype_name(call->outputs[0].desc.dtype));
   }
 }

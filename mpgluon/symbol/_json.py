@@ -211,9 +211,12 @@ def _op_node(op, name, attrs, inputs, version):
     if op == "UpSampling" and attrs.get("sample_type") == "bilinear":
         op, attrs = "Deconvolution", _bilinear(name, attrs)
     try:
-        known = {param["name"] for param in _core.get_op(op).describe()["params"]}
+        described = _core.get_op(op).describe()
     except MXNetError:
         raise MXNetError(f"{name}: there is no op {op!r} in this build") from None
+    if "hidden" in described["flags"]:
+        raise MXNetError(f"{name}: {op} is a part of other ops' gradients or of compiled networks; files don't hold it")
+    known = {param["name"] for param in described["params"]}
     moved = _upgrade(op, attrs, version, known)
     unknown = [key for key in attrs if key not in known and not key.startswith("__")]
     if known and unknown:  # ops without parameters keep any attribute, as in MXNet
