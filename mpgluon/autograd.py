@@ -69,9 +69,8 @@ class Function:
         if not is_recording():
             return outputs
         single = isinstance(outputs, _core.NDArray)
-        # An output that is an input itself would be taken off its own place on the tape.
-        listed = [array.detach() if any(array is other for other in inputs) else array for array in ([outputs] if single else outputs)]
-        _core.record_function(self._backward, [array for array in inputs if isinstance(array, _core.NDArray)], listed)
+        arrays = [array for array in inputs if isinstance(array, _core.NDArray)]
+        listed = _core.record_function(self._backward, arrays, [outputs] if single else list(outputs))
         return listed[0] if single else type(outputs)(listed)
 
     def _backward(self, *output_grads):

@@ -227,18 +227,16 @@ class CustomCall:
             op = self._ask("forward", forward)
         if not autograd.is_recording():
             return outputs
-        results = [array.detach() for array in outputs]
 
         def backward(*out_grads):
             grads = [nd.zeros_like(array) for array in args]
-            tops = [nd.zeros_like(array) if grad is None else grad for grad, array in zip(out_grads, results)]
+            tops = [nd.zeros_like(array) if grad is None else grad for grad, array in zip(out_grads, outputs)]
             req = ["write" if is_floating(array.dtype) else "null" for array in args]
             with autograd.pause(train_mode=train):
-                self._ask("backward", lambda: op.backward(req=req, out_grad=tops, in_data=args, out_data=results, in_grad=grads, aux=aux))
+                self._ask("backward", lambda: op.backward(req=req, out_grad=tops, in_data=args, out_data=outputs, in_grad=grads, aux=aux))
             return grads
 
-        _core.record_function(backward, list(inputs[:count]), outputs)
-        return outputs
+        return _core.record_function(backward, list(inputs[:count]), outputs)
 
 
 def custom_array(*data, op_type=None, name=None, **kwargs):

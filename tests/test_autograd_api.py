@@ -239,6 +239,36 @@ def test_function():
     assert Sigmoid()(nd.array([0.0])).asscalar() == 0.5
 
 
+def test_function_that_keeps_its_results_is_freed():
+    """Also where nobody differentiates, in whatever way the results were kept."""
+
+    class Keeping(autograd.Function):
+        def forward(self, a):
+            y, z = a * 2, a + 1
+            self.save_for_backward(y, z)
+            self.mine, self.nested, self.called = y, {"z": [z]}, lambda: (y, z)
+            return y, z
+
+        def backward(self, dy, dz):
+            y, z = self.saved_tensors
+            assert self.mine.asnumpy().tolist() == y.asnumpy().tolist() == [2, 4]
+            return dy * 2 + dz
+
+    references = []
+    for differentiate in (False, True):
+        x = variable([1.0, 2.0])
+        for make in (Keeping, Sigmoid):
+            function = make()
+            references.append(weakref.ref(function))
+            with autograd.record():
+                results = function(x)
+            if differentiate:
+                autograd.backward(results)
+    del function, results
+    gc.collect()
+    assert [reference() for reference in references] == [None] * 4
+
+
 def test_function_with_several_arrays():
     class Both(autograd.Function):
         def forward(self, a, b):

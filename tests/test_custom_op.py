@@ -1,10 +1,13 @@
 """Ops written in Python, eager, in hybridized blocks and in symbols."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 
 import mpgluon as mx
-from mpgluon import autograd, gluon
+from mpgluon import autograd, gluon, nd
 
 
 class Power(mx.operator.CustomOp):
@@ -117,6 +120,28 @@ def test_losses_train_modules():
         np.testing.assert_allclose(array.asnumpy(), params[1][name].asnumpy(), rtol=1e-5, atol=1e-7)
     inferred = mx.sym.Custom(data=mx.sym.var("x"), op_type="test_softmax", name="s")
     assert inferred.list_arguments() == ["x", "s_label"] and inferred.infer_shape(x=(5, 3))[0] == [(5, 3), (5,)]
+
+
+def test_an_op_that_keeps_its_results_is_freed():
+    class Keeping(mx.operator.CustomOp):
+        def forward(self, is_train, req, in_data, out_data, aux):
+            self.assign(out_data[0], req[0], in_data[0] * 2)
+            self.kept = out_data
+            made.append(weakref.ref(self))
+
+    @mx.operator.register("keeping")
+    class KeepingProp(mx.operator.CustomOpProp):
+        def create_operator(self, ctx, shapes, dtypes):
+            return Keeping()
+
+    made = []
+    x = nd.ones((2,))
+    x.attach_grad()
+    with autograd.record():
+        y = nd.Custom(x, op_type="keeping")
+    del y
+    gc.collect()
+    assert made[0]() is None
 
 
 def test_errors():

@@ -351,6 +351,8 @@ done:
   return status;
 }
 
+/* The outputs on the tape are other arrays than those given, over the same memory: whatever the function kept of these does not lead back
+ * to the node, which holds the function. */
 static PyObject *record_function(PyObject *module, PyObject *args) {
   (void)module;
   static const mpg_callback callback = {"Function", function_backward, function_release};
@@ -363,23 +365,35 @@ static PyObject *record_function(PyObject *module, PyObject *args) {
     return NULL;
   }
   function_state *state = PyMem_RawMalloc(sizeof *state + sizeof state->outputs[0] * (size_t)outputs.count);
-  mpg_status status;
-  if (state == NULL) {
-    status = mpg_fail(MPG_HOST_OUT_OF_MEMORY, "out of memory");
-  } else {
+  PyObject *results = PyList_New(outputs.count);
+  mpg_status status = MPG_OK;
+  for (int i = 0; results != NULL && i < outputs.count && status == MPG_OK; i++) {
+    mpg_array array = {0};
+    PyObject *item = NULL;
+    status = mpg_array_detach(&array, outputs.items[i]);
+    if (status == MPG_OK && (item = mpg_py_array_take(&array)) == NULL) status = mpg_py_host_exception();
+    if (item != NULL) PyList_SET_ITEM(results, i, item);
+  }
+  if (status == MPG_OK && (state == NULL || results == NULL)) status = mpg_fail(MPG_HOST_OUT_OF_MEMORY, "out of memory");
+  if (status == MPG_OK) {
     state->function = Py_NewRef(function);
     state->num_outputs = outputs.count;
     for (int i = 0; i < outputs.count; i++) {
       state->outputs[i].desc = *mpg_array_desc(outputs.items[i]);
       state->outputs[i].device = mpg_array_device_id(outputs.items[i]);
+      outputs.items[i] = mpg_py_array_of(PyList_GET_ITEM(results, i));
     }
     status = mpg_autograd_record_callback(&callback, state, inputs.items, inputs.count, outputs.items, outputs.count);
-    if (status != MPG_OK) function_release(state);
+    if (status != MPG_OK) Py_DECREF(function);
+  }
+  if (status != MPG_OK) {
+    PyMem_RawFree(state);
+    Py_CLEAR(results);
+    mpg_py_raise(status);
   }
   arrays_free(&inputs);
   arrays_free(&outputs);
-  if (status != MPG_OK) return mpg_py_raise(status);
-  Py_RETURN_NONE;
+  return results;
 }
 
 /* --- Block paths -------------------------------------------------------------------------------------------------- */
@@ -445,7 +459,8 @@ PyMethodDef mpg_py_autograd_methods[] = {
      "The gradients of the heads with respect to the variables, a list of new arrays; .grad stays as it is.\n\ncreate_graph: records them, so they can be differentiated again. retain_graph None: as create_graph."},
     {"mark_variables", KEYWORDS(mark_variables), METH_VARARGS | METH_KEYWORDS,
      "mark_variables(variables, gradients, grad_reqs='write')\n--\n\nMakes arrays variables whose gradients backward writes into the given arrays."},
-    {"record_function", record_function, METH_VARARGS, "record_function(backward, inputs, outputs)\n--\n\nPuts outputs on the tape as computed from inputs by a function whose gradient is `backward`."},
+    {"record_function", record_function, METH_VARARGS, "record_function(backward, inputs, outputs)\n--\n\nA list of arrays over the memory of outputs that are on the tape, as computed from inputs by a\n"
+     "function whose gradient is `backward`."},
     {"gradients_fresh", gradients_fresh, METH_O, "gradients_fresh(arrays)\n--\n\nWhether backward has written the gradients of all arrays of a list since `gradients_used`."},
     {"gradients_used", gradients_used, METH_O, "gradients_used(arrays)\n--\n\nNotes that the gradients of the arrays of a list were used."},
     {"intern_scope", intern_scope, METH_O, "intern_scope(path)\n--\n\nThe number of a block path, for set_scope."},
