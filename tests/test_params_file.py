@@ -6,10 +6,12 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
 import pytest
+from stand_in import run
 
 import mpgluon as mx
 
@@ -209,6 +211,62 @@ def test_replacing_keeps_links_and_permissions(tmp_path):
     assert link.is_symlink() and target.stat().st_mode & 0o777 == 0o640
     assert mx.nd.load(target)[0].shape == (2,)
     assert sorted(os.listdir(tmp_path)) == ["link", "target"]
+
+
+def test_a_link_to_nothing_is_kept(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "first").symlink_to("second")
+    (tmp_path / "second").symlink_to(tmp_path / "folder" / "target")
+    mx.nd.save(tmp_path / "first", [mx.nd.ones((2,))])
+    assert (tmp_path / "first").is_symlink() and (tmp_path / "second").is_symlink()
+    assert os.listdir(tmp_path / "folder") == ["target"] and mx.nd.load(tmp_path / "first")[0].shape == (2,)
+
+
+def test_two_arrays_of_one_name():
+    raw = file_bytes([array_bytes((2, 3), 0, SIX.tobytes())] * 2, ["w", "w"])
+    with pytest.warns(UserWarning, match="several arrays named 'w'"):
+        assert list(mx.nd.load_frombuffer(raw)) == ["w"]
+
+
+def test_pipes(tmp_path):
+    """Loading refuses them; saving lets the other threads run, of which one may be the reader."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    printed = run(f"""
+        import threading, mpgluon as mx
+        try:
+            mx.nd.load({str(path)!r})
+        except mx.MXNetError as error:
+            print("pipe" in str(error))
+        read = []
+        reader = threading.Thread(target=lambda: read.append(open({str(path)!r}, "rb").read()))
+        reader.start()
+        mx.nd.save({str(path)!r}, [mx.nd.ones((1 << 20,))])
+        reader.join()
+        print(mx.nd.load_frombuffer(read[0])[0].asnumpy().sum() == 1 << 20)
+        """)
+    assert printed.split() == ["True", "True"]
+
+
+def test_arrays_that_others_write_meanwhile(tmp_path):
+    x = mx.nd.zeros((300000,))
+    stop = threading.Event()
+
+    def write():
+        while not stop.is_set():
+            x[:] = x + 1
+            x.wait_to_read()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(5):
+            mx.nd.save(tmp_path / "x", [x, x])
+            for saved in mx.nd.load(tmp_path / "x"):
+                assert saved.min().asscalar() == saved.max().asscalar()
+    finally:
+        stop.set()
+        writer.join()
 
 
 def test_failed_save_leaves_the_former_file(tmp_path):

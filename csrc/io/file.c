@@ -21,11 +21,34 @@ enum {
   TEMPORARY_TRIES = 100,
 };
 
+/* --- System calls that may block, without the host lock -------------------------------------------------------------- */
+
+/* errno of the call is errno afterwards. */
+#define WITHOUT_LOCK(call)                 \
+  do {                                     \
+    void *token_ = mpg_host_release_lock(); \
+    call;                                  \
+    int error_ = errno;                    \
+    mpg_host_acquire_lock(token_);         \
+    errno = error_;                        \
+  } while (0)
+
+/* Opening a pipe waits for its other end, and interrupts end the wait. */
+static mpg_status open_file(const char *path, int flags, mode_t mode, int *descriptor) {
+  do {
+    WITHOUT_LOCK(*descriptor = open(path, flags | O_CLOEXEC, mode));
+    int error = errno;
+    MPG_TRY(mpg_host_check_interrupt());
+    errno = error;
+  } while (*descriptor < 0 && errno == EINTR);
+  return MPG_OK;
+}
+
 /* --- Sources ------------------------------------------------------------------------------------------------------ */
 
 mpg_status mpg_source_open(mpg_source *source, const char *path) {
   *source = (mpg_source){.name = path, .descriptor = -1};
-  source->descriptor = open(path, O_RDONLY | O_CLOEXEC);
+  MPG_TRY(open_file(path, O_RDONLY | O_NONBLOCK, 0, &source->descriptor)); /* a pipe is refused, not waited for */
   if (source->descriptor < 0) return mpg_fail(MPG_IO_ERROR, "file '%s' cannot be opened: %s", path, strerror(errno));
   struct stat status;
   if (fstat(source->descriptor, &status) != 0) {
@@ -136,11 +159,33 @@ static mpg_status write_failed(const mpg_sink *sink, const char *doing, int erro
   return mpg_fail(MPG_IO_ERROR, "file '%s' cannot be written (%s): %s", sink->path, doing, strerror(error));
 }
 
-/* The target's own path when it is a link, so that the file it leads to is replaced and not the link. */
+/* Where a link leads to that leads to nothing yet; new. NULL: `path` is no link. */
+static char *link_target(const char *path) {
+  char target[PATH_MAX];
+  ssize_t length = readlink(path, target, sizeof target - 1);
+  if (length <= 0) return NULL;
+  target[length] = 0;
+  const char *slash = strrchr(path, '/');
+  size_t folder = target[0] == '/' || !slash ? 0 : (size_t)(slash - path) + 1;
+  char *result = mpg_malloc(folder + (size_t)length + 1);
+  if (!result) return NULL;
+  memcpy(result, path, folder);
+  memcpy(result + folder, target, (size_t)length + 1);
+  return result;
+}
+
+/* The target's own path when it is a link, so that the file it leads to is replaced, or made, and not the link. */
 static char *resolve(const char *path) {
-  char *real = realpath(path, NULL);
-  if (!real) return mpg_strdup(path);
-  char *copy = mpg_strdup(real);
+  enum { MOST_LINKS = 40 };
+  char *real;
+  WITHOUT_LOCK(real = realpath(path, NULL));
+  char *copy = mpg_strdup(real ? real : path);
+  for (int i = 0; !real && copy && i < MOST_LINKS; i++) {
+    char *next = link_target(copy);
+    if (!next) break;
+    mpg_free(copy);
+    copy = next;
+  }
   free(real);
   return copy;
 }
@@ -152,7 +197,7 @@ static mpg_status open_temporary(mpg_sink *sink) {
   if (!sink->temporary) return mpg_out_of_host_memory(size);
   for (int i = 0; i < TEMPORARY_TRIES; i++) {
     snprintf(sink->temporary, size, "%s.%ld-%u.tmp", sink->path, (long)getpid(), atomic_fetch_add(&counter, 1));
-    sink->descriptor = open(sink->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    MPG_TRY(open_file(sink->temporary, O_WRONLY | O_CREAT | O_EXCL, 0666, &sink->descriptor));
     if (sink->descriptor >= 0) return MPG_OK;
     if (errno != EEXIST) break;
   }
@@ -178,7 +223,7 @@ mpg_status mpg_sink_open(mpg_sink *sink, const char *path) {
     goto fail;
   }
   if (exists && !S_ISREG(present.st_mode)) { /* a pipe or device: there is nothing to replace */
-    sink->descriptor = open(sink->path, O_WRONLY | O_CLOEXEC);
+    MPG_GOTO(open_file(sink->path, O_WRONLY, 0, &sink->descriptor));
     if (sink->descriptor < 0) {
       status = write_failed(sink, "opening it", errno);
       goto fail;
@@ -199,7 +244,8 @@ fail:
 static mpg_status write_file(mpg_sink *sink, const char *bytes, size_t size) {
   while (size) {
     size_t part = size < LARGEST_TRANSFER ? size : LARGEST_TRANSFER;
-    ssize_t written = write(sink->descriptor, bytes, part);
+    ssize_t written;
+    WITHOUT_LOCK(written = write(sink->descriptor, bytes, part));
     if (written < 0 && errno != EINTR) return write_failed(sink, "writing", errno);
     MPG_TRY(mpg_host_check_interrupt());
     if (written <= 0) continue;
@@ -215,18 +261,28 @@ static mpg_status flush(mpg_sink *sink) {
   return MPG_OK;
 }
 
-mpg_status mpg_sink_write(mpg_sink *sink, const void *bytes, size_t size) {
-  if (size == 0) return MPG_OK;
+mpg_status mpg_sink_extend(mpg_sink *sink, size_t size, void **place) {
   size_t needed;
   if (!mpg_size_add(sink->length, size, &needed)) return mpg_out_of_host_memory(SIZE_MAX);
   if (sink->path && needed > SINK_BUFFER) {
     MPG_TRY(flush(sink));
-    if (size >= SINK_BUFFER) return write_file(sink, bytes, size);
     needed = size;
   }
   MPG_TRY(mpg_grow((void **)&sink->buffer, &sink->capacity, needed, 1));
-  memcpy(sink->buffer + sink->length, bytes, size);
-  sink->length += size;
+  *place = sink->buffer + sink->length;
+  sink->length = needed;
+  return MPG_OK;
+}
+
+mpg_status mpg_sink_write(mpg_sink *sink, const void *bytes, size_t size) {
+  void *place;
+  if (size == 0) return MPG_OK;
+  if (sink->path && size >= SINK_BUFFER) {
+    MPG_TRY(flush(sink));
+    return write_file(sink, bytes, size);
+  }
+  MPG_TRY(mpg_sink_extend(sink, size, &place));
+  memcpy(place, bytes, size);
   return MPG_OK;
 }
 
@@ -249,14 +305,17 @@ mpg_status mpg_sink_commit(mpg_sink *sink) {
   if (!sink->path) return MPG_OK;
   MPG_TRY(flush(sink));
   if (!sink->temporary) return MPG_OK;
-  if (fsync(sink->descriptor) != 0) return write_failed(sink, "bringing it to disk", errno);
-  int closed = close(sink->descriptor);
+  int synced, closed, renamed;
+  WITHOUT_LOCK(synced = fsync(sink->descriptor));
+  if (synced != 0) return write_failed(sink, "bringing it to disk", errno);
+  WITHOUT_LOCK(closed = close(sink->descriptor));
   sink->descriptor = -1;
   if (closed != 0) return write_failed(sink, "closing", errno);
-  if (rename(sink->temporary, sink->path) != 0) return write_failed(sink, "putting it in place", errno);
+  WITHOUT_LOCK(renamed = rename(sink->temporary, sink->path));
+  if (renamed != 0) return write_failed(sink, "putting it in place", errno);
   mpg_free(sink->temporary);
   sink->temporary = NULL;
-  sync_folder(sink->path);
+  WITHOUT_LOCK(sync_folder(sink->path));
   return MPG_OK;
 }
 

@@ -262,20 +262,13 @@ static mpg_status write_header(mpg_sink *sink, const mpg_tensor *tensor, uint32_
   return mpg_sink_write(sink, &dtype, sizeof dtype);
 }
 
+/* A copy: without the host lock, which the file is written without, others may write to the array. */
 static mpg_status write_elements(mpg_sink *sink, const mpg_tensor *tensor) {
   size_t bytes = mpg_tensor_bytes(tensor);
+  void *place;
   if (bytes == 0) return MPG_OK;
-  /* The host lock is held from here on, so nobody can queue a write to the array before it is in the file. */
-  if (mpg_tensor_device(tensor)->backend->host_accessible) {
-    MPG_TRY(mpg_tensor_wait_read(tensor));
-    return mpg_sink_write(sink, mpg_tensor_data(tensor), bytes);
-  }
-  void *staging = mpg_malloc(bytes);
-  if (!staging) return mpg_out_of_host_memory(bytes);
-  mpg_status status = mpg_tensor_copy_to_host(tensor, staging);
-  if (status == MPG_OK) status = mpg_sink_write(sink, staging, bytes);
-  mpg_free(staging);
-  return status;
+  MPG_TRY(mpg_sink_extend(sink, bytes, &place));
+  return mpg_tensor_copy_to_host(tensor, place);
 }
 
 mpg_status mpg_params_write(mpg_sink *sink, const mpg_tensor_list *list) {

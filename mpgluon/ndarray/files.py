@@ -1,6 +1,7 @@
 """Arrays in files, in MXNet's format (".params"), readable and writable by both."""
 
 import os
+import warnings
 
 from .. import _core
 
@@ -30,7 +31,13 @@ def _arrays_and_names(data):
 
 def _as_saved(arrays, names):
     """A dict where there are names, else a list."""
-    return dict(zip(names, arrays)) if names else arrays
+    if not names:
+        return arrays
+    found = dict(zip(names, arrays))
+    if len(found) < len(names):
+        twice = next(name for name in found if names.count(name) > 1)
+        warnings.warn(f"the file has several arrays named {twice!r}; of arrays of one name the last is taken", stacklevel=3)
+    return found
 
 
 # Formats of others, by the suffix of the file: how to read and write them.
