@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -122,6 +123,19 @@ def test_fork_with_work_queued():
     process.join(60)
     assert process.exitcode == 0
     np.testing.assert_allclose(big.asnumpy(), 1, rtol=1e-4)
+
+
+def test_workers_leave_crashes_to_who_reports_them():
+    """faulthandler and sanitizers hear of a crash where it is; all other signals are for the host's threads."""
+    mx.nd.ones((400, 400)).wait_to_read()
+    mx.nd.dot(*[mx.nd.ones((400, 400))] * 2).wait_to_read()
+    blocked = []
+    for thread in os.listdir("/proc/self/task"):
+        with open(f"/proc/self/task/{thread}/status") as file:
+            mask = next(int(line.split()[1], 16) for line in file if line.startswith("SigBlk:"))
+        if mask >> signal.SIGINT - 1 & 1:
+            blocked.append([name for name in ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP") if mask >> getattr(signal, name) - 1 & 1])
+    assert blocked and not any(blocked)
 
 
 def test_exit_with_work_queued():

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+from stand_in import run
+
 PROGRAM = """
 import sys
 before = set(sys.modules)
@@ -23,3 +25,22 @@ def test_import_is_light():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n")[:2] == ["[]", "[]"]
+
+
+def test_a_failed_import_can_be_repeated():
+    """NumPy may be there the next time."""
+    printed = run("""
+        import sys
+        names = ("numpy", "numpy._core", "numpy._core._multiarray_umath", "numpy.core", "numpy.core._multiarray_umath")
+        sys.modules.update(dict.fromkeys(names))
+        try:
+            import mpgluon
+        except ImportError:
+            print("refused")
+        for name in list(sys.modules):
+            if name.split(".")[0] in ("numpy", "mpgluon"):
+                del sys.modules[name]
+        import mpgluon
+        print(mpgluon.nd.ones((2,)).asnumpy().sum())
+        """)
+    assert printed.split() == ["refused", "2.0"]

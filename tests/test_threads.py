@@ -1,12 +1,13 @@
 """Threads that use the library at the same time."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 import mpgluon as mx
-from mpgluon import autograd, gluon, nd
+from mpgluon import _core, autograd, gluon, nd
 from mpgluon.gluon import nn
 
 THREADS = 4
@@ -138,6 +139,33 @@ def test_some_threads_predict_while_one_records():
                     np.testing.assert_array_equal(a, b)
 
     together(work, range(6), 6)
+
+
+def test_an_array_gets_other_memory_while_others_read_it():
+    """An executor replaces its results; who waits for one reads what it began with."""
+    x = nd.ones((1000,))
+    big = nd.ones((200, 200))
+    stop = threading.Event()
+
+    def replace():
+        while not stop.is_set():
+            product = nd.dot(big, big).reshape((-1,))
+            _core.replace_array(x, product)
+            _core.replace_array(x, nd.ones((10,)))
+            product.wait_to_read()
+
+    writer = threading.Thread(target=replace)
+    writer.start()
+    try:
+        for _ in range(40):
+            for read in (lambda: x.asnumpy(), lambda: np.array(memoryview(x)), lambda: np.from_dlpack(x).copy(), lambda: (x + 0).asnumpy()):
+                values = read()
+                assert len(values) in (10, 1000, 40000) and values.min() == values.max() == (200 if len(values) == 40000 else 1)
+            x.wait_to_read()
+            x.wait_to_write()
+    finally:
+        stop.set()
+        writer.join()
 
 
 def test_recording_belongs_to_a_thread():

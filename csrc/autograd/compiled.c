@@ -446,7 +446,10 @@ mpg_status mpg_compiled_call(mpg_compiled *c, const mpg_inputs *inputs, mpg_arra
   }
   mpg_tensor *results = space.externals + num_own;
   space.blocks = (mpg_storage **)(results + c->num_results);
-  for (uint32_t i = 0; i < num_own; i++) space.externals[i] = inputs->given[i]->tensor;
+  for (uint32_t i = 0; i < num_own; i++) { /* held for the call: while it waits, others may give these arrays other memory */
+    space.externals[i] = inputs->given[i]->tensor;
+    mpg_tensor_retain(&space.externals[i]);
+  }
   for (uint32_t i = 0; i < c->num_results; i++) results[i].storage = NULL;
   memset(space.blocks, 0, num_blocks * sizeof *space.blocks);
   for (uint32_t i = 0; i < c->num_results; i++) {
@@ -469,6 +472,7 @@ mpg_status mpg_compiled_call(mpg_compiled *c, const mpg_inputs *inputs, mpg_arra
   if (c->recording) MPG_GOTO(record(&space, inputs, random, outputs));
 fail:
   release_blocks(space.blocks, num_blocks);
+  for (uint32_t i = 0; i < num_own; i++) mpg_tensor_release(&space.externals[i]);
   for (uint32_t i = 0; i < c->num_results; i++) mpg_tensor_release(&results[i]);
   if (status != MPG_OK)
     for (uint32_t i = 0; i < c->num_outputs; i++) mpg_array_clear(&outputs[i]);

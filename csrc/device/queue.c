@@ -160,8 +160,10 @@ static char *make_room(mpg_queue *queue, size_t size) {
 }
 
 static mpg_status start_worker(mpg_queue *queue, mpg_device *device, void *(*worker)(void *)) {
-  sigset_t all, before; /* signals are for the host's threads */
+  sigset_t all, before; /* signals are for the host's threads; those of a crash come to where it is, and are reported */
+  static const int crashes[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS};
   sigfillset(&all);
+  for (size_t i = 0; i < sizeof crashes / sizeof crashes[0]; i++) sigdelset(&all, crashes[i]);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   int error = pthread_create(&queue->thread, NULL, worker, device);
   pthread_sigmask(SIG_SETMASK, &before, NULL);

@@ -95,23 +95,27 @@ static void narrow(const float *source, uint16_t *target, size_t count) {
 
 /* --- Out ---------------------------------------------------------------------------------------------------------- */
 PyObject *mpg_py_to_numpy(const mpg_array *array) {
-  const mpg_shape *shape = &array->tensor.desc.shape;
+  mpg_tensor tensor = array->tensor; /* kept: the array may be given another one while this waits */
+  const mpg_shape *shape = &tensor.desc.shape;
   npy_intp dims[MPG_MAX_NDIM];
   for (int i = 0; i < shape->ndim; i++) dims[i] = (npy_intp)shape->dims[i];
-  mpg_dtype dtype = array->tensor.desc.dtype;
-  bool wide = dtype == MPG_BFLOAT16;
-  PyObject *result = PyArray_SimpleNew(shape->ndim, dims, wide ? NPY_FLOAT32 : numpy_types[dtype]);
-  if (result == NULL) return NULL;
-  void *data = PyArray_DATA((PyArrayObject *)result);
-  /* bfloat16 goes into the upper half first, so that widening runs upwards in place. */
-  size_t count = (size_t)mpg_shape_size(shape);
-  void *target = wide ? (void *)((uint16_t *)data + count) : data;
-  mpg_status status = mpg_tensor_copy_to_host(&array->tensor, target);
-  if (status != MPG_OK) {
-    Py_DECREF(result);
-    return mpg_py_raise(status);
+  bool wide = tensor.desc.dtype == MPG_BFLOAT16;
+  mpg_tensor_retain(&tensor);
+  PyObject *result = PyArray_SimpleNew(shape->ndim, dims, wide ? NPY_FLOAT32 : numpy_types[tensor.desc.dtype]);
+  if (result != NULL) {
+    void *data = PyArray_DATA((PyArrayObject *)result);
+    /* bfloat16 goes into the upper half first, so that widening runs upwards in place. */
+    size_t count = (size_t)mpg_shape_size(shape);
+    void *target = wide ? (void *)((uint16_t *)data + count) : data;
+    mpg_status status = mpg_tensor_copy_to_host(&tensor, target);
+    if (status != MPG_OK) {
+      Py_CLEAR(result);
+      mpg_py_raise(status);
+    } else if (wide) {
+      widen(target, data, count);
+    }
   }
-  if (wide) widen(target, data, count);
+  mpg_tensor_release(&tensor);
   return result;
 }
 
@@ -185,12 +189,20 @@ PyObject *mpg_py_from_object(PyObject *object, mpg_dtype dtype, mpg_device_id de
 }
 
 int mpg_py_write_object(mpg_array *array, PyObject *value) {
-  const mpg_desc *desc = mpg_array_desc(array);
-  PyArrayObject *source = mpg_py_as_ndarray(value, desc->dtype);
+  PyArrayObject *source = mpg_py_as_ndarray(value, mpg_array_desc(array)->dtype);
   if (source == NULL) {
     not_array_like(value);
     return -1;
   }
+  mpg_tensor tensor = array->tensor; /* kept: the array may be given another one while this waits */
+  const mpg_desc *desc = &tensor.desc;
+  mpg_dtype taken = mpg_py_from_numpy_type(PyArray_TYPE(source));
+  if (taken != (desc->dtype == MPG_BFLOAT16 ? MPG_FLOAT32 : desc->dtype)) { /* or while the value was made an array */
+    PyErr_SetString(mpg_py->errors[MPG_ERROR], "the array was given another dtype while a value was assigned to it");
+    Py_DECREF(source);
+    return -1;
+  }
+  mpg_tensor_retain(&tensor);
   /* Ones in front of the shape beyond the target's dimensions are dropped, as in MXNet. */
   int extra = PyArray_NDIM(source) - desc->shape.ndim, ones = 0;
   while (ones < extra && PyArray_DIM(source, ones) == 1) ones++;
@@ -218,7 +230,7 @@ int mpg_py_write_object(mpg_array *array, PyObject *value) {
   size_t count = (size_t)PyArray_SIZE((PyArrayObject *)whole);
   if (count > 0) {
     if (desc->dtype == MPG_BFLOAT16) narrow(data, data, count);
-    mpg_status status = mpg_tensor_copy_from_host(&array->tensor, data);
+    mpg_status status = mpg_tensor_copy_from_host(&tensor, data);
     if (status != MPG_OK) {
       mpg_py_raise(status);
       goto done;
@@ -226,6 +238,7 @@ int mpg_py_write_object(mpg_array *array, PyObject *value) {
   }
   result = 0;
 done:
+  mpg_tensor_release(&tensor);
   Py_XDECREF(trimmed);
   Py_XDECREF(whole);
   Py_DECREF(source);
@@ -302,7 +315,7 @@ static const char *const formats[MPG_DTYPE_LIMIT] = {[MPG_FLOAT32] = "f", [MPG_F
                                                      [MPG_INT8] = "b",    [MPG_INT64] = "q",   [MPG_BOOL] = "?",    [MPG_BFLOAT16] = "H"};
 
 typedef struct buffer {
-  mpg_storage *storage; /* owned reference */
+  mpg_tensor tensor; /* owned reference: the array may be given another one meanwhile */
   Py_ssize_t shape[MPG_MAX_NDIM], strides[MPG_MAX_NDIM];
 } buffer;
 
@@ -322,24 +335,30 @@ int mpg_py_getbuffer(PyObject *self, Py_buffer *view, int flags) {
     PyErr_SetString(PyExc_BufferError, "bfloat16 has no buffer format; take x.asnumpy(), which gives float32");
     return -1;
   }
-  MPG_PY_TRY_INT(mpg_tensor_wait_read(&array->tensor));
   buffer *kept = PyMem_Malloc(sizeof *kept);
   if (kept == NULL) {
     PyErr_NoMemory();
     return -1;
   }
-  const mpg_desc *desc = mpg_array_desc(array);
+  kept->tensor = array->tensor;
+  mpg_tensor_retain(&kept->tensor);
+  mpg_status status = mpg_tensor_wait_read(&kept->tensor);
+  if (status != MPG_OK) {
+    mpg_tensor_release(&kept->tensor);
+    PyMem_Free(kept);
+    mpg_py_raise(status);
+    return -1;
+  }
+  const mpg_desc *desc = &kept->tensor.desc;
   Py_ssize_t size = (Py_ssize_t)mpg_dtype_size(desc->dtype);
   for (int i = desc->shape.ndim - 1; i >= 0; i--) {
     kept->shape[i] = (Py_ssize_t)desc->shape.dims[i];
     kept->strides[i] = size;
     size *= kept->shape[i] ? kept->shape[i] : 1;
   }
-  kept->storage = array->tensor.storage;
-  mpg_storage_retain(kept->storage);
-  *view = (Py_buffer){.buf = mpg_tensor_data(&array->tensor),
+  *view = (Py_buffer){.buf = mpg_tensor_data(&kept->tensor),
                       .obj = Py_NewRef(self),
-                      .len = (Py_ssize_t)mpg_tensor_bytes(&array->tensor),
+                      .len = (Py_ssize_t)mpg_tensor_bytes(&kept->tensor),
                       .itemsize = (Py_ssize_t)mpg_dtype_size(desc->dtype),
                       .readonly = 1,
                       .ndim = desc->shape.ndim,
@@ -353,7 +372,7 @@ int mpg_py_getbuffer(PyObject *self, Py_buffer *view, int flags) {
 void mpg_py_releasebuffer(PyObject *self, Py_buffer *view) {
   (void)self;
   buffer *kept = view->internal;
-  mpg_storage_release(kept->storage);
+  mpg_tensor_release(&kept->tensor);
   PyMem_Free(kept);
 }
 

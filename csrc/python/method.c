@@ -142,19 +142,23 @@ static PyObject *item(PyObject *self, PyObject *args) {
   Py_DECREF(method);
   return result;
 }
+static PyObject *wait_with(PyObject *self, const char *what, mpg_status (*wait)(const mpg_tensor *)) {
+  mpg_array *array = mpg_py_array_of(self);
+  if (mpg_py_expect_value(array, what) < 0) return NULL;
+  mpg_tensor tensor = array->tensor; /* kept: the array may be given another one meanwhile */
+  mpg_tensor_retain(&tensor);
+  mpg_status status = wait(&tensor);
+  mpg_tensor_release(&tensor);
+  MPG_PY_TRY(status);
+  Py_RETURN_NONE;
+}
 static PyObject *wait_to_read(PyObject *self, PyObject *unused) {
   (void)unused;
-  mpg_array *array = mpg_py_array_of(self);
-  if (mpg_py_expect_value(array, "wait_to_read()") < 0) return NULL;
-  MPG_PY_TRY(mpg_tensor_wait(&array->tensor));
-  Py_RETURN_NONE;
+  return wait_with(self, "wait_to_read()", mpg_tensor_wait_read);
 }
 static PyObject *wait_to_write(PyObject *self, PyObject *unused) {
   (void)unused;
-  mpg_array *array = mpg_py_array_of(self);
-  if (mpg_py_expect_value(array, "wait_to_write()") < 0) return NULL;
-  MPG_PY_TRY(mpg_uses_wait(&array->tensor.storage->block.uses, mpg_tensor_device(&array->tensor)));
-  Py_RETURN_NONE;
+  return wait_with(self, "wait_to_write()", mpg_tensor_wait_write);
 }
 
 static PyObject *to_array(PyObject *self, PyObject *args, PyObject *kwargs) {

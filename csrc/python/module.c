@@ -20,12 +20,7 @@ static void gpus_opened(const mpg_gpu_library *library) {
   mpg_kernels_set_fuses(MPG_GPU, (mpg_fuses_fn)library->fuses);
 }
 
-static int exec_module(PyObject *module) {
-  if (mpg_py != NULL) {
-    PyErr_SetString(PyExc_ImportError, "mpgluon._core is loaded already; there is one per process, and none for subinterpreters");
-    return -1;
-  }
-  mpg_py = &state;
+static int fill_module(PyObject *module) {
   if (mpg_py_errors_init(module) < 0) return -1;
   if (mpg_py_host_init(module) < 0) return -1;
   mpg_kernels_set(MPG_CPU, mpg_cpu_kernel_table(), mpg_cpu_fused_kernel());
@@ -49,6 +44,18 @@ static int exec_module(PyObject *module) {
       mpg_py_update_init(module) < 0 || mpg_py_routine_init(module) < 0)
     return -1;
   return 0;
+}
+
+static int exec_module(PyObject *module) {
+  if (mpg_py != NULL) {
+    PyErr_SetString(PyExc_ImportError, "mpgluon._core is loaded already; there is one per process, and none for subinterpreters");
+    return -1;
+  }
+  mpg_py = &state;
+  if (fill_module(module) == 0) return 0;
+  state = (mpg_py_state){0}; /* what failed, NumPy missing for one, may be there at the next import; what was made so far is not freed */
+  mpg_py = NULL;
+  return -1;
 }
 
 static PyModuleDef_Slot slots[] = {
