@@ -266,3 +266,76 @@ def test_bits_of_sums_depend_on_neither_threads_nor_the_batch():
             assert (mx.nd.sum(x, axis=1).asnumpy() == whole).all() and mx.nd.sum(x).asscalar() == mx.nd.sum(x * 1).asscalar()
     finally:
         mx.context.set_threads(0)
+
+
+def units(got, expected, dtype):
+    """Largest error in units of the last place."""
+    exact = expected.astype(dtype)
+    return float((np.abs(got.astype(np.longdouble) - expected) / np.spacing(np.abs(exact)).astype(np.longdouble)).max())
+
+
+def test_functions_of_double_are_as_exact_as_they_say():
+    random, wide = np.random.RandomState(7), np.longdouble
+    x = np.concatenate([random.uniform(-700, 700, 4000), random.standard_normal(8000), random.standard_normal(2000) * 1e-8])
+    positive = np.concatenate([np.exp(random.uniform(-700, 700, 4000)), np.abs(x), 1 + random.standard_normal(4000) * 1e-3, [5e-324, 2e-310]])
+    mild = x[np.abs(x) < 30]
+    cases = [
+        (mx.nd.exp, np.exp, x, 1), (mx.nd.expm1, np.expm1, x, 2), (mx.nd.log, np.log, positive, 1), (mx.nd.log1p, np.log1p, positive, 2),
+        (mx.nd.log1p, np.log1p, -np.exp(-np.abs(x[x != 0])), 2), (mx.nd.tanh, np.tanh, mild, 3), (mx.nd.sigmoid, lambda v: 1 / (1 + np.exp(-v)), mild, 3),
+    ]  # fmt: skip
+    for op, exact, values, most in cases:
+        values = values[np.isfinite(exact(values))]
+        assert units(op(mx.nd.array(values, dtype="float64")).asnumpy(), exact(values.astype(wide)), "float64") <= most, op
+    special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, -1, -2, 800, -800, 5e-324])
+    with np.errstate(all="ignore"):
+        for op, exact in ((mx.nd.exp, np.exp), (mx.nd.expm1, np.expm1), (mx.nd.log, np.log), (mx.nd.log1p, np.log1p), (mx.nd.tanh, np.tanh)):
+            got, expected = op(mx.nd.array(special, dtype="float64")).asnumpy(), exact(special)
+            np.testing.assert_allclose(got, expected, rtol=1e-15, atol=0, err_msg=str(op))
+            assert (np.signbit(got) == np.signbit(expected))[~np.isnan(expected)].all(), op
+
+
+def test_powers_are_rounded_once():
+    random = np.random.RandomState(8)
+    x, y = np.exp(random.uniform(-20, 20, 20000)).astype("float32"), random.uniform(-4, 4, 20000).astype("float32")
+    exact = np.power(x.astype("float64"), y.astype("float64"))
+    good = (exact > 1e-37) & (exact < 3e38)
+    assert units((mx.nd.array(x) ** mx.nd.array(y)).asnumpy()[good], exact[good], "float32") <= 0.51
+    special = np.array([0.0, -0.0, 1, -1, 2, -2, 0.5, np.inf, -np.inf, np.nan, 3, -3, 1e20, 1e-40, 16777217, 0.25], np.float32)
+    a, b = (v.ravel() for v in np.meshgrid(special, special))
+    with np.errstate(all="ignore"):
+        expected = np.power(a, b)
+        np.testing.assert_allclose((mx.nd.array(a) ** mx.nd.array(b)).asnumpy(), expected, rtol=2e-7)
+        got = (mx.nd.array(a) ** mx.nd.array(b)).asnumpy()
+        assert (np.signbit(got) == np.signbit(expected))[~np.isnan(expected)].all()
+        for number in (3, 4, 0.5, -1, -2, 2, 1.5):
+            values = np.concatenate([x, -x, special])
+            exact = np.power(values.astype("float64"), np.full(values.shape, float(number)))
+            got = (mx.nd.array(values) ** number).asnumpy()
+            normal = np.isfinite(exact) & (np.abs(exact) > 1e-37) & (np.abs(exact) < 3e38)
+            assert units(got[normal], exact[normal], "float32") <= 0.51, number
+            np.testing.assert_array_equal(np.isnan(got), np.isnan(exact))
+            np.testing.assert_array_equal(got[~normal], exact[~normal].astype("float32"), err_msg=str(number))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_softmax_has_the_same_bits_along_every_axis(dtype):
+    """Rows, tiles of columns and turned short rows: one arithmetic."""
+    random = np.random.RandomState(9)
+    for shape in ((3, 700), (40, 33), (100, 5), (1000, 20), (17, 1), (2, 1), (1, 9), (9000, 3)):
+        values, grads = (random.standard_normal(shape) * 5 for _ in range(2))
+        for op in (mx.nd.softmax, mx.nd.log_softmax):
+            results = []
+            for turn in (0, 1):
+                x = mx.nd.array(values.T if turn else values, dtype=dtype)
+                x.attach_grad()
+                with mx.autograd.record():
+                    y = op(x, axis=turn)
+                y.backward(mx.nd.array(grads.T if turn else grads, dtype=dtype))
+                results.append([np.ascontiguousarray(v.asnumpy().T if turn else v.asnumpy()) for v in (y, x.grad)])
+            for mine, other in zip(*results):
+                assert mine.tobytes() == other.tobytes(), (op, shape)
+    x = random.standard_normal((6, 5, 40)).astype("float32")
+    x[2, 3, 7], x[4, :, 9] = np.nan, -np.inf
+    out = mx.nd.softmax(mx.nd.array(x), axis=1).asnumpy()
+    nan = np.isnan(out).any(axis=1)
+    assert nan[2, 7] and nan[4, 9] and nan.sum() == 2

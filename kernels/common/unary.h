@@ -5,7 +5,7 @@
 #include <math.h>
 
 #include "base/anywhere.h"
-#include "kernels/common/vector_math.h"
+#include "kernels/common/vector_math_double.h"
 
 #define SELU_ALPHA 1.6732632423543772848170429916717
 #define SELU_SCALE 1.0507009873554804934193349852946

@@ -2,7 +2,7 @@
  * where the processor has them, so that an element's bits do not depend on its place in a loop. Largest errors in units of
  * the last place, with fused multiply-adds: exp, log, log1p, log2, log10, sinh, cosh, tanh and erf 1, sine and cosine 1.2 up to
  * MPG_TRIG_LIMIT, beyond which the caller uses the C library, expm1 1.5, sigmoid 2.5; zeros keep their sign. The coefficients are minimax fits over the reduced ranges.
- * Doubles go to the C library. MPG_MATH_WITHOUT_FMA, defined before: plain products and sums everywhere. Stateless; any thread.
+ * Doubles: vector_math_double.h. MPG_MATH_WITHOUT_FMA, defined before: plain products and sums everywhere. Stateless; any thread.
  */
 #ifndef KERNELS_COMMON_VECTOR_MATH_H
 #define KERNELS_COMMON_VECTOR_MATH_H

@@ -267,6 +267,7 @@ typedef struct scalar_plan {
   void *out;
   union {
     double f64;
+    float f32;
     int64_t i64;
     int32_t i32;
     uint8_t u8;
@@ -287,6 +288,41 @@ static void run_scalar(void *context, int64_t begin, int64_t end) {
       p->row(values, &p->number, place, n, 1);
     if (!p->direct) mpg_cpu_store(p->compute, p->dtype, p->out, i, n, place);
   }
+}
+
+/* The number in a block of its own: with it in a register, the tests on it keep compilers from vectors. */
+static void run_filled(void *context, int64_t begin, int64_t end) {
+  const scalar_plan *p = context;
+  mpg_block_buffer in, result, numbers;
+  for (int k = 0; k < MPG_CPU_BLOCK; k++) numbers.f32[k] = p->number.f32;
+  for (int64_t i = begin; i < end; i += MPG_CPU_BLOCK) {
+    int64_t n = end - i < MPG_CPU_BLOCK ? end - i : MPG_CPU_BLOCK;
+    const void *values = mpg_cpu_load(p->compute, p->dtype, p->data, i, n, &in);
+    void *place = mpg_cpu_place(p->compute, p->dtype, p->out, i, &result);
+    p->row(p->swap ? numbers.f32 : values, p->swap ? values : numbers.f32, place, n, 3);
+    mpg_cpu_store(p->compute, p->dtype, p->out, i, n, place);
+  }
+}
+
+/* Powers by these numbers, rounded once from double, as powf's are. */
+#define POWER_ROW(name, expression)                                                                        \
+  static void name(const void *pa, const void *exponent, void *po, int64_t n, int moving) {                \
+    const float *a = pa;                                                                                   \
+    float *out = po;                                                                                       \
+    (void)exponent, (void)moving;                                                                          \
+    IVDEP for (int64_t i = 0; i < n; i++) {                                                                \
+      float x = a[i];                                                                                      \
+      out[i] = (expression);                                                                               \
+    }                                                                                                      \
+  }
+POWER_ROW(cube, (float)((double)x *x *x))
+POWER_ROW(fourth, (float)(((double)x * x) * ((double)x * x)))
+POWER_ROW(root, x == -INFINITY ? INFINITY : sqrtf(x) + 0.0f) /* no -0 */
+POWER_ROW(inverse, 1 / x)
+POWER_ROW(inverse_square, (float)(1 / ((double)x * x)))
+
+static row_fn power_row(double exponent) {
+  return exponent == 3 ? cube : exponent == 4 ? fourth : exponent == 0.5 ? root : exponent == -1 ? inverse : exponent == -2 ? inverse_square : NULL;
 }
 
 MPG_CPU_KERNEL(scalar) {
@@ -310,11 +346,14 @@ MPG_CPU_KERNEL(scalar) {
     p.number.f64 = params->scalar;
   else
     mpg_cpu_scalar(base.compute, dtype, params->scalar, &p.number);
+  row_fn power = base.row == power_f32 && !op->swap ? power_row(params->scalar) : NULL;
+  if (power) p.row = power;
   row_fn bytes = byte_row(base.row, dtype);
   if (bytes && (dtype == MPG_UINT8 ? p.number.i32 == (uint8_t)p.number.i32 : p.number.i32 == (int8_t)p.number.i32)) {
     p.row = bytes, p.direct = true;
     p.number.u8 = (uint8_t)p.number.i32;
   }
-  mpg_cpu_parallel_for(call, mpg_shape_size(&call->outputs[0].desc.shape), dear ? 4096 : grain_of(op, dtype), run_scalar, &p);
+  mpg_cpu_parallel_for(call, mpg_shape_size(&call->outputs[0].desc.shape), dear && !power ? 4096 : grain_of(op, dtype),
+                       p.row == power_f32 ? run_filled : run_scalar, &p);
   return MPG_OK;
 }

@@ -238,7 +238,7 @@ static void run_backward(void *context, int64_t begin, int64_t end) {
     const void *grads = mpg_cpu_load(compute, p->dtype, p->grad, i, n, &a), *values = mpg_cpu_load(compute, p->dtype, p->data, i, n, &b);
     void *place = mpg_cpu_place(compute, p->dtype, p->out, i, &result);
     if (compute == MPG_COMPUTE_F64)
-      BACKWARD_LOOPS(double, exp, GELU_SLOPE_D);
+      BACKWARD_LOOPS(double, mpg_exp, GELU_SLOPE_D);
     else
       BACKWARD_LOOPS(float, mpg_expf, GELU_SLOPE_F);
     mpg_cpu_store(compute, p->dtype, p->out, i, n, place);

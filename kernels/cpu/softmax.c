@@ -4,10 +4,11 @@
 #include <omp.h>
 #include <string.h>
 
+#include "kernels/cpu/convert.h"
 #include "kernels/cpu/index.h"
-#include "kernels/common/vector_math.h"
+#include "kernels/common/vector_math_double.h"
 
-enum { ROW_BLOCK = 512, STRIP = 64, TILE = 16, GRAIN = 8192 };
+enum { ROW_BLOCK = 512, STRIP = 64, TILE = 16, GRAIN = 8192, MPG_SOFTMAX_TILE = 512, TILE_BYTES = 524288, SHORT_ROW = 16 };
 enum { KIND_SOFTMAX, KIND_LOG_SOFTMAX, KIND_SOFTMAX_BACK, KIND_LOG_SOFTMAX_BACK };
 
 typedef struct job { /* arrays seen as (before, n, after) */
@@ -30,27 +31,26 @@ typedef struct ce {
 } ce;
 
 #define T float
-#define BITS int32_t
+#define COMPUTE MPG_COMPUTE_F32
 #define NAME(name) name##_f32
 #define EXP mpg_expf
 #define EXP_NONPOSITIVE mpg_exp_nonpositive
 #define LOG mpg_logf
 #include "kernels/cpu/softmax_rows.h"
 #undef T
-#undef BITS
 #undef NAME
 #undef EXP
 #undef EXP_NONPOSITIVE
 #undef LOG
+#undef COMPUTE
 #define T double
-#define BITS int64_t
+#define COMPUTE MPG_COMPUTE_F64
 #define NAME(name) name##_f64
-#define EXP exp
-#define EXP_NONPOSITIVE exp
-#define LOG log
+#define EXP mpg_exp
+#define EXP_NONPOSITIVE mpg_exp
+#define LOG mpg_log
 #include "kernels/cpu/softmax_rows.h"
 #undef T
-#undef BITS
 #undef NAME
 #undef EXP
 #undef EXP_NONPOSITIVE
@@ -62,6 +62,17 @@ static mpg_status run_job(const mpg_kernel_call *call, job *p) {
   bool wide = p->out->desc.dtype == MPG_FLOAT64, all_direct;
   for (int k = 0; k < inputs; k++) wide = wide || p->in[k]->desc.dtype == MPG_FLOAT64;
   mpg_dtype own = wide ? MPG_FLOAT64 : MPG_FLOAT32;
+  if (!p->length && (p->after > 1 || p->n < SHORT_ROW) && p->n <= TILE_BYTES / (16 * (int64_t)sizeof(double))) {
+    int64_t item = wide ? sizeof(double) : sizeof(float), columns = p->before * p->after;
+    p->tile = TILE_BYTES / (p->n * item) / 16 * 16;
+    if (p->tile > MPG_SOFTMAX_TILE) p->tile = MPG_SOFTMAX_TILE;
+    if (p->tile > (columns + 15) / 16 * 16) p->tile = (columns + 15) / 16 * 16;
+    p->buffer_bytes = (size_t)((inputs + 1) * p->tile * p->n * item);
+    p->buffers = mpg_device_scratch(call->device, p->buffer_bytes * (size_t)call->num_threads);
+    if (!p->buffers) return MPG_DEVICE_OUT_OF_MEMORY;
+    mpg_cpu_parallel_for(call, (columns + p->tile - 1) / p->tile, 1 + GRAIN / (p->n * p->tile), wide ? run_columns_f64 : run_columns_f32, p);
+    return MPG_OK;
+  }
   p->tile = p->after < TILE ? p->after : TILE;
   all_direct = p->direct_out = p->after == 1 && p->out->desc.dtype == own;
   for (int k = 0; k < inputs; k++) {

@@ -1,10 +1,9 @@
 /* Softmax's arithmetic on one contiguous row, for one type. Included by softmax.c with
- *   T (float or double), BITS (an integer of its size), NAME(x) (names for that type), EXP, EXP_NONPOSITIVE (for numbers up to 0), LOG
+ *   T (float or double), COMPUTE (its mpg_compute), NAME(x) (names for that type), EXP, EXP_NONPOSITIVE (for numbers up to 0), LOG
  * Sums are taken in 16 lanes, element i in lane i % 16, and the lanes folded pairwise: the order is the same on every instruction set
  * and does not depend on threads.
  */
 typedef T NAME(lanes) __attribute__((vector_size(16 * sizeof(T)), aligned(sizeof(T))));
-typedef BITS NAME(mask) __attribute__((vector_size(16 * sizeof(T)), aligned(sizeof(T))));
 
 static T NAME(fold_sum)(const T *lane) {
   T sum[16];
@@ -14,22 +13,14 @@ static T NAME(fold_sum)(const T *lane) {
   return sum[0];
 }
 
-static inline void NAME(keep_larger)(NAME(lanes) *m, const NAME(lanes) *v) {
-  NAME(mask) larger = *v > *m;
-  *m = (NAME(lanes))((larger & (NAME(mask))*v) | (~larger & (NAME(mask))*m));
-}
-
 static T NAME(row_max)(const T *x, int64_t n) {
-  T lane[16], max = -(T)INFINITY;
+  T lane[64], max = -(T)INFINITY;
   int64_t i = 0;
-  if (n >= 64) { /* several chains, as one step depends on the one before */
-    const NAME(lanes) *v = (const NAME(lanes) *)x;
-    NAME(lanes) m[4] = {v[0], v[1], v[2], v[3]};
+  if (n >= 64) {
+    for (int k = 0; k < 64; k++) lane[k] = x[k];
     for (i = 64; i + 64 <= n; i += 64)
-      for (int k = 0; k < 4; k++) NAME(keep_larger)(&m[k], &v[i / 16 + k]);
-    for (int k = 1; k < 4; k++) NAME(keep_larger)(&m[0], &m[k]);
-    memcpy(lane, &m[0], sizeof lane);
-    for (int k = 0; k < 16; k++) max = lane[k] > max ? lane[k] : max;
+      for (int k = 0; k < 64; k++) lane[k] = x[i + k] > lane[k] ? x[i + k] : lane[k];
+    for (int k = 0; k < 64; k++) max = lane[k] > max ? lane[k] : max;
   }
   for (; i < n; i++) max = x[i] > max ? x[i] : max;
   return max;
@@ -61,12 +52,12 @@ static T NAME(row_exp)(const T *x, T *y, int64_t n, T max) {
     const T *from = x + at;
     T *to = y ? y + at : buffer;
     for (int i = 0; i < STRIP; i += 64 / (int)sizeof(T)) __builtin_prefetch(from + n + i, 0, 2);
-    for (int i = 0; i < STRIP; i++) to[i] = EXP_NONPOSITIVE(from[i] - max);
+    _Pragma("GCC ivdep") for (int i = 0; i < STRIP; i++) to[i] = EXP_NONPOSITIVE(from[i] - max);
     for (int i = 0; i < STRIP; i += 16) sum += *(const NAME(lanes) *)(to + i);
   }
   memcpy(lane, &sum, sizeof sum);
   T *to = y ? y + at : buffer;
-  for (int64_t i = 0; i < n - at; i++) to[i] = EXP_NONPOSITIVE(x[at + i] - max);
+  _Pragma("GCC ivdep") for (int64_t i = 0; i < n - at; i++) to[i] = EXP_NONPOSITIVE(x[at + i] - max);
   NAME(add_lanes)(to, n - at, lane);
   return NAME(fold_sum)(lane);
 }
@@ -94,13 +85,21 @@ static void NAME(softmax_back_row)(const T *grad, const T *y, T *out, int64_t n,
 
 static void NAME(log_softmax_back_row)(const T *grad, const T *y, T *out, int64_t n, T scale) {
   T sum = NAME(row_sum)(grad, n);
-  for (int64_t i = 0; i < n; i++) out[i] = (grad[i] - EXP(y[i]) * sum) * scale;
+  _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++) out[i] = (grad[i] - EXP(y[i]) * sum) * scale;
 }
 
 /* --- Any dtype and stride to contiguous rows of T, and back -------------------------------------------------------------- */
 
 /* rows[j * n + i] = element (start + i * stride + j), j < columns. */
 static void NAME(gather)(const mpg_view *view, int64_t start, int64_t n, int64_t stride, int64_t columns, T *rows) {
+  if (stride == 1 && columns == 1) {
+    for (int64_t i = 0; i < n; i += MPG_CPU_BLOCK) {
+      int64_t count = n - i < MPG_CPU_BLOCK ? n - i : MPG_CPU_BLOCK;
+      mpg_block_buffer buffer;
+      memcpy(rows + i, mpg_cpu_load(COMPUTE, view->desc.dtype, view->data, start + i, count, &buffer), (size_t)count * sizeof(T));
+    }
+    return;
+  }
 #define GATHER(type, convert)                                                        \
   {                                                                                  \
     const type *from = (const type *)view->data + start;                             \
@@ -117,6 +116,10 @@ static void NAME(gather)(const mpg_view *view, int64_t start, int64_t n, int64_t
 }
 
 static void NAME(scatter)(const mpg_view *view, int64_t start, int64_t n, int64_t stride, int64_t columns, const T *rows) {
+  if (stride == 1 && columns == 1) {
+    mpg_cpu_store(COMPUTE, view->desc.dtype, view->data, start, n, rows);
+    return;
+  }
 #define SCATTER(type, convert)                                                       \
   {                                                                                  \
     type *to = (type *)view->data + start;                                           \
@@ -180,6 +183,128 @@ static void NAME(run_units)(void *context, int64_t begin, int64_t end) {
       NAME(run_row)(p, in, target + j * p->n, length);
     }
     if (!p->direct_out) NAME(scatter)(p->out, start, p->n, p->after, columns, target);
+  }
+}
+
+/* --- Many short or strided rows: columns of a tile ------------------------------------------------------------------------ */
+
+/* Row i of the tile has element i of `columns` rows of the array, from the `first` on; it is `width` wide, zeros behind. */
+static void NAME(take_columns)(const job *p, const mpg_view *view, int64_t first, int64_t columns, int64_t width, T *tile) {
+  mpg_block_buffer buffer;
+  if (columns < width)
+    for (int64_t i = 0; i < p->n; i++) memset(tile + i * width + columns, 0, (size_t)(width - columns) * sizeof(T));
+  if (p->after == 1) {
+    int64_t most = MPG_CPU_BLOCK / p->n;
+    for (int64_t done = 0; done < columns; done += most) {
+      int64_t count = columns - done < most ? columns - done : most;
+      const T *from = mpg_cpu_load(COMPUTE, view->desc.dtype, view->data, (first + done) * p->n, count * p->n, &buffer);
+      for (int64_t j = 0; j < count; j++)
+        for (int64_t i = 0; i < p->n; i++) tile[i * width + done + j] = from[j * p->n + i];
+    }
+    return;
+  }
+  for (int64_t done = 0, count; done < columns; done += count) {
+    int64_t outer = (first + done) / p->after, column = (first + done) % p->after;
+    count = p->after - column < columns - done ? p->after - column : columns - done;
+    for (int64_t i = 0; i < p->n; i++)
+      memcpy(tile + i * width + done, mpg_cpu_load(COMPUTE, view->desc.dtype, view->data, (outer * p->n + i) * p->after + column, count, &buffer),
+             (size_t)count * sizeof(T));
+  }
+}
+
+static void NAME(put_columns)(const job *p, int64_t first, int64_t columns, int64_t width, const T *tile) {
+  const mpg_view *view = p->out;
+  if (p->after == 1) {
+    T rows[MPG_CPU_BLOCK];
+    int64_t most = MPG_CPU_BLOCK / p->n;
+    for (int64_t done = 0; done < columns; done += most) {
+      int64_t count = columns - done < most ? columns - done : most;
+      for (int64_t j = 0; j < count; j++)
+        for (int64_t i = 0; i < p->n; i++) rows[j * p->n + i] = tile[i * width + done + j];
+      mpg_cpu_store(COMPUTE, view->desc.dtype, view->data, (first + done) * p->n, count * p->n, rows);
+    }
+    return;
+  }
+  for (int64_t done = 0, count; done < columns; done += count) {
+    int64_t outer = (first + done) / p->after, column = (first + done) % p->after;
+    count = p->after - column < columns - done ? p->after - column : columns - done;
+    for (int64_t i = 0; i < p->n; i++)
+      mpg_cpu_store(COMPUTE, view->desc.dtype, view->data, (outer * p->n + i) * p->after + column, count, tile + i * width + done);
+  }
+}
+
+/* What fold_sum makes of each column: element i in lane i % 16. */
+static void NAME(sum_columns)(const T *tile, int64_t n, int64_t width, T *sums) {
+  for (int64_t c = 0; c < width; c += 16) {
+    NAME(lanes) lane[16];
+    memset(lane, 0, sizeof lane);
+    for (int64_t i = 0; i < n; i++) lane[i % 16] += *(const NAME(lanes) *)(tile + i * width + c);
+    for (int half = 8; half >= 1; half /= 2)
+      for (int i = 0; i < half; i++) lane[i] += lane[i + half];
+    *(NAME(lanes) *)(sums + c) = lane[0];
+  }
+}
+
+/* softmax_row and its kin, column by column, with the same bits. */
+static void NAME(forward_columns)(const job *p, T *tile, int64_t n, int64_t width) {
+  T max[MPG_SOFTMAX_TILE], sums[MPG_SOFTMAX_TILE];
+  for (int64_t j = 0; j < width; j++) max[j] = -(T)INFINITY;
+  for (int64_t i = 0; i < n; i++) {
+    T *x = tile + i * width;
+    if (p->scale != 1)
+      for (int64_t j = 0; j < width; j++) x[j] *= (T)p->scale;
+    for (int64_t j = 0; j < width; j++) max[j] = x[j] > max[j] ? x[j] : max[j];
+  }
+  if (p->kind == KIND_SOFTMAX) {
+    for (int64_t i = 0; i < n; i++) {
+      T *x = tile + i * width;
+      _Pragma("GCC ivdep") for (int64_t j = 0; j < width; j++) x[j] = EXP_NONPOSITIVE(x[j] - max[j]);
+    }
+    NAME(sum_columns)(tile, n, width, sums);
+    for (int64_t j = 0; j < width; j++) sums[j] = 1 / sums[j];
+    for (int64_t i = 0; i < n; i++)
+      for (int64_t j = 0; j < width; j++) tile[i * width + j] *= sums[j];
+    return;
+  }
+  T *exps = tile + n * width;
+  for (int64_t i = 0; i < n; i++)
+    _Pragma("GCC ivdep") for (int64_t j = 0; j < width; j++) exps[i * width + j] = EXP_NONPOSITIVE(tile[i * width + j] - max[j]);
+  NAME(sum_columns)(exps, n, width, sums);
+  for (int64_t j = 0; j < width; j++) sums[j] = LOG(sums[j]);
+  for (int64_t i = 0; i < n; i++)
+    for (int64_t j = 0; j < width; j++) tile[i * width + j] = (tile[i * width + j] - max[j]) - sums[j];
+}
+
+/* grad: where the result goes, too; products: memory. */
+static void NAME(backward_columns)(const job *p, T *grad, const T *y, T *products, int64_t n, int64_t width) {
+  T sums[MPG_SOFTMAX_TILE], scale = (T)p->scale;
+  if (p->kind == KIND_SOFTMAX_BACK) {
+    for (int64_t i = 0; i < n * width; i++) products[i] = grad[i] * y[i];
+    NAME(sum_columns)(products, n, width, sums);
+    for (int64_t i = 0; i < n; i++)
+      for (int64_t j = 0; j < width; j++) grad[i * width + j] = y[i * width + j] * (grad[i * width + j] - sums[j]) * scale;
+    return;
+  }
+  NAME(sum_columns)(grad, n, width, sums);
+  for (int64_t i = 0; i < n; i++)
+    for (int64_t j = 0; j < width; j++) grad[i * width + j] = (grad[i * width + j] - EXP(y[i * width + j]) * sums[j]) * scale;
+}
+
+/* Units are tiles of up to p->tile columns, of all that the array has. */
+static void NAME(run_columns)(void *context, int64_t begin, int64_t end) {
+  const job *p = context;
+  int64_t all = p->before * p->after;
+  T *tile = (T *)(void *)(p->buffers + (size_t)omp_get_thread_num() * p->buffer_bytes), *second = tile + p->n * p->tile, *third = second + p->n * p->tile;
+  for (int64_t unit = begin; unit < end; unit++) {
+    int64_t first = unit * p->tile, columns = all - first < p->tile ? all - first : p->tile, width = (columns + 15) / 16 * 16;
+    NAME(take_columns)(p, p->in[0], first, columns, width, tile);
+    if (p->kind < KIND_SOFTMAX_BACK) {
+      NAME(forward_columns)(p, tile, p->n, width);
+    } else {
+      NAME(take_columns)(p, p->in[1], first, columns, width, second);
+      NAME(backward_columns)(p, tile, second, third, p->n, width);
+    }
+    NAME(put_columns)(p, first, columns, width, tile);
   }
 }
 
