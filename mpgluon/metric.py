@@ -11,6 +11,7 @@ from collections import OrderedDict
 import numpy
 
 from . import ndarray, registry
+from .base import dtype_name
 
 __all__ = [
     "EvalMetric", "CompositeEvalMetric", "Accuracy", "TopKAccuracy", "F1", "MCC", "Perplexity", "MAE", "MSE", "RMSE", "CrossEntropy",
@@ -37,6 +38,16 @@ def check_label_shapes(labels, preds, wrap=False, shape=False):
 def _host(array):
     """The array's values in NumPy."""
     return array.asnumpy() if isinstance(array, ndarray.NDArray) else numpy.asarray(array)
+
+
+def _total(array):
+    """The sum of the array's elements, of narrow floats in float32."""
+    return float(ndarray.sum(array.astype("float32") if dtype_name(array.dtype) in ("float16", "bfloat16") else array).asscalar())
+
+
+def _wide(array):
+    """The NumPy array, of narrow floats as float32: squares and sums may be beyond their range."""
+    return array.astype("float32") if array.dtype.itemsize < 4 else array
 
 
 def _as_list(value):
@@ -91,7 +102,8 @@ class EvalMetric:
         raise NotImplementedError(f"{type(self).__name__} must define update(labels, preds)")
 
     def _add(self, value, instances):
-        """Adds to the local and the global sums."""
+        """Adds to the local and the global sums, in float64 whatever the value's type."""
+        value = float(value) if numpy.ndim(value) == 0 else value
         self.sum_metric += value
         self.global_sum_metric += value
         self.num_inst += instances
@@ -410,7 +422,7 @@ class Perplexity(EvalMetric):
                 keep = label != self.ignore_label
                 losses = losses * keep.astype(losses.dtype)
                 count = int(ndarray.sum(keep.astype("int64")).asscalar())
-            self._add(float(ndarray.sum(losses).asscalar()), count)
+            self._add(_total(losses), count)
 
     def _mean(self, total, instances):
         return math.exp(total / instances)
@@ -428,7 +440,7 @@ class _Regression(EvalMetric):
     def update(self, labels, preds):
         labels, preds = check_label_shapes(labels, preds, True)
         for label, pred in zip(labels, preds):
-            label, pred = _host(label), _host(pred)
+            label, pred = _wide(_host(label)), _wide(_host(pred))
             label = label[:, None] if label.ndim == 1 else label
             pred = pred[:, None] if pred.ndim == 1 else pred
             self._add(self._figure(label - pred), 1)
@@ -480,7 +492,7 @@ class _LogProbability(EvalMetric):
             label, pred = _host(label).ravel().astype(numpy.int64), _host(pred)
             if pred.ndim != 2 or len(label) != len(pred):
                 raise ValueError(f"{type(self).__name__}: {len(label)} labels need predictions of the shape ({len(label)}, classes), got {pred.shape}")
-            chosen = pred[numpy.arange(len(label)), label]
+            chosen = _wide(pred[numpy.arange(len(label)), label])
             self._add((-numpy.log(chosen + self.eps)).sum(), len(label))
 
 
@@ -625,7 +637,7 @@ class Loss(EvalMetric):
 
     def update(self, _, preds):
         for pred in [preds] if isinstance(preds, ndarray.NDArray) else preds:
-            self._add(float(ndarray.sum(pred).asscalar()), pred.size)
+            self._add(_total(pred), pred.size)
 
 
 @register

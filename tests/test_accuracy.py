@@ -113,6 +113,42 @@ def test_cumulative_sums_do_not_drift(shape, axis, offset):
             np.testing.assert_allclose(result, exact, rtol=1.3e-7)
 
 
+@pytest.mark.parametrize("dtype, bound", [("float32", 1e-7), ("float64", 1e-15), ("float16", 1e-3)])
+@pytest.mark.parametrize("size", [1, 33, 4095, 100001, 3 * 10**6])
+def test_products_of_vectors_do_not_drift(size, dtype, bound):
+    if on(0).device_type != "cpu":
+        bound = max(bound, 1e-4)  # cuBLAS' sums
+    random = np.random.RandomState(size)
+    a, b = (mx.nd.array(random.uniform(0, 0.1, size), dtype=dtype) for _ in range(2))
+    exact = np.dot(a.asnumpy().astype("longdouble"), b.asnumpy().astype("longdouble"))
+    row, column = a.reshape((1, -1)), b.reshape((-1, 1))
+    for product in (mx.nd.dot(a, b), mx.nd.linalg.gemm2(row, column, alpha=1.0), mx.nd.FullyConnected(row, b.reshape((1, -1)), no_bias=True, num_hidden=1)):
+        assert abs(float(product.asscalar()) / exact - 1) < bound
+    twice = mx.nd.linalg.gemm(row, column, mx.nd.ones((1, 1), dtype=dtype), alpha=2.0, beta=3.0)
+    assert abs(float(twice.asscalar()) / (2 * exact + 3) - 1) < bound
+
+
+HALVES = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("low, high", [(0, 1), (-1, 0), (-3, -1), (0, 0.1), (1, 2), (-2e-8, 2e-8), (1000, 1008)])
+def test_uniform_draws_stay_below_the_end(low, high, dtype):
+    ends = mx.nd.array([low, high], dtype=dtype)
+    draws = [
+        mx.nd.random.uniform(low, high, shape=(200000,), dtype=dtype),
+        mx.nd.random.uniform(ends[:1], ends[1:], shape=(200000,), dtype=dtype),
+        mx.nd.random.uniform_like(mx.nd.zeros((200000,), dtype=dtype), low, high),
+    ]
+    for drawn in draws:
+        values = drawn.asnumpy().astype("float64").ravel()
+        first, end = ends.asnumpy().astype("float64")
+        if end - first < 1e-7 and dtype == "float16":
+            continue  # both ends are 0 there
+        assert first <= values.min() and values.max() < end
+        assert abs(values.mean() - (low + high) / 2) < 0.005 * (high - low) + HALVES.get(dtype, 0) * max(abs(low), abs(high))
+
+
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 @pytest.mark.parametrize("size, kernel", [(4, 2), (10, 10)])

@@ -90,6 +90,33 @@ def test_composite():
     assert math.isnan(metric.get()[1][0])
 
 
+@pytest.mark.parametrize("name", ["mse", "rmse", "mae", "ce", "nll_loss", "loss", "pearsonr", "acc"])
+def test_sums_do_not_drift(name):
+    """What 3000 updates add up to is the mean of what each would give alone."""
+    metric, alone = mx.metric.create(name), mx.metric.create(name)
+    random = np.random.RandomState(0)
+    label = mx.nd.array(random.randint(0, 3, 3) if name in ("ce", "nll_loss", "acc") else random.uniform(0, 1, (3, 3)))
+    pred = mx.nd.array(random.uniform(0.1, 0.4, (3, 3)))
+    alone.update([label], [pred])
+    for _ in range(3000):
+        metric.update([label], [pred])
+    assert metric.get()[1] == pytest.approx(alone.get()[1], rel=1e-12)
+    assert metric.get_global()[1] == pytest.approx(alone.get()[1], rel=1e-12)
+    assert all(type(total) is float for total in (metric.sum_metric, metric.global_sum_metric))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sums_of_halves_are_not_halves(dtype):
+    pred, label = mx.nd.full((300, 2), 400, dtype=dtype), mx.nd.zeros((300, 2), dtype=dtype)
+    for name, expected in {"mse": 160000, "mae": 400, "rmse": 400, "loss": 400}.items():
+        metric = mx.metric.create(name)
+        metric.update([label], [pred])
+        assert metric.get()[1] == pytest.approx(expected)
+    metric = mx.metric.create("ce")
+    metric.update([mx.nd.zeros((300,))], [label])
+    assert metric.get()[1] == pytest.approx(-np.log(1e-12), rel=1e-6)
+
+
 def test_custom():
     metric = mx.metric.np(lambda label, pred: float(np.abs(label - pred).max()))
     metric.update(*pair(REGRESSION[0]))

@@ -93,6 +93,19 @@ def test_direct_update_takes_lists_of_any_length():
     assert all(not np.array_equal(b, w.asnumpy()) for b, w in zip(before, weights))
 
 
+@pytest.mark.parametrize("name", [n for n in REFERENCE if not n.startswith("test")])
+def test_states_are_those_of_float64(name):
+    """After the first step every state is within rounding of what it is in float64: no constant, as 1 - beta2, is rounded before its use."""
+    states = []
+    for dtype in ("float32", "float64"):
+        updater = mx.optimizer.get_updater(make(REFERENCE[name]))
+        train(None, dtype=dtype, updater=updater, gradients=GRADIENTS[:1])
+        states.append([state.asnumpy() for state in flat(updater.states[0]) if isinstance(state, mx.nd.NDArray)])
+    assert len(states[0]) == len(states[1])
+    for single, double in zip(*states):
+        np.testing.assert_allclose(single, double, rtol=1e-6, atol=1e-7 * np.abs(double).max())
+
+
 def test_adam_against_the_formula_in_float64():
     weight = WEIGHT.astype("float64")
     mean, var = np.zeros_like(weight), np.zeros_like(weight)

@@ -16,6 +16,17 @@ MPG_ANYWHERE float mpg_sine_of_turns(uint32_t word, uint32_t quarters) { /* sin(
   return mpg_sine_or_cosine((turns - (shifted - MPG_ROUNDER)) * 0x1.921fb6p+0f, 0.0f, mpg_float_bits(shifted) + quarters);
 }
 
+/* The largest number that a uniform draw from [low, high) may give, where its float is rounded to `dtype`: below `high` as the dtype
+ * has it, or it would be rounded up to that. */
+MPG_ANYWHERE float mpg_uniform_top(mpg_dtype dtype, float low, float high) {
+  if (dtype == MPG_FLOAT32 || !(low < high)) return high;
+  bool brain = dtype == MPG_BFLOAT16;
+  uint16_t end = brain ? mpg_float_to_bfloat16(high) : mpg_float_to_half(high);
+  uint16_t below = (uint16_t)((end & 0x7fff) == 0 ? 0x8001 : end & 0x8000 ? end + 1 : end - 1);
+  float top = brain ? mpg_bfloat16_to_float(below) : mpg_half_to_float(below);
+  return top > low ? top : low;
+}
+
 typedef enum mpg_distribution {
   MPG_DRAW_UNIFORM, MPG_DRAW_NORMAL, MPG_DRAW_GAMMA, MPG_DRAW_EXPONENTIAL, MPG_DRAW_POISSON, MPG_DRAW_NEGATIVE_BINOMIAL, MPG_DRAW_GENERALIZED, MPG_DRAW_INTEGERS
 } mpg_distribution;

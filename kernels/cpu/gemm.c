@@ -3,7 +3,7 @@
 #include <limits.h>
 #include <string.h>
 
-#include "kernels/common/half.h"
+#include "kernels/cpu/convert.h"
 #include "kernels/cpu/onednn.h"
 #include "kernels/cpu/openblas.h"
 
@@ -67,6 +67,65 @@ static void blocked(const mpg_kernel_call *call, mpg_gemm *g) {
   else single_product(call, g);
 }
 
+/* --- The product of two vectors ------------------------------------------------------------------------------------- */
+/* Sums of a few products in the type of the vectors, all else in double: one chain of additions would lose digits with the length. The
+ * pieces that threads share depend on the length alone. */
+enum { MPG_DOT_PIECES = 256, MPG_DOT_LANES = 32, MPG_DOT_CHAIN = 8 };
+
+typedef struct vectors {
+  const mpg_gemm *g;
+  int64_t piece;
+  double sums[MPG_DOT_PIECES];
+} vectors;
+
+#define ADD_PRODUCTS(T)                                                                                            \
+  do {                                                                                                             \
+    const T *x = a, *y = b;                                                                                        \
+    int64_t i = 0;                                                                                                 \
+    for (; i + MPG_DOT_LANES * MPG_DOT_CHAIN <= n; i += MPG_DOT_LANES * MPG_DOT_CHAIN) {                           \
+      T chain[MPG_DOT_LANES] = {0};                                                                                \
+      for (int step = 0; step < MPG_DOT_CHAIN; step++)                                                             \
+        for (int l = 0; l < MPG_DOT_LANES; l++)                                                                    \
+          chain[l] += x[i + step * MPG_DOT_LANES + l] * y[i + step * MPG_DOT_LANES + l];                           \
+      for (int l = 0; l < MPG_DOT_LANES; l++) lanes[l] += (double)chain[l];                                        \
+    }                                                                                                              \
+    for (; i < n; i++) lanes[i % MPG_DOT_LANES] += (double)x[i] * (double)y[i];                                    \
+  } while (0)
+
+static void dot_pieces(void *context, int64_t begin, int64_t end) {
+  vectors *t = context;
+  const mpg_gemm *g = t->g;
+  mpg_compute compute = mpg_compute_of(g->dtype);
+  bool direct = mpg_compute_direct(compute, g->dtype);
+  mpg_block_buffer left, right;
+  for (int64_t p = begin; p < end; p++) {
+    int64_t from = p * t->piece, to = g->k - from < t->piece ? g->k : from + t->piece, step = direct ? t->piece : MPG_CPU_BLOCK;
+    double lanes[MPG_DOT_LANES] = {0};
+    for (int64_t at = from; at < to; at += step) {
+      int64_t n = to - at < step ? to - at : step;
+      const void *a = mpg_cpu_load(compute, g->dtype, g->a, at, n, &left), *b = mpg_cpu_load(compute, g->dtype, g->b, at, n, &right);
+      if (compute == MPG_COMPUTE_F64) ADD_PRODUCTS(double);
+      else ADD_PRODUCTS(float);
+    }
+    t->sums[p] = 0;
+    for (int l = 0; l < MPG_DOT_LANES; l++) t->sums[p] += lanes[l];
+  }
+}
+
+static void vector_product(const mpg_kernel_call *call, const mpg_gemm *g) {
+  vectors t = {.g = g};
+  mpg_block_buffer buffer;
+  double sum = 0;
+  t.piece = (g->k + MPG_DOT_PIECES - 1) / MPG_DOT_PIECES;
+  if (t.piece < 16384) t.piece = 16384;
+  int64_t pieces = (g->k + t.piece - 1) / t.piece;
+  mpg_cpu_parallel_for(call, pieces, 1, dot_pieces, &t);
+  for (int64_t p = 0; p < pieces; p++) sum += t.sums[p];
+  sum *= g->alpha;
+  if (g->beta != 0) sum += g->beta * *(const double *)mpg_cpu_load(MPG_COMPUTE_F64, g->dtype, g->c, 0, 1, &buffer);
+  mpg_cpu_store(MPG_COMPUTE_F64, g->dtype, g->c, 0, 1, &sum);
+}
+
 /* --- Libraries ------------------------------------------------------------------------------------------------------ */
 /* C in blocks whose borders depend on sizes alone, one call of the one-threaded OpenBLAS each. Few rows: more blocks across. */
 enum { OPENBLAS_ROWS = 256, OPENBLAS_COLUMNS = 512 };
@@ -101,6 +160,10 @@ static mpg_status product(const mpg_kernel_call *call, mpg_gemm *g) {
   int64_t a_columns = g->transpose_a ? g->m : g->k, b_columns = g->transpose_b ? g->k : g->n;
   if (g->lda < a_columns) g->lda = a_columns > 0 ? a_columns : 1;
   if (g->ldb < b_columns) g->ldb = b_columns > 0 ? b_columns : 1;
+  if (g->m == 1 && g->n == 1 && (!g->transpose_a || g->lda == 1) && (g->transpose_b || g->ldb == 1)) {
+    vector_product(call, g);
+    return MPG_OK;
+  }
   /* Products this small may run inline with one thread or queued with many: one kernel for both, so the bits agree. */
   if (g->k == 0 || mpg_gemm_tiny(g->m, g->n, g->k)) {
     blocked(call, g);

@@ -51,6 +51,7 @@ typedef void (*step_fn)(const constants *c, double lr, double wd, const void *we
   STEP_OF(name, f64, double, prologue, __VA_ARGS__)
 #define ROOT(x) _Generic((x), float: sqrtf, default: sqrt)(x)
 #define CONSTANT(name) const __typeof__(*ws) name = (__typeof__(*ws))c->name
+#define DECAY(name) CONSTANT(name); const __typeof__(*ws) rest_##name = (__typeof__(*ws))(1 - c->name)
 #define SIGN(x) ((__typeof__(x))(((x) > 0) - ((x) < 0)))
 
 #define LIMIT_CONSTANT(name, number) const __typeof__(*ws) name = (__typeof__(*ws))(c->number >= 0 ? c->number : (double)INFINITY)

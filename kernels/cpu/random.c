@@ -2,7 +2,7 @@
  *
  * The scheme, which every backend repeats. Philox (base/philox.h) under a call's key (seed, call) gives a stream of 32-bit
  * words: word w is value[w % 4] of block w / 4. An element's position is P = its index + key.position. What it takes:
- *   uniform, dropout           float32 and halves: word P, its upper 24 bits
+ *   uniform, dropout           float32 and halves: word P, its upper 24 bits; halves that would be rounded up to the end are the one below it
  *                              float64: words 2P (high) and 2P + 1, 53 bits
  *   normal                     pairs q = P / 2 by Box and Muller. float32 and halves: a = word 2q, b = word 2q + 1, radius
  *                              sqrt(-2 ln((a + 0.5) / 2^32)), angle b / 2^32 turns (24 bits); P even: cosine, odd: sine.
@@ -31,9 +31,9 @@ enum { WORDS = 2 * MPG_CPU_BLOCK + 8 };
 enum { WORD_BUFFER = WORDS + 8 };
 
 /* Runs of one set of parameters: elements [0, n) from position `position`. */
-static void uniform_run(mpg_random_key key, uint64_t position, int64_t n, bool wide, double low, double high, void *out) {
+static void uniform_run(mpg_random_key key, uint64_t position, int64_t n, mpg_dtype dtype, double low, double high, void *out) {
   uint32_t buffer[WORD_BUFFER];
-  if (wide) {
+  if (dtype == MPG_FLOAT64) {
     const uint32_t *w = mpg_philox_words(key, 2 * position, 2 * n, buffer);
     double *to = out;
     for (int64_t i = 0; i < n; i++) {
@@ -43,10 +43,11 @@ static void uniform_run(mpg_random_key key, uint64_t position, int64_t n, bool w
     return;
   }
   const uint32_t *w = mpg_philox_words(key, position, n, buffer);
-  float *to = out, a = (float)low, b = (float)high;
+  float *to = out, a = (float)low, b = (float)high, top = mpg_uniform_top(dtype, a, b);
   for (int64_t i = 0; i < n; i++) {
     float value = a + (b - a) * mpg_philox_uniform(w[i]);
-    to[i] = value < b ? value : a;
+    value = value < b ? value : a;
+    to[i] = value < top ? value : top;
   }
 }
 
@@ -115,7 +116,7 @@ static void draw_run(const draw_plan *p, int64_t begin, int64_t n, double a, dou
   uint64_t position = (uint64_t)begin + p->key.position;
   void *place = &result;
   switch (p->law.kind) {
-    case MPG_DRAW_UNIFORM: uniform_run(p->key, position, n, wide, a, b, place); break;
+    case MPG_DRAW_UNIFORM: uniform_run(p->key, position, n, p->dtype, a, b, place); break;
     case MPG_DRAW_NORMAL: normal_run(p->key, position, n, wide, a, b, place); break;
     case MPG_DRAW_EXPONENTIAL: exponential_run(p->key, position, n, wide, a, place); break;
     case MPG_DRAW_INTEGERS: {

@@ -43,6 +43,7 @@ struct numbers {
 #define ROOT(x) root_of(x)
 #define SIGN(x) ((T)(((x) > 0) - ((x) < 0)))
 #define CONSTANT(name) const T name = (T)n.c->name
+#define DECAY(name) CONSTANT(name); const T rest_##name = (T)(1 - n.c->name)
 #define LIMIT_CONSTANT(name, number) const T name = (T)(n.c->number >= 0 ? n.c->number : (double)INFINITY)
 #define S0 s[0]
 #define S1 s[1]

@@ -21,8 +21,9 @@ __device__ __forceinline__ double unit53(const mpg_random_key &key, uint64_t w) 
 __device__ float draw_float(const plan &p, const mpg_random_key &key, uint64_t position, float a, float b) {
   switch (p.law.kind) {
     case MPG_DRAW_UNIFORM: {
-      float value = a + (b - a) * mpg_philox_uniform(word(key, position));
-      return value < b ? value : a;
+      float value = a + (b - a) * mpg_philox_uniform(word(key, position)), top = mpg_uniform_top(p.out.dtype, a, b);
+      value = value < b ? value : a;
+      return value < top ? value : top;
     }
     case MPG_DRAW_NORMAL: {
       uint64_t first = position & ~(uint64_t)1;
