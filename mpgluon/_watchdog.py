@@ -51,7 +51,8 @@ def describe(standing, seconds):
     """The text for devices with work queued of which none has moved for so many seconds."""
     lines = [f"mpgluon watchdog: no device has finished anything for {seconds:.1f} s, but work is queued:"]
     for device, completed, submitted, work, op, path, peer, tick, peer_work in standing:
-        left = f"{counted(submitted - completed, 'tick')} {'is' if submitted - completed == 1 else 'are'} left"
+        left = submitted - completed
+        left = f"{counted(left, 'tick')} {'is' if left == 1 else 'are'} left"
         at = f" at {op}" + (f" of {path}" if path else "") if op else ""
         if peer is None:
             lines.append(f"  {device} is running {_work(work)}{' (' + at[1:] + ')' if at else ''}; {left}")

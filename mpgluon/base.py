@@ -50,7 +50,8 @@ def is_floating(dtype):
 
 def itemsize(dtype):
     """Bytes of an element."""
-    return 2 if dtype_name(dtype) == "bfloat16" else _np.dtype(dtype).itemsize  # NumPy knows no bfloat16
+    # NumPy knows no bfloat16.
+    return 2 if dtype_name(dtype) == "bfloat16" else _np.dtype(dtype).itemsize
 
 
 def _as_list(value):

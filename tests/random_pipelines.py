@@ -1,10 +1,13 @@
 """Random acyclic networks in pipelines, against micro-batches accumulated by hand on one device, bit for bit.
 
-    python tests/random_pipelines.py --count 5000 [--seed 7]     # one finding is printed with its seed, which `--seed` repeats with `--count 1`
+    python tests/random_pipelines.py --count 5000 [--seed 7]
 
-A network is a list of operators and layers on random devices, each of earlier values: branches, ways back to a device that had
-its turn, layers used twice, values that nobody uses, several results. It runs by every schedule and by a random table, in the ordinary loop and in `TrainStep`, along the batch or (with a state
-that is carried on, from a random device to a random device) along time, some of it recomputed.
+A finding is printed with its seed; `--seed` of it and `--count 1` repeat it.
+
+A network is a list of operators and layers on random devices, each of earlier values: branches, ways
+back to a device that had its turn, layers used twice, values that nobody uses, several results. It runs
+by the schedules and by a random table, in the ordinary loop and in `TrainStep`, along the batch or (with
+a state that is carried on, from a random device to a random device) along time, some of it recomputed.
 """
 
 import argparse
@@ -20,19 +23,23 @@ from mpgluon.parallel import Pipeline, TrainStep, schedules
 from places import on
 
 WIDTH = 4
-UNARY = ("tanh", "sigmoid", "relu", "square", "halve", "normalise", "softmax", "mean", "stop", "split", "move")
+UNARY = (
+    "tanh", "sigmoid", "relu", "square", "halve", "normalise", "softmax", "mean", "stop", "split", "move",
+)  # fmt: skip
 LAYERS = ("dense", "unbiased", "prelu", "norm", "batch_norm")
 BINARY = ("add", "multiply", "concat", "where")
 
 
 class Node:
-    """An operator on a device, of values by their numbers; `layer`: the number of its layer, which others may share."""
+    """An operator on a device, of values by their numbers. `layer`: the number of its layer, which
+    others may share."""
 
     def __init__(self, kind, device, inputs, layer=None):
         self.kind, self.device, self.inputs, self.layer = kind, device, inputs, layer
 
     def __repr__(self):
-        return f"{self.kind}{'' if self.layer is None else self.layer}({', '.join(f'v{i}' for i in self.inputs)}) on {self.device}"
+        name = self.kind if self.layer is None else f"{self.kind}{self.layer}"
+        return f"{name}({', '.join(f'v{i}' for i in self.inputs)}) on {self.device}"
 
 
 class Network(gluon.HybridBlock):
@@ -76,7 +83,8 @@ class Network(gluon.HybridBlock):
         if state is None:
             return outputs
         after, d = self.case.carried
-        return outputs, F.mean(values[after], axis=0, keepdims=True).as_in_context(self.places[d]).as_in_context(state.context)
+        after = F.mean(values[after], axis=0, keepdims=True).as_in_context(self.places[d])
+        return outputs, after.as_in_context(state.context)
 
     def compute(self, F, node, a, b=None):
         kind = node.kind
@@ -85,13 +93,20 @@ class Network(gluon.HybridBlock):
         if b is not None:
             if kind == "concat":
                 return F.slice_axis(F.concat(a, b, dim=-1), axis=-1, begin=2, end=2 + WIDTH)
-            return {"add": lambda: a + b, "multiply": lambda: a * b, "where": lambda: F.where(a > 0, a, b)}[kind]()
+            return F.where(a > 0, a, b) if kind == "where" else a + b if kind == "add" else a * b
         return {
-            "tanh": lambda: F.tanh(a), "sigmoid": lambda: F.sigmoid(a), "relu": lambda: F.relu(a), "square": lambda: F.square(a) / 2, "halve": lambda: a / 2,
-            "normalise": lambda: F.L2Normalization(a, mode="channel") if a.ndim > 2 else F.broadcast_div(a, 1 + F.sum(F.square(a), axis=-1, keepdims=True)),
-            "softmax": lambda: F.softmax(a), "mean": lambda: F.broadcast_add(a, F.mean(a, axis=-1, keepdims=True)), "stop": lambda: F.BlockGrad(a) + a,
-            "split": lambda: F.concat(*F.split(a, num_outputs=2, axis=-1)[::-1], dim=-1), "move": lambda: a,
-        }[kind]()  # fmt: skip
+            "tanh": lambda: F.tanh(a),
+            "sigmoid": lambda: F.sigmoid(a),
+            "relu": lambda: F.relu(a),
+            "square": lambda: F.square(a) / 2,
+            "halve": lambda: a / 2,
+            "normalise": lambda: F.broadcast_div(a, 1 + F.sum(F.square(a), axis=-1, keepdims=True)),
+            "softmax": lambda: F.softmax(a),
+            "mean": lambda: F.broadcast_add(a, F.mean(a, axis=-1, keepdims=True)),
+            "stop": lambda: F.BlockGrad(a) + a,
+            "split": lambda: F.concat(*F.split(a, num_outputs=2, axis=-1)[::-1], dim=-1),
+            "move": lambda: a,
+        }[kind]()
 
 
 class Case:
@@ -113,16 +128,21 @@ class Case:
         kinds = [kind for kind in LAYERS if kind != "batch_norm" or self.dtype in ("float32", "float64")]
         for _ in range(random.randint(3, 21)):
             count = first + len(self.nodes)
-            recent = lambda: int(max(count - 1 - random.geometric(0.45) + 1, 0)) if random.rand() < 0.7 else int(random.randint(count))  # noqa: E731
+
+            def earlier():
+                near = max(count - random.geometric(0.45), 0)
+                return int(near if random.rand() < 0.7 else random.randint(count))
+
             device, kind = int(random.randint(self.devices)), choose([UNARY, LAYERS, BINARY])
             if kind is LAYERS and layers and random.rand() < 0.25:
                 number, kind, device = choose(layers)
-                self.nodes.append(Node(kind, device, [recent()], number))
+                self.nodes.append(Node(kind, device, [earlier()], number))
             elif kind is LAYERS:
                 layers.append((len(layers), choose(kinds), device))
-                self.nodes.append(Node(layers[-1][1], device, [recent()], layers[-1][0]))
+                self.nodes.append(Node(layers[-1][1], device, [earlier()], layers[-1][0]))
             else:
-                self.nodes.append(Node(choose(kind), device, [recent() for _ in range(2 if kind is BINARY else 1)]))
+                inputs = [earlier() for _ in range(2 if kind is BINARY else 1)]
+                self.nodes.append(Node(choose(kind), device, inputs))
         count = first + len(self.nodes)
         ends = {int(random.randint(first, count)) for _ in range(random.randint(1, 4))} | {count - 1}
         self.outputs = [(end, int(random.randint(self.devices))) for end in sorted(ends)]
@@ -137,9 +157,14 @@ class Case:
         self.random = random
 
     def __repr__(self):
-        lines = [f"seed {self.seed}: {self.devices} devices, {self.rows} rows in {self.micro_batches}, {self.dtype}, recompute={self.recompute}, add={self.add}, statistics={self.statistics}"]
-        lines += [f"  v{(2 if self.timewise else 1) + i} = {node}" for i, node in enumerate(self.nodes)]
-        return "\n".join([*lines, f"  results {self.outputs}, with a loss {self.used}" + (f", carried {self.carried}" if self.timewise else "")])
+        lines = [
+            f"seed {self.seed}: {self.devices} devices, {self.rows} rows in {self.micro_batches}, {self.dtype}, "
+            f"recompute={self.recompute}, add={self.add}, statistics={self.statistics}"
+        ]
+        first = 2 if self.timewise else 1
+        lines += [f"  v{first + i} = {node}" for i, node in enumerate(self.nodes)]
+        carried = f", carried {self.carried}" if self.timewise else ""
+        return "\n".join([*lines, f"  results {self.outputs}, with a loss {self.used}{carried}"])
 
     # The losses: of the results with one, by the loop; of all, in a `TrainStep`.
 
@@ -158,11 +183,12 @@ class Case:
         return parts
 
     def results(self, net, losses, x_grad):
-        params = net.collect_params()
-        found = [loss.astype("float32").asnumpy() for loss in losses]
-        found += [param.data().astype("float32").asnumpy() for name, param in params.items() if param.grad_req == "null" and not (self.statistics == "batch" and "running" in name)]
-        found += [param.grad().astype("float32").asnumpy() for param in params.values() if param.grad_req != "null"]
-        return found + ([] if x_grad is None else [x_grad.astype("float32").asnumpy()])
+        params = net.collect_params().values()
+        found = [*losses, *[param.grad() for param in params if param.grad_req != "null"]]
+        if self.statistics != "batch":  # running averages
+            found += [param.data() for param in params if param.grad_req == "null"]
+        found += [] if x_grad is None else [x_grad]
+        return [array.astype("float32").asnumpy() for array in found]
 
     def network(self, together, add):
         net = Network(self, together)
@@ -174,7 +200,8 @@ class Case:
         return net
 
     def by_hand(self, every):
-        """Micro-batch by micro-batch on one device; along time backward from the last one, with what it gives for the state before."""
+        """Micro-batch by micro-batch on one device; along time backward from the last one, with what it
+        gives for the state before."""
         net, x, state = self.network(True, True), self.x.copy(), self.state
         net.hybridize(exact=True, **({"recompute": True} if self.recompute == "all" else {}))
         pieces, x_grads, heads = [], [], None
@@ -193,25 +220,46 @@ class Case:
                 x_grads.append(part.grad)
             state = after
         for losses, part, before, after in reversed(pieces) if self.timewise else ():
-            autograd.backward([*losses, *([] if heads is None else [after])], [nd.ones_like(loss) for loss in losses] + ([] if heads is None else [heads]))
+            ends, grads = list(losses), [nd.ones_like(loss) for loss in losses]
+            if heads is not None:
+                ends, grads = [*ends, after], [*grads, heads]
+            autograd.backward(ends, grads)
             heads = before.grad
             x_grads.insert(0, part.grad)
         joined = [nd.concat(*[losses[i] for losses, *_ in pieces], dim=0) for i in range(len(pieces[0][0]))]
-        return self.results(net, joined, nd.concat(*x_grads, dim=0) if self.wants_input and not every else None)
+        x_grad = nd.concat(*x_grads, dim=0) if self.wants_input and not every else None
+        results, predicted, state = self.results(net, joined, x_grad), [], self.state
+        if every:
+            return results
+        for begin, end in self.parts():
+            outputs = net(x[begin:end], state) if self.timewise else net(x[begin:end])
+            outputs, state = outputs if self.timewise else (outputs, None)
+            predicted.append(outputs)
+        return results + self.predicted([nd.concat(*parts, dim=0) for parts in zip(*predicted)], state)
+
+    def predicted(self, outputs, state):
+        """Of a network after training; with averages that are those of training by hand."""
+        arrays = [*outputs, *([] if state is None else [state])]
+        return [a.astype("float32").asnumpy() for a in arrays if self.statistics != "batch"]
 
     def pipeline(self, schedule):
-        return Pipeline(self.micro_batches, schedule, along="time" if self.timewise else "batch", statistics=self.statistics, check=not self.timewise)
+        along = "time" if self.timewise else "batch"
+        options = {"along": along, "statistics": self.statistics, "check": not self.timewise}
+        return Pipeline(self.micro_batches, schedule, **options)
 
     def loop(self, schedule):
         net, x = self.network(False, self.add), self.x.copy()
-        net.hybridize(exact=True, pipeline=self.pipeline(schedule), **({"recompute": True} if self.recompute == "all" else {}))
+        flags = {"recompute": True} if self.recompute == "all" else {}
+        net.hybridize(exact=True, pipeline=self.pipeline(schedule), **flags)
         if self.wants_input:
             x.attach_grad()
         with autograd.record():
             outputs = net(x, self.state) if self.timewise else net(x)
             losses = self.losses(outputs[0] if self.timewise else outputs, False)
         autograd.backward(losses)
-        return self.results(net, losses, x.grad if self.wants_input else None)
+        results = self.results(net, losses, x.grad if self.wants_input else None)
+        outputs = net(x, self.state) if self.timewise else net(x)
+        return results + self.predicted(*(outputs if self.timewise else (outputs, None)))
 
     def step(self, schedule):
         net = self.network(False, self.add)

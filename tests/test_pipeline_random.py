@@ -106,7 +106,7 @@ def test_dropout_between_recurrent_layers(kind, along, layout, bidirectional):
 
 def check_networks(count, every_schedule):
     first = int(np.random.SeedSequence().generate_state(1)[0] % 10**9)
-    print(f"networks with seeds {first} to {first + count - 1}; python tests/random_pipelines.py --seed ... --count 1 repeats one")
+    print(f"networks with seeds {first} to {first + count - 1}")
     for seed in range(first, first + count):
         case = Case(seed)
         print(case)
@@ -114,7 +114,8 @@ def check_networks(count, every_schedule):
 
 
 def test_networks():
-    """Acyclic networks over two to six devices, with fresh seeds: the bits of micro-batches accumulated by hand on one device."""
+    """Acyclic networks over two to six devices, with fresh seeds: the bits of micro-batches accumulated
+    by hand on one device. `random_pipelines.py` repeats a seed, and runs thousands."""
     check_networks(25, False)
 
 
@@ -125,24 +126,47 @@ def test_many_networks():
 
 FIXED = {
     "gradients come back twice": dict(
-        nodes=[("dense", 1, [0], 0), ("tanh", 2, [1]), ("sigmoid", 1, [2]), ("tanh", 2, [3]), ("multiply", 1, [2, 3]), ("move", 0, [5]), ("add", 0, [6, 4])], outputs=[(7, 0)]
+        nodes=[
+            ("dense", 1, [0], 0), ("tanh", 2, [1]), ("sigmoid", 1, [2]), ("tanh", 2, [3]),
+            ("multiply", 1, [2, 3]), ("move", 0, [5]), ("add", 0, [6, 4]),
+        ],
+        outputs=[(7, 0)],
     ),
     "deferred on both": dict(
         nodes=[("prelu", 0, [0], 0), ("dense", 1, [1], 1), ("tanh", 0, [2]), ("halve", 1, [3])], outputs=[(4, 0), (2, 0)]
     ),
     "four devices, three results": dict(
-        nodes=[("unbiased", 0, [0], 0), ("sigmoid", 3, [1]), ("unbiased", 2, [2], 1), ("tanh", 2, [2]), ("unbiased", 1, [4], 2), ("sigmoid", 0, [3]), ("sigmoid", 2, [6])],
+        nodes=[
+            ("unbiased", 0, [0], 0), ("sigmoid", 3, [1]), ("unbiased", 2, [2], 1), ("tanh", 2, [2]),
+            ("unbiased", 1, [4], 2), ("sigmoid", 0, [3]), ("sigmoid", 2, [6]),
+        ],
         outputs=[(7, 0), (4, 0), (5, 0)],
     ),
-    "recomputed as one": dict(nodes=[("dense", 0, [0], 0), ("dense", 1, [1], 1), ("dense", 2, [2], 2)], outputs=[(3, 2)], recompute="all"),
-    "a state from another device": dict(nodes=[("dense", 0, [0], 0), ("multiply", 2, [1, 2]), ("tanh", 2, [3])], outputs=[(4, 2)], timewise=True, carried=(4, 1)),
-    "pieces of several stages, and of one step": dict(nodes=[("dense", 0, [0], 0), ("add", 1, [1, 2])], outputs=[(3, 0)], timewise=True, carried=(3, 2), rows=5, micro_batches=3),
-    "a state of bfloat16": dict(nodes=[("dense", 0, [0], 0), ("multiply", 0, [1, 2])], outputs=[(3, 0)], timewise=True, carried=(3, 0), dtype="bfloat16"),
+    "recomputed as one": dict(
+        nodes=[("dense", 0, [0], 0), ("dense", 1, [1], 1), ("dense", 2, [2], 2)],
+        outputs=[(3, 2)], recompute="all",
+    ),
+    "a state from another device": dict(
+        nodes=[("dense", 0, [0], 0), ("multiply", 2, [1, 2]), ("tanh", 2, [3])],
+        outputs=[(4, 2)], timewise=True, carried=(4, 1),
+    ),
+    "pieces of several stages, and of one step": dict(
+        nodes=[("dense", 0, [0], 0), ("add", 1, [1, 2])],
+        outputs=[(3, 0)], timewise=True, carried=(3, 2), rows=5, micro_batches=3,
+    ),
+    "a state of bfloat16": dict(
+        nodes=[("dense", 0, [0], 0), ("multiply", 0, [1, 2])],
+        outputs=[(3, 0)], timewise=True, carried=(3, 0), dtype="bfloat16",
+    ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FIXED)
 def test_networks_of_their_own(name):
-    options = {"dtype": "float32", "recompute": None, "timewise": False, "rows": 8, "micro_batches": 4, "statistics": "micro_batch", "wants_input": True, **FIXED[name]}
-    options.update(nodes=[Node(*node) for node in options["nodes"]], used=[True] * len(options["outputs"]), axes=3 if options["timewise"] else 2, devices=4)
+    options = {
+        "dtype": "float32", "recompute": None, "timewise": False, "rows": 8, "micro_batches": 4,
+        "statistics": "micro_batch", "wants_input": True, "devices": 4, **FIXED[name],
+    }  # fmt: skip
+    options["nodes"] = [Node(*node) for node in options["nodes"]]
+    options.update(used=[True] * len(options["outputs"]), axes=3 if options["timewise"] else 2)
     Case(3, **options).check(True)

@@ -29,7 +29,8 @@ class Pipeline:
     Parameters
     ----------
     micro_batches : int
-        Into how many pieces the batch is divided. Where it doesn't divide evenly the first ones have a row more; a batch of fewer rows has a micro-batch for each of them.
+        Into how many pieces the batch is divided. Where it doesn't divide evenly the first ones have a row more; a batch of fewer
+        rows has a micro-batch for each of them.
     schedule : str or list, default '1f1b'
         'gpipe', '1f1b', 'interleaved', 'zero_bubble', 'auto' (the quickest of them by measured times, chosen after the
         first steps), or a table: for each device, in the order of its first stage, a list of (kind, stage, micro_batch), kind being 'F', 'B'
@@ -255,7 +256,8 @@ class _Entry:
         recording = wanted is not None
         total = next(a.shape[0] for a, kind in zip(whole, self.kinds) if kind == SPLIT)
         divided = rows < total
-        key = (rows, divided, recording and tuple(wanted), tuple(a.shape for a, k in zip(arrays, self.kinds) if k == CARRIED))
+        states = tuple(a.shape for a, kind in zip(arrays, self.kinds) if kind == CARRIED)
+        key = (rows, divided, recording and tuple(wanted), states)
         if key not in self.calls:
             carried = [kind == CARRIED for kind in self.kinds] + [False] * len(self.signature.used)
 
@@ -371,7 +373,7 @@ class PipelinedCall:
         structure = _compiled.flatten(args, flat, "The inputs")
         places = _carried_places(args, pipeline.carry)
         kinds, total = self._input_kinds(flat, places)
-        count = max(min(pipeline.micro_batches, total), 1)  # a batch of fewer rows has fewer micro-batches
+        count = max(min(pipeline.micro_batches, total), 1)  # no more than there are rows
         rows = divide(total, count)
         fronts = [_leading(a, axis) if kind == SPLIT else a for a, kind in zip(flat, kinds)]
         key = (structure, tuple(kinds), tuple((a.context, a.dtype, a.shape[1:] if k == SPLIT else a.shape) for a, k in zip(fronts, kinds)), autograd.is_training(), _recompute.changes, _groups.current())
@@ -388,14 +390,16 @@ class PipelinedCall:
             if signature.splits:
                 name, path = signature.splits
                 raise MXNetError(
-                    f"{path or signature.path}: {name} runs on the host, between two compiled programs, and the stages of a pipeline are programs as a whole. "
-                    f"Use it before or behind the pipelined block; or do without pipeline=, with a loop over micro-batches and grad_req='add'"
+                    f"{path or signature.path}: {name} runs on the host, between two compiled programs, and "
+                    "the stages of a pipeline are programs as a whole. Use it before or behind the pipelined "
+                    "block; or do without pipeline=, with a loop over micro-batches and grad_req='add'"
                 )
             entry = self._entries[key] = _Entry(signature, kinds, pipeline)
         params = [param._data[ctx] for param, ctx in entry.signature.used]
         wanted = None
         if recording:
-            wanted = [a._wants_gradient or (kind == CARRIED and is_floating(a.dtype)) for a, kind in zip(fronts, kinds)]
+            carries = [kind == CARRIED and is_floating(a.dtype) for a, kind in zip(fronts, kinds)]
+            wanted = [a._wants_gradient or carried for a, carried in zip(fronts, carries)]
             wanted += [param._wants_gradient for param in params]
         calls, statistics = [], []
         state = {i: fronts[i] for i, kind in enumerate(kinds) if kind == CARRIED}
@@ -514,7 +518,8 @@ class _Driver:
         if self.pipeline.schedule != "auto" or entry.chosen or entry.runs < 3:
             return
         report, best = self.pipeline.report(), None
-        if report.micro_batches != run.pieces or not any(report.stages is stages for stages, *_ in entry.tables.values()):
+        own = any(report.stages is stages for stages, *_ in entry.tables.values())
+        if report.micro_batches != run.pieces or not own:
             return  # the last step was of another shape
         for name in schedules.NAMES:
             stages, table, items = self._prepare(run, "FB", name)

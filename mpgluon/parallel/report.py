@@ -50,7 +50,8 @@ class Report:
     times : dict of (kind, stage) to float
         Mean seconds of the actions.
     costs : dict of Action to float
-        Of each action, the mean of those of its stage and kind that do the same: the first and the last micro-batch of a sequence have fewer gradients.
+        Of each action, the mean of those of its stage and kind that do the same: the first and the
+        last micro-batch of a sequence have fewer gradients.
     planned_bytes : dict of Context to int
         The most memory that the micro-batches under way take on each device, by plan; what they hold between forward and backward included.
     """
@@ -82,9 +83,14 @@ class Report:
         alike = collections.defaultdict(list)
         for action, (b, e) in self.spans.items():
             alike[stages.alike(action)].append(e - b)
-        self.costs = {a: sum(alike[stages.alike(a)]) / len(alike[stages.alike(a)]) if a in self.spans else 0.0 for row in table for a in row}
+        self.costs = {action: 0.0 for row in table for action in row}
+        for action in self.spans:
+            own = alike[stages.alike(action)]
+            self.costs[action] = sum(own) / len(own)
         planned = schedules.simulate(table, stages.graph, micro_batches, self.costs, phases)
-        self.planned = planned._replace(spans={a: span for a, span in planned.spans.items() if a in self.spans})  # what a micro-batch lacks does not run
+        # What a micro-batch lacks does not run, and is in neither timeline.
+        spans = {a: span for a, span in planned.spans.items() if a in self.spans}
+        self.planned = planned._replace(spans=spans)
         self.planned_bubble = planned.bubble
         self.planned_bytes = stages.peaks(*memory)
         self.bytes_copied = {ctx: count for ctx, count in stages.bytes_sent(phases).items()}

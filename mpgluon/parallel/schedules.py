@@ -50,12 +50,14 @@ class StageGraph:
         Stages that compute nothing: they send the batch to where it is needed. They keep one micro-batch ahead, and are no stages when it is
         counted how many micro-batches may be under way.
     waits : dict of Action to list of Action, optional
-        For each action the others that it waits for, beside the order of one device; by default a forward pass waits for those of its sources, and a backward pass for those
-        of the stages that it is a source of.
+        For each action the others that it waits for, beside the order of one device; by default a
+        forward pass waits for those of its sources, and a backward pass for those of the stages that
+        it is a source of.
     """
 
     def __init__(self, devices, sources, deferred=False, carried=False, senders=(), waits=None):
-        self.devices, self.deferred, self.carried, self.senders, self.waits = list(devices), deferred, carried, frozenset(senders), waits
+        self.devices, self.deferred, self.carried = list(devices), deferred, carried
+        self.senders, self.waits = frozenset(senders), waits
         self.sources = [sorted(set(s)) for s in sources]
         self.targets = [[t for t, needs in enumerate(self.sources) if s in needs] for s in range(len(self.devices))]
         # The passes of one micro-batch keep their order on a device: memory is planned for that.
@@ -213,7 +215,12 @@ def _costs(stages, times):
     default = {"F": 1.0, "B": 1.0 if stages.deferred else 2.0, "W": 1.0}
     if times is None:
         return lambda action: default[action.kind]
-    return lambda action: times.get(action, times.get((action.kind, action.stage), default[action.kind]))
+
+    def cost(action):
+        kind, s, _ = action
+        return times.get(action, times.get((kind, s), default[kind]))
+
+    return cost
 
 
 def parse_table(table, stages):

@@ -175,7 +175,8 @@ class TrainStep:
         if data[0].ndim > axis and data[0].shape[axis] < count:
             rows = data[0].shape[axis]
             raise ValueError(
-                f"TrainStep: a batch of {counted(rows, 'row')} along axis {axis} can't be divided among {count} replicas, which need one each; take larger batches, or leave this one out "
+                f"TrainStep: a batch of {counted(rows, 'row')} along axis {axis} can't be divided among "
+                f"{count} replicas, which need one each; take larger batches, or leave this one out "
                 "(DataLoader(last_batch='discard'))"
             )
         parts = zip(*[mesh.split_and_load(a, axis, even_split=False) for a in data], *[mesh.split_and_load(a, axis, even_split=False) for a in labels])
