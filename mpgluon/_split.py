@@ -459,6 +459,10 @@ class Split:
     def unbind(self):
         """As of a `_core.CachedOp`; nothing is bound."""
 
+    def recapture(self, place, array):
+        """As of a `_core.CachedOp`; it always takes another trace."""
+        return False
+
     def clear(self):
         """Forgets everything compiled."""
         self._roots = {}

@@ -205,7 +205,7 @@ class CustomCall:
         if strays:
             raise MXNetError(f"Custom: the inputs of {self.op_type!r} are on different devices: {', '.join(strays)}, the others on {ctx}; move one with as_in_context")
         _, found = self.infer(descs, [], autograd.is_training())
-        if any(array._traced for array in inputs):
+        if any(array._in_trace for array in inputs):
             tracer = _split.current()
             if tracer is None:
                 raise MXNetError(f"Custom: {self.op_type!r} runs Python code on values, which is not possible in this trace")

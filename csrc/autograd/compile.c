@@ -367,6 +367,28 @@ fail:
   return status;
 }
 
+bool mpg_compiled_recapture(mpg_compiled *c, const mpg_captured *place, const mpg_array *array, bool recording, bool change) {
+  for (uint32_t i = 0; i < c->num_constants; i++) {
+    mpg_array *constant = &c->constants[i];
+    const mpg_tensor *tensor = &constant->tensor;
+    if (tensor->storage != place->storage || constant->trace) continue;
+    bool whole = constant->node == place->node && tensor->offset == place->offset && mpg_shape_equal(&tensor->desc.shape, &array->tensor.desc.shape);
+    mpg_tape_node *node = whole ? array->node : NULL;
+    size_t ahead = tensor->offset - place->offset; /* of a view, within the array */
+    if (!whole && (constant->node || tensor->offset < place->offset || ahead + mpg_desc_bytes(&tensor->desc) > mpg_desc_bytes(&array->tensor.desc))) return false;
+    if (tensor->desc.dtype != array->tensor.desc.dtype || mpg_tensor_device(tensor) != mpg_tensor_device(&array->tensor)) return false;
+    if (recording && mpg_tape_wants(node) && !c->wanted[c->num_given + i]) return false;
+    if (!change) continue;
+    mpg_array next = {.tensor = {array->tensor.storage, array->tensor.offset + ahead, tensor->desc}, .node = mpg_tape_retain(node), .output = array->output};
+    mpg_tensor_retain(&next.tensor);
+    mpg_array former = *constant;
+    *constant = next;
+    mpg_compiled_unbind(c);
+    mpg_array_clear(&former);
+  }
+  return true;
+}
+
 /* --- Backward ----------------------------------------------------------------------------------------------------- */
 
 /* Gives the gradient of input i its external array: directly where its memory is free to choose, else by a copy. */

@@ -72,16 +72,8 @@ mpg_array *mpg_py_expect_array(PyObject *object, const char *what) {
   return NULL;
 }
 
-int mpg_py_expect_value(const mpg_array *array, const char *what) {
-  if (!mpg_array_traced(array)) {
-    if (array->tensor.storage != NULL) return 0;
-    PyErr_Format(mpg_py->errors[MPG_ERROR], "%s: the array is empty", what);
-    return -1;
-  }
-  if (array->trace->closed) {
-    PyErr_Format(mpg_py->errors[MPG_ERROR], MPG_TRACE_OVER, what);
-    return -1;
-  }
+/* What to do instead of reading a value while a block is traced. */
+static const char *other_way(const char *what) {
   static const struct {
     const char *what, *way;
   } ways[] = {
@@ -97,20 +89,43 @@ int mpg_py_expect_value(const mpg_array *array, const char *what) {
       {"indexing by this array together with others, or in an assignment",
        "F.contrib.boolean_mask picks rows by a mask, F.take and F.gather_nd by indices, F.where chooses between elements"},
   };
-  const bool overwrites = strcmp(what, "x[...] = value") == 0;
-  const char *way = "Compute it with the ops of F (F.where, F.sum, ...), or do this step outside of the block";
   for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++)
-    if (strcmp(what, ways[i].what) == 0) way = ways[i].way;
+    if (strcmp(what, ways[i].what) == 0) return ways[i].way;
+  return "Compute it with the ops of F (F.where, F.sum, ...), or do this step outside of the block";
+}
+
+static int refuse_value(const mpg_array *array, const char *what) {
+  const bool overwrites = strcmp(what, "x[...] = value") == 0, captured = !mpg_array_traced(array);
   PyObject *line = PyObject_CallMethod(PyImport_AddModule("mpgluon._core"), "_current_line", NULL);
   char shape[MPG_SHAPE_TEXT_SIZE];
   PyErr_Format(mpg_py->errors[strcmp(what, "an index") ? MPG_ERROR : MPG_TYPE_ERROR],
-               "%s %s an array of shape %s that hybridize() is tracing: %s (%S).\n"
-               "%s; or call the block without hybridize().",
+               "%s %s an array of shape %s %s: %s (%S).\n"
+               "%s; or %s.",
                what, overwrites ? "overwrites" : "needs the value of", mpg_shape_text(&array->tensor.desc.shape, shape, sizeof shape),
-               overwrites ? "values in a block are never overwritten" : "it has a shape, a dtype and a device, but no value yet",
-               line ? line : Py_None, way);
+               captured ? "from outside of the block that hybridize() is tracing" : "that hybridize() is tracing",
+               overwrites ? "values in a block are never overwritten"
+               : captured ? "it would be read once, now, and in no later call"
+                          : "it has a shape, a dtype and a device, but no value yet",
+               line ? line : Py_None, other_way(what),
+               captured ? "read it before the block is called, and pass the number as an argument" : "call the block without hybridize()");
   Py_XDECREF(line);
   return -1;
+}
+
+int mpg_py_expect_value(const mpg_array *array, const char *what) {
+  if (!mpg_array_traced(array)) {
+    if (array->tensor.storage != NULL) return 0;
+    PyErr_Format(mpg_py->errors[MPG_ERROR], "%s: the array is empty", what);
+    return -1;
+  }
+  if (!array->trace->closed) return refuse_value(array, what);
+  PyErr_Format(mpg_py->errors[MPG_ERROR], MPG_TRACE_OVER, what);
+  return -1;
+}
+
+int mpg_py_expect_readable(const mpg_array *array, const char *what) {
+  if (mpg_py_expect_value(array, what) < 0) return -1;
+  return mpg_trace_takes(array) ? refuse_value(array, what) : 0;
 }
 
 PyObject *mpg_py_items(PyObject *object, const char *what) {

@@ -285,6 +285,30 @@ static PyObject *bind_arrays(cached_op *self, PyObject *arrays, bool unbound) {
   Py_RETURN_NONE;
 }
 
+/* Whether all compiled calls can take the array for the captured one that was at `place`; they do. */
+static bool recapture(cached_op *self, const mpg_captured *place, const mpg_array *array, bool change) {
+  for (uint32_t i = 0; i < self->cache->count; i++) {
+    const mpg_cache_entry *entry = &self->cache->entries[i];
+    if (!mpg_compiled_recapture(entry->compiled, place, array, entry->recording, change)) return false;
+  }
+  return true;
+}
+
+static PyObject *cached_op_recapture(PyObject *object, PyObject *args) {
+  cached_op *self = (cached_op *)object;
+  PyObject *storage, *node, *item;
+  Py_ssize_t offset;
+  if (!PyArg_ParseTuple(args, "(OnO)O:recapture", &storage, &offset, &node, &item)) return NULL;
+  mpg_captured place = {PyLong_AsVoidPtr(storage), (size_t)offset, PyLong_AsVoidPtr(node)};
+  const mpg_array *array = PyErr_Occurred() ? NULL : mpg_py_expect_array(item, "recapture");
+  if (array == NULL) return NULL;
+  if (mpg_py_expect_value(array, "recapture") < 0) return NULL;
+  bool possible = recapture(self, &place, array, false);
+  if (possible) recapture(self, &place, array, true);
+  if (possible) note_binding(self); /* a new number: nobody counts on what was bound */
+  return PyBool_FromLong(possible);
+}
+
 /* --- Looking inside ----------------------------------------------------------------------------------------------- */
 
 static PyObject *device_text(mpg_device_id id) { return PyUnicode_FromFormat("%s(%d)", id.type == MPG_GPU ? "gpu" : "cpu", id.index); }
@@ -677,6 +701,9 @@ static PyMethodDef cached_op_methods[] = {
      "bind(arrays)\n--\n\nMakes `arrays`, a list, the last inputs of every call from now on: calls pass the rest only, and do not look at these\n"
      "arrays again while they stay the same objects. [] binds nothing. The inputs of `trace` are still all of them."},
     {"unbind", cached_op_unbind, METH_NOARGS, "unbind()\n--\n\nGives up what is bound; calls do nothing and return None until `bind` binds anew."},
+    {"recapture", cached_op_recapture, METH_VARARGS,
+     "recapture(place, array)\n--\n\nFrom now on calls read `array` for the captured one whose `_place` was `place`, and for views of it. False, and nothing has changed,\n"
+     "where that takes another trace: its shape, dtype or device is another one, or a gradient is wanted that was not."},
     {"dump", cached_op_dump, METH_NOARGS, "dump()\n--\n\nThe graphs as text, one line a node, most recently used signature first."},
     {"groups", cached_op_groups, METH_NOARGS, "groups()\n--\n\nThe fused groups of all programs as text: domains, members, and which values have memory."},
     {"clear", cached_op_clear, METH_NOARGS, "clear()\n--\n\nForgets everything compiled; the next call traces anew."},

@@ -92,6 +92,8 @@ PyObject *mpg_py_array_take_all(mpg_array *arrays, Py_ssize_t count); /* new; a 
 mpg_array *mpg_py_expect_array(PyObject *object, const char *what);
 /* Fails for arrays being traced: they have no value. `what` is the method's name. */
 int mpg_py_expect_value(const mpg_array *array, const char *what);
+/* And its value may steer what comes: while a block is traced, not that of an array from outside, which may be another in the next call. */
+int mpg_py_expect_readable(const mpg_array *array, const char *what);
 /* A list or tuple of NDArrays (or one NDArray) as pointers, borrowed from *keep, a new reference the caller drops after
  * use. `arrays` has room for `capacity`; -1 with an exception when there are more or others. Returns the count. */
 int mpg_py_array_list(PyObject *object, mpg_array **arrays, int capacity, PyObject **keep, const char *what);

@@ -76,7 +76,7 @@ static dl_device device_of(mpg_device_id id) {
 
 static PyObject *export(PyObject *self, bool write, bool versioned) {
   mpg_array *array = mpg_py_array_of(self);
-  if (mpg_py_expect_value(array, "DLPack") < 0) return NULL;
+  if (mpg_py_expect_readable(array, "DLPack") < 0) return NULL;
   exported *out = PyMem_RawCalloc(1, sizeof *out);
   if (out == NULL) return PyErr_NoMemory();
   out->tensor = array->tensor; /* the array may be given another one while this waits */

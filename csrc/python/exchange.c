@@ -322,7 +322,7 @@ typedef struct buffer {
 int mpg_py_getbuffer(PyObject *self, Py_buffer *view, int flags) {
   mpg_array *array = mpg_py_array_of(self);
   view->obj = NULL;
-  if (mpg_py_expect_value(array, "the buffer protocol") < 0) return -1;
+  if (mpg_py_expect_readable(array, "the buffer protocol") < 0) return -1;
   if (flags & PyBUF_WRITABLE) {
     PyErr_SetString(PyExc_BufferError, "the buffer of an NDArray is read-only; assign with x[:] = ...");
     return -1;

@@ -188,7 +188,7 @@ static PyObject *numpy_entry(PyObject *entry) {
   PyObject *values;
   if (PyFloat_Check(entry) || PyArray_IsScalar(entry, Floating)) return no_index(entry);
   if (mpg_py_is_array(entry)) {
-    if (mpg_py_expect_value(mpg_py_array_of(entry), "indexing by this array together with others, or in an assignment") < 0) return NULL;
+    if (mpg_py_expect_readable(mpg_py_array_of(entry), "indexing by this array together with others, or in an assignment") < 0) return NULL;
     values = mpg_py_to_numpy(mpg_py_array_of(entry));
   } else {
     values = PyArray_FromAny(entry, NULL, 0, 0, 0, NULL);
@@ -369,8 +369,8 @@ static bool looks_like_mask(PyObject *key, const mpg_shape *shape, const gather 
 static PyObject *get_advanced(PyObject *self, PyObject *key) {
   mpg_array *array = mpg_py_array_of(self);
   const mpg_shape *shape = &array->tensor.desc.shape;
-  /* The one index that need not be known on the host: while tracing, rows chosen by a traced array. */
-  if (mpg_py_is_array(key) && mpg_array_traced(mpg_py_array_of(key)) && mpg_py_array_of(key)->tensor.desc.dtype != MPG_BOOL && shape->ndim > 0)
+  /* The one index that need not be known on the host: while tracing, rows chosen by an array whose value isn't. */
+  if (mpg_py_is_array(key) && mpg_trace_takes(mpg_py_array_of(key)) && mpg_py_array_of(key)->tensor.desc.dtype != MPG_BOOL && shape->ndim > 0)
     return take(array, mpg_py_array_of(key));
   if (!mpg_array_traced(array) && mpg_py_expect_value(array, "indexing") < 0) return NULL;
   gather g = {0};

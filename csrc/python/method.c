@@ -76,6 +76,15 @@ static PyObject *get_traced(PyObject *self, void *unused) {
   (void)unused;
   return PyBool_FromLong(mpg_array_traced(mpg_py_array_of(self)));
 }
+static PyObject *get_in_trace(PyObject *self, void *unused) {
+  (void)unused;
+  return PyBool_FromLong(mpg_trace_takes(mpg_py_array_of(self)));
+}
+static PyObject *get_place(PyObject *self, void *unused) {
+  (void)unused;
+  const mpg_array *array = mpg_py_array_of(self);
+  return Py_BuildValue("NNN", PyLong_FromVoidPtr(array->tensor.storage), PyLong_FromSize_t(array->tensor.offset), PyLong_FromVoidPtr(array->node));
+}
 static PyObject *get_version(PyObject *self, void *unused) {
   (void)unused;
   mpg_array *array = mpg_py_array_of(self);
@@ -99,6 +108,8 @@ PyGetSetDef mpg_py_array_properties[] = {
     {"_fresh_grad", get_fresh, set_fresh, "Whether backward has written the gradient since this was last set to False.", NULL},
     {"writable", get_writable, NULL, "Whether the array may be written to.", NULL},
     {"_traced", get_traced, NULL, "Whether hybridize() is tracing the array: then it has no value.", NULL},
+    {"_in_trace", get_in_trace, NULL, "Whether ops on the array belong to a trace: it is traced, or older than the one that is active.", NULL},
+    {"_place", get_place, NULL, "Numbers of its memory, its offset there and its place on the tape; the same ones tell the same array.", NULL},
     {"_wants_gradient", get_wants_gradient, NULL, "Whether a recorded use of the array leads to a gradient.", NULL},
     {"_version", get_version, NULL, "How often the array's memory has been written.", NULL},
     {0}};
@@ -107,11 +118,11 @@ PyGetSetDef mpg_py_array_properties[] = {
 static PyObject *asnumpy(PyObject *self, PyObject *unused) {
   (void)unused;
   mpg_array *array = mpg_py_array_of(self);
-  return mpg_py_expect_value(array, "asnumpy()") < 0 ? NULL : mpg_py_to_numpy(array);
+  return mpg_py_expect_readable(array, "asnumpy()") < 0 ? NULL : mpg_py_to_numpy(array);
 }
 static PyObject *one_element(PyObject *self, const char *what) {
   mpg_array *array = mpg_py_array_of(self);
-  if (mpg_py_expect_value(array, what) < 0) return NULL;
+  if (mpg_py_expect_readable(array, what) < 0) return NULL;
   if (mpg_shape_size(&array->tensor.desc.shape) != 1) {
     char text[MPG_SHAPE_TEXT_SIZE];
     return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: the array is not a scalar but of shape %s", what,
@@ -166,7 +177,7 @@ static PyObject *to_array(PyObject *self, PyObject *args, PyObject *kwargs) {
   PyObject *dtype = Py_None, *copy = Py_None;
   if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OO:__array__", names, &dtype, &copy)) return NULL;
   mpg_array *array = mpg_py_array_of(self);
-  if (mpg_py_expect_value(array, "__array__()") < 0) return NULL;
+  if (mpg_py_expect_readable(array, "__array__()") < 0) return NULL;
   PyObject *values;
   if (copy == Py_False) {
     if (array->tensor.desc.dtype == MPG_BFLOAT16)

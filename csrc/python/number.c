@@ -164,7 +164,7 @@ static PyObject *number_matmul(PyObject *a, PyObject *b) {
 /* The one element of an array as a Python number. */
 static PyObject *scalar_of(PyObject *self, const char *what) {
   mpg_array *array = mpg_py_array_of(self);
-  if (mpg_py_expect_value(array, what) < 0) return NULL;
+  if (mpg_py_expect_readable(array, what) < 0) return NULL;
   if (mpg_shape_size(&array->tensor.desc.shape) != 1) {
     char text[MPG_SHAPE_TEXT_SIZE];
     return PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s: the array has shape %s, not one element", what,

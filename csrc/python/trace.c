@@ -330,7 +330,21 @@ static PyObject *swap_trace(PyObject *module, PyObject *item) {
   return (PyObject *)result;
 }
 
+static PyObject *captured_arrays(PyObject *module, PyObject *unused) {
+  (void)module, (void)unused;
+  const mpg_trace *trace = mpg_trace_active();
+  PyObject *list = PyList_New(0);
+  for (size_t i = 0; list != NULL && trace != NULL && i < trace->num_constants; i++) {
+    if (trace->constants[i].array.trace) continue;
+    PyObject *item = constant_array(&trace->constants[i].array);
+    if (item == NULL || PyList_Append(list, item) < 0) Py_CLEAR(list);
+    Py_XDECREF(item);
+  }
+  return list;
+}
+
 static PyMethodDef methods[] = {
+    {"captured_arrays", captured_arrays, METH_NOARGS, "captured_arrays()\n--\n\nThe arrays with contents that the active trace has met so far."},
     {"swap_trace", swap_trace, METH_O, "swap_trace(trace)\n--\n\nMakes the trace (None: no trace) the active one of this thread; returns the former."}, {0}};
 
 int mpg_py_trace_init(PyObject *module) {

@@ -4,7 +4,7 @@ from itertools import count
 
 from .. import _core, _groups, _split, autograd
 from .. import ndarray as nd
-from . import _recompute, _tracing
+from . import _captured, _recompute, _tracing
 from .utils import shape_is_known
 
 
@@ -76,6 +76,7 @@ class _Signature:
         self.bound = False  # the parameters' arrays are bound to `op`
         self.unbound = 0  # how often they were given up
         self.splits = None  # (name, block's path) of the first step on the host: it is compiled in parts
+        self.captured = []  # `_captured.Captured`
         self.last_used = 0
 
     def discover(self, flat):
@@ -88,6 +89,7 @@ class _Signature:
                 flatten(self.block.forward(*regroup(self.structure, arrays)), [], "The outputs")
             except _split.NeedsValues:
                 pass  # what comes behind is found when it runs
+            self._note_captured()
         self.splits = cuts.splits
         if not self.splits:
             self.used = discovery.used
@@ -97,6 +99,17 @@ class _Signature:
         for param in self.block.collect_params().values():
             if param._deferred_init and shape_is_known(param.shape):
                 param._finish_deferred_init()
+
+    def _note_captured(self):
+        """Finds out where the arrays are kept that the active trace has captured."""
+        known = {captured.place for captured in self.captured}
+        arrays = [array for array in _core.captured_arrays() if array._place not in known]
+        if arrays:
+            self.captured += [captured for captured in _captured.find(self.block, arrays) if captured.place not in known]
+
+    def is_current(self):
+        """Whether calls use the arrays that are now where those were that it captured. False: it takes another trace."""
+        return all([captured.renew(self.op) for captured in self.captured])
 
     def bind(self):
         """Makes the parameters' arrays inputs of every call, until one of the parameters gets others."""
@@ -122,6 +135,7 @@ class _Signature:
                 _core.begin_region()
             value = self.block.forward(*regroup(self.structure, iter(arrays[:inputs])))
             self.outputs = flatten(value, outputs, "The outputs")
+            self._note_captured()
         return outputs
 
     def trace_parts(self, *arrays):
@@ -131,6 +145,7 @@ class _Signature:
                 _core.begin_region()
             value = self.block.forward(*regroup(self.structure, iter(arrays)))
             self.outputs = flatten(value, outputs, "The outputs")
+            self._note_captured()
         return outputs
 
 
@@ -157,6 +172,9 @@ class CompiledCall:
         key = (structure, tuple([array.context for array in flat]), autograd.is_training(), _groups.current())
         signature = self._signatures.get(key)
         if signature is None:
+            signature = self._add(key, flat)
+        elif signature.captured and not signature.is_current():
+            self._forget([key])
             signature = self._add(key, flat)
         signature.last_used = next(_clock)
         while True:

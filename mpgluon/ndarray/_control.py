@@ -48,7 +48,7 @@ def _concat(arrays):
 
 def _slices(array, count):
     """The entries along the first axis, of shape (1,) where there is no other. Where gradients may be taken, as the results of one op: its gradient is one op, too."""
-    if not (array._traced or (_core.is_recording() and _core.on_tape(array))):
+    if not (array._in_trace or (_core.is_recording() and _core.on_tape(array))):
         return [array[i] for i in range(count)]
     slices = []
     for begin in range(0, count, _PIECES):
@@ -71,8 +71,8 @@ def _numbered(limit):
 
 
 def _tracer(arrays):
-    """What cuts the trace that the arrays belong to; None when they have values."""
-    return _split.current() if any(array._traced for array in arrays) else None
+    """What cuts the trace that ops on the arrays belong to; None when they run."""
+    return _split.current() if any(array._in_trace for array in arrays) else None
 
 
 def foreach(body, data, init_states):

@@ -378,7 +378,7 @@ class PipelinedCall:
         fronts = [_leading(a, axis) if kind == SPLIT else a for a, kind in zip(flat, kinds)]
         key = (structure, tuple(kinds), tuple((a.context, a.dtype, a.shape[1:] if k == SPLIT else a.shape) for a, k in zip(fronts, kinds)), autograd.is_training(), _recompute.changes, _groups.current())
         entry = self._entries.get(key)
-        if entry is None:
+        if entry is None or not entry.signature.is_current():
             sample = [_leading(f[: rows[0][1]], axis) if kind == SPLIT else f for f, kind in zip(fronts, kinds)]
             signature = self._signature(structure, places)
             try:
