@@ -1,5 +1,6 @@
 """Eager execution is the meaning of a block, and its hybridized form has it: values, gradients of all orders, and what shares memory with what."""
 
+import gc
 import itertools
 
 import numpy as np
@@ -549,3 +550,25 @@ def test_captured_arrays_in_a_pipeline():
         for change in (lambda: setattr(net, "captured", value), lambda: net.captured.__setitem__(slice(None), 2)):
             change()
             assert same(net(x).asnumpy(), x.asnumpy() * np.exp(net.captured.asnumpy()))
+
+
+def test_finalizers_are_no_part_of_a_trace():
+    old, seen = nd.array([3.0], ctx=on(0)), []
+
+    class Garbage:
+        def __init__(self):
+            self.cycle = self
+
+        def __del__(self):
+            seen.append((nd.zeros((2,), ctx=on(0)) + old).asnumpy())
+
+    def body(F, x, w, _):
+        Garbage()
+        gc.collect()
+        return F.exp(x) * w
+
+    net = make(body, "hybridized")
+    net(array(0))
+    assert seen and all(np.array_equal(values, [3, 3]) for values in seen)
+    [entry] = net.compiled()
+    assert entry["ops"] == 2 and same(net(array(1)).asnumpy(), np.exp(array(1).asnumpy()) * 0.5)

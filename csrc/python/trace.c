@@ -343,7 +343,37 @@ static PyObject *captured_arrays(PyObject *module, PyObject *unused) {
   return list;
 }
 
+/* Finalizers that the collector runs in the middle of a trace are no part of it. Owned reference. */
+static _Thread_local mpg_trace *aside;
+
+static PyObject *collecting(PyObject *module, PyObject *args) {
+  (void)module;
+  const char *phase;
+  PyObject *info;
+  if (!PyArg_ParseTuple(args, "sO:_collecting", &phase, &info)) return NULL;
+  mpg_trace *trace = aside;
+  aside = NULL;
+  if (strcmp(phase, "start") == 0) {
+    if ((aside = mpg_trace_swap(NULL)) != NULL) aside->references++;
+  } else if (trace != NULL && !trace->closed) { /* else it was garbage itself */
+    mpg_trace_swap(trace);
+  }
+  mpg_trace_release(trace);
+  Py_RETURN_NONE;
+}
+
+static int watch_collector(PyObject *module) {
+  PyObject *gc = PyImport_ImportModule("gc"), *callbacks = gc != NULL ? PyObject_GetAttrString(gc, "callbacks") : NULL;
+  PyObject *function = callbacks != NULL ? PyObject_GetAttrString(module, "_collecting") : NULL;
+  int result = function != NULL ? PyList_Append(callbacks, function) : -1;
+  Py_XDECREF(function);
+  Py_XDECREF(callbacks);
+  Py_XDECREF(gc);
+  return result;
+}
+
 static PyMethodDef methods[] = {
+    {"_collecting", collecting, METH_VARARGS, "_collecting(phase, info)\n--\n\nSets the active trace aside while the garbage collector runs; one of gc.callbacks."},
     {"captured_arrays", captured_arrays, METH_NOARGS, "captured_arrays()\n--\n\nThe arrays with contents that the active trace has met so far."},
     {"swap_trace", swap_trace, METH_O, "swap_trace(trace)\n--\n\nMakes the trace (None: no trace) the active one of this thread; returns the former."}, {0}};
 
@@ -353,5 +383,5 @@ int mpg_py_trace_init(PyObject *module) {
   if (mpg_py->trace_type == NULL || mpg_py->function_type == NULL || PyModule_AddObjectRef(module, "Trace", (PyObject *)mpg_py->trace_type) < 0 ||
       PyModule_AddObjectRef(module, "Function", (PyObject *)mpg_py->function_type) < 0)
     return -1;
-  return PyModule_AddFunctions(module, methods);
+  return PyModule_AddFunctions(module, methods) < 0 ? -1 : watch_collector(module);
 }
