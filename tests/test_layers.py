@@ -90,7 +90,7 @@ WRITABLE = {
     "comm": "",
     "kernels": "(onednn|openblas)_(attributes|available|functions|loaded)",
     # Python wants its method and slot tables writable.
-    "python": r"\w*(methods|slots|spec|members|properties|definition)|mpg_py|state|names|mpg_numpy_api\w*|cached|current|lines|unused|all|scalar_params|intruder",
+    "python": r"\w*(methods|slots|spec|members|properties|definition)|mpg_py|state|names|mpg_numpy_api\w*|cached|current|lines|unused|all|scalar_params|intruder|aside",
 }
 
 

@@ -74,6 +74,7 @@ class _Signature:
         self.outputs = None  # structure of what the block returns
         self.op = None
         self.bound = False  # the parameters' arrays are bound to `op`
+        self.ready = False  # calls need no preparation: it is bound, and nothing was captured
         self.unbound = 0  # how often they were given up
         self.splits = None  # (name, block's path) of the first step on the host: it is compiled in parts
         self.captured = []  # `_captured.Captured`
@@ -106,6 +107,7 @@ class _Signature:
         arrays = [array for array in _core.captured_arrays() if array._place not in known]
         if arrays:
             self.captured += [captured for captured in _captured.find(self.block, arrays) if captured.place not in known]
+            self.ready = False
 
     def is_current(self):
         """Whether calls use the arrays that are now where those were that it captured. False: it takes another trace."""
@@ -124,7 +126,7 @@ class _Signature:
 
     def unbind(self):
         self.unbound += 1
-        self.bound = False
+        self.bound = self.ready = False
         self.op.unbind()
 
     def trace(self, *arrays):
@@ -173,24 +175,31 @@ class CompiledCall:
         signature = self._signatures.get(key)
         if signature is None:
             signature = self._add(key, flat)
-        elif signature.captured and not signature.is_current():
-            self._forget([key])
-            signature = self._add(key, flat)
         signature.last_used = next(_clock)
         while True:
-            if not signature.bound:
-                try:
-                    signature.bind()
-                except (KeyError, TypeError):
-                    # A parameter was moved or given up since: look anew.
-                    self._signatures.pop(key, None)
-                    signature = self._add(key, flat)
-                    signature.bind()
+            if not signature.ready:
+                signature = self._prepare(key, signature, flat)
             outputs = signature.op(*flat)
             if outputs is not None:
                 break
-            signature.bound = False  # another thread gave a parameter other arrays
+            signature.bound = signature.ready = False  # another thread gave a parameter other arrays
         return outputs[0] if signature.outputs is _ARRAY else regroup(signature.outputs, iter(outputs))
+
+    def _prepare(self, key, signature, flat):
+        """The signature with its parameters bound and its captured arrays up to date, or a new one where that takes another trace."""
+        if not signature.is_current():
+            self._forget([key])
+            signature = self._add(key, flat)
+        if not signature.bound:
+            try:
+                signature.bind()
+            except (KeyError, TypeError):
+                # A parameter was moved or given up since: look anew.
+                self._signatures.pop(key, None)
+                signature = self._add(key, flat)
+                signature.bind()
+        signature.ready = not signature.captured
+        return signature
 
     def _look_again(self):
         """Forgets what was traced while other blocks were to be computed again."""
