@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mpgluon as mx
-from mpgluon import _core, nd
+from mpgluon import _core, autograd, gluon, nd
 
 
 def x23():
@@ -355,3 +355,60 @@ def test_every_allocation_may_fail():
         raise AssertionError("more allocations than expected")
     work()
     np.testing.assert_array_equal(x.grad.asnumpy(), expected)
+
+
+def gradient_of(function, *values, dtype="float32", head=None):
+    arrays = [nd.array(v, dtype=dtype) for v in values]
+    for array in arrays:
+        array.attach_grad()
+    with autograd.record():
+        y = function(*arrays)
+    y.backward(None if head is None else nd.full(y.shape, head, dtype=dtype))
+    return arrays[0].grad.asnumpy().astype("float64")
+
+
+LONG = 100_000  # more than a half can count
+LONG_MEANS = {
+    "mean": lambda x: x.mean(), "rows": lambda x: x.mean(axis=1), "columns": lambda x: x.reshape((-1, 2)).mean(axis=0),
+    "L2Loss": lambda x: gluon.loss.L2Loss()(x, nd.zeros_like(x)), "HuberLoss": lambda x: gluon.loss.HuberLoss()(x, nd.zeros_like(x)),
+    "SigmoidBCELoss": lambda x: gluon.loss.SigmoidBCELoss()(x, nd.ones_like(x)),
+    "PoissonNLLLoss": lambda x: gluon.loss.PoissonNLLLoss()(x, nd.ones_like(x)), "LogisticLoss": lambda x: gluon.loss.LogisticLoss()(x, nd.ones_like(x)),
+    "SoftmaxCELoss": lambda x: gluon.loss.SoftmaxCELoss()(x.reshape((1, LONG, 2)), nd.zeros((1, LONG))),
+    "regression": lambda x: nd.LinearRegressionOutput(x, nd.zeros_like(x), grad_scale=8192.0),
+    "absolute regression": lambda x: nd.MAERegressionOutput(x, nd.zeros_like(x), grad_scale=8192.0),
+    "global pooling": lambda x: nd.Pooling(x.reshape((1, 1, 400, 500)), kernel=(1, 1), global_pool=True, pool_type="avg"),
+    "makes a loss": lambda x: nd.MakeLoss(x.reshape((-1, 1)), grad_scale=8192.0, normalization="batch"),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", LONG_MEANS)
+def test_counts_do_not_go_through_half_precision(name, dtype):
+    values = np.random.RandomState(0).uniform(0.25, 1, (2, LONG))
+    values = nd.array(values, dtype=dtype).astype("float32").asnumpy()
+    expected = gradient_of(LONG_MEANS[name], values, head=8192.0)
+    found = gradient_of(LONG_MEANS[name], values, dtype=dtype, head=8192.0)
+    assert np.abs(expected).max() > 1e-3
+    np.testing.assert_allclose(found, expected, rtol=0, atol=(0.003 if dtype == "float16" else 0.02) * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("op, values, expected", [
+    ("prod", [0, 3, 4], [12, 0, 0]), ("prod", [0, 3, 0], [0, 0, 0]), ("prod", [2, 3, 4], [12, 8, 6]),
+    ("nanprod", [0, np.nan, 4], [4, 0, 0]), ("nanprod", [2, np.nan, 4], [4, 0, 2]),
+    ("max", [1, np.nan, 3, np.nan], [0, 1, 0, 1]), ("min", [1, np.nan, 3], [0, 1, 0]), ("max", [1, 3, 3], [0, 1, 1]), ("max", [-np.inf, -np.inf], [1, 1]),
+])
+def test_gradients_at_zeros_and_nan(op, values, expected):
+    np.testing.assert_array_equal(gradient_of(getattr(nd, op), values), expected)
+    hybrid = gluon.nn.HybridLambda(op)
+    hybrid.hybridize()
+    np.testing.assert_array_equal(gradient_of(hybrid, values), expected)
+
+
+@pytest.mark.parametrize("op, power", [("rsqrt", -0.5), ("rcbrt", -1 / 3)])
+def test_gradients_do_not_overflow_early(op, power):
+    x = np.geomspace(2e-38, 1e-20, 200).astype("float32")
+    expected = power * x.astype("float64") ** (power - 1)
+    found = gradient_of(getattr(nd, op), x)
+    held = np.abs(expected) < 3.4e38
+    np.testing.assert_allclose(found[held], expected[held], rtol=2e-6)
+    assert np.isfinite(found[held]).all() and held.sum() > 50

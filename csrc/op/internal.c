@@ -1,4 +1,5 @@
 /* The ops that gradient formulas are made of, and the helpers that emit them. */
+#include <math.h>
 #include <string.h>
 
 #include "op/infer.h"
@@ -98,6 +99,20 @@ mpg_value mpg_emit_scalar(mpg_gradient *g, mpg_op_id scalar_op, mpg_value a, dou
   params.scalar = scalar;
   params.is_int = scalar == (double)(int64_t)scalar;
   return mpg_emit1(g, scalar_op, &params, a);
+}
+
+/* Whether the dtype has the number exactly, as a normal one. */
+static bool holds(mpg_dtype dtype, double number) {
+  int exponent, bits = dtype == MPG_FLOAT16 ? 11 : 8, largest = dtype == MPG_FLOAT16 ? 16 : 128;
+  double digits = ldexp(frexp(number, &exponent), bits);
+  return number == 0 || (digits == floor(digits) && exponent <= largest && exponent > 2 - largest);
+}
+
+mpg_value mpg_emit_number(mpg_gradient *g, mpg_op_id scalar_op, mpg_value a, double number) {
+  if (!mpg_has_value(a)) return a;
+  mpg_dtype dtype = mpg_value_desc(g, a)->dtype;
+  if ((dtype != MPG_FLOAT16 && dtype != MPG_BFLOAT16) || holds(dtype, number)) return mpg_emit_scalar(g, scalar_op, a, number);
+  return mpg_emit_cast(g, mpg_emit_scalar(g, scalar_op, mpg_emit_cast(g, a, MPG_FLOAT32), number), dtype);
 }
 
 mpg_value mpg_emit_full_like(mpg_gradient *g, mpg_value like, double value) {

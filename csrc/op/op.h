@@ -103,6 +103,8 @@ mpg_value mpg_emit3(mpg_gradient *g, mpg_op_id op, const void *params, mpg_value
 /* All outputs of an op with several. */
 void mpg_emit_all(mpg_gradient *g, mpg_op_id op, const void *params, int num_inputs, const mpg_value *inputs, mpg_value *outputs);
 mpg_value mpg_emit_scalar(mpg_gradient *g, mpg_op_id scalar_op, mpg_value a, double scalar); /* op(a, scalar), e.g. _mul_scalar */
+/* The same for a number that the formula makes itself, such as a count: in float32 where it has more digits than a's dtype, or is beyond it. */
+mpg_value mpg_emit_number(mpg_gradient *g, mpg_op_id scalar_op, mpg_value a, double number);
 mpg_value mpg_emit_full_like(mpg_gradient *g, mpg_value like, double value);  /* an array of `value`, shaped like it */
 mpg_value mpg_emit_sum_to(mpg_gradient *g, mpg_value a, const mpg_shape *shape); /* undoes broadcasting; `a` itself when equal */
 mpg_value mpg_emit_broadcast_to(mpg_gradient *g, mpg_value a, const mpg_shape *shape);
