@@ -8,6 +8,7 @@ Settings (environment variables):
   MPGLUON_ONEDNN    folder with include/ (and lib/) of another oneDNN >= 3.2; "0": build without oneDNN
   MPGLUON_CUDA      1: build the GPU library, or fail; 0: don't; default: where nvcc is found, if it can (NVCC, CUDA_HOME, PATH, /usr/local/cuda*, NVIDIA's wheels)
   MPGLUON_CUDA_ARCH compute capabilities of the GPU kernels, comma-separated; default: 90. Newer GPUs compile from the last one's PTX.
+  MPGLUON_WERROR    1: a compiler's warning is an error, as in CI
   CC, CFLAGS, MAX_JOBS  as usual
 """
 
@@ -75,7 +76,8 @@ class BuildCore(build_ext):
         variant = "-".join(filter(None, ["debug" if debug else "", sanitize.replace(",", "-")])) or "release"
         temp = os.path.join(ROOT, "build", f"{variant}-{sysconfig.get_platform()}-{sys.version_info[0]}{sys.version_info[1]}")
         isas = instruction_sets()
-        flags = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden", "-pthread", "-fopenmp", "-g1", "-I" + os.path.join(ROOT, "csrc"), "-I" + ROOT]
+        flags = ["-std=gnu11", *tools.warnings(), "-fPIC", "-fvisibility=hidden", "-pthread", "-fopenmp", "-g1"]
+        flags += ["-I" + os.path.join(ROOT, "csrc"), "-I" + ROOT]
         flags += ["-O1", "-DMPG_DEBUG=1"] if debug else ["-O2", "-DNDEBUG"]
         flags += [f"-DMPG_ISA_{name.upper()}=1" for name in isas]
         link = ["-shared", "-pthread", "-fopenmp", "-lm", "-ldl", "-Wl,-rpath,$ORIGIN/../../../:$ORIGIN/../scipy_openblas32/lib"]

@@ -3,7 +3,10 @@
 As a program it builds the GPU library alone, into build/: MPGLUON_CUDA=1 python3 kernels/build.py
 """
 
+import functools
 import glob
+import hashlib
+import json
 import os
 import re
 import shutil
@@ -53,9 +56,9 @@ def cuda_architectures():
 def build_cuda(nvcc, output):
     """The GPU library. The CUDA runtime is linked statically; it looks for the driver when it is first called."""
     temp = os.path.join(ROOT, "build", f"cuda-{sysconfig.get_platform()}")
-    host = ["-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden"]
+    host = warnings() + ["-fPIC", "-fvisibility=hidden"]
     common = [nvcc, "-O3", "-I" + os.path.join(ROOT, "csrc"), "-I" + ROOT, "-Xcompiler=" + ",".join(host)]
-    device = common + ["-std=c++17", "--fmad=false", "--Werror=all-warnings", "-lineinfo"] + cuda_architectures()
+    device = common + ["-std=c++17", "--fmad=false", "-lineinfo"] + nvcc_warnings() + cuda_architectures()
     jobs = []
     for source in sorted(glob.glob(os.path.join(ROOT, "kernels", "cuda", "*.c")) + glob.glob(os.path.join(ROOT, "kernels", "cuda", "*.cu")) + [os.path.join(ROOT, name) for name in CUDA_SHARED]):
         relative = os.path.relpath(source, ROOT)
@@ -73,7 +76,7 @@ def build_groups(nvcc, folder):
     found = sorted(glob.glob(os.path.join(folder, "*.cu")))
     temp = os.path.join(ROOT, "build", f"cuda-{sysconfig.get_platform()}", "groups")
     os.makedirs(temp, exist_ok=True)
-    flags = [nvcc, "-I" + os.path.join(ROOT, "csrc"), "-I" + ROOT, "-std=c++17", "--fmad=false", "--Werror=all-warnings", "-Xcompiler=-Wall,-Wextra,-Werror"]
+    flags = [nvcc, "-I" + os.path.join(ROOT, "csrc"), "-I" + ROOT, "-std=c++17", "--fmad=false", "-Xcompiler=" + ",".join(warnings())] + nvcc_warnings()
     jobs = []
     for number in range(0, len(found), 64):
         source = os.path.join(temp, f"groups{number}.cu")
@@ -108,6 +111,15 @@ def embed_sources(folder):
     return path
 
 
+def warnings():
+    """Flags of warnings. They are errors in CI, not on users' machines, where another compiler may warn of other things."""
+    return ["-Wall", "-Wextra"] + (["-Werror"] if os.environ.get("MPGLUON_WERROR") == "1" else [])
+
+
+def nvcc_warnings():
+    return ["--Werror=all-warnings"] if "-Werror" in warnings() else []
+
+
 def compile_all(jobs):
     """Compiles what is not up to date, several files at once. A job: source, object, the command without either."""
 
@@ -119,8 +131,8 @@ def compile_all(jobs):
             return True
         if not run(command):
             return False
-        with open(target + ".cmd", "w") as f:
-            f.write(" ".join(command))
+        with open(target + ".made", "w") as f:
+            json.dump(record(target, command), f)
         return True
 
     with ThreadPoolExecutor(int(os.environ.get("MAX_JOBS", os.cpu_count() or 1))) as pool:
@@ -129,18 +141,55 @@ def compile_all(jobs):
         raise SystemExit(f"mpgluon: the compiler failed on {', '.join(failed)}")
 
 
+# Headers of packages (-isystem) count by contents: pip unpacks them into another folder for each build.
+
+
+def record(target, command):
+    """What an object was made by: the command, and the contents of the packages' headers that it includes."""
+    folders = package_folders(command)
+    headers = {name: digest(name) for name in dependencies(target) if name.startswith(tuple(folders))}
+    return {"command": without_folders(command), "folders": folders, "headers": headers}
+
+
 def up_to_date(target, command):
-    """True when the object is newer than all it was made from, and was made by the same command."""
+    """True when the object is newer than all it was made from, and was made by the same command with the same headers of packages."""
     try:
-        with open(target + ".cmd") as f:
-            if f.read() != " ".join(command):
+        with open(target + ".made") as f:
+            made = json.load(f)
+        if made["command"] != without_folders(command):
+            return False
+        now = dict(zip(made["folders"], package_folders(command)))
+        time = os.path.getmtime(target)
+        for name in dependencies(target):
+            folder = next((folder for folder in now if name.startswith(folder)), None)
+            if folder is None:
+                if os.path.getmtime(os.path.join(ROOT, name)) > time:
+                    return False
+            elif digest(now[folder] + name[len(folder) :]) != made["headers"][name]:
                 return False
-        made = os.path.getmtime(target)
-        with open(target + ".d") as f:
-            names = f.read().replace("\\\n", " ").split(":", 1)[1].split()
-        return all(os.path.getmtime(os.path.join(ROOT, name)) <= made for name in names)
-    except (OSError, IndexError):
+        return True
+    except (OSError, LookupError, ValueError):
         return False
+
+
+def package_folders(command):
+    return [os.path.join(folder, "") for option, folder in zip(command, command[1:]) if option == "-isystem"]
+
+
+def without_folders(command):
+    return [command[0]] + [word for option, word in zip(command, command[1:]) if option != "-isystem"]
+
+
+def dependencies(target):
+    """The files that an object was made from, as the compiler wrote them down."""
+    with open(target + ".d") as f:
+        return f.read().replace("\\\n", " ").split(":", 1)[1].split()
+
+
+@functools.lru_cache(maxsize=None)
+def digest(name):
+    with open(name, "rb") as f:
+        return hashlib.sha256(f.read()).hexdigest()
 
 
 def run(command):
