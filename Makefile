@@ -7,7 +7,7 @@ BIN = $(VENV)/bin
 SOURCES = $(shell find csrc kernels/cpu mpgluon -name '*.[ch]' -o -name '*.def' -o -name '*.py' 2>/dev/null) setup.py pyproject.toml
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo test slow-test bench asan tsan check-sanitized wheel-check hostcuda hostcuda-test hostcuda-asan cuda-build gpu-check clean
+.PHONY: demo test slow-test bench asan tsan check-sanitized wheel-check compiler-check hostcuda hostcuda-test hostcuda-asan cuda-build gpu-check clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/model_parallel_lm.py $(ARGS)
@@ -113,10 +113,19 @@ bench: $(VENV)/.test
 	$(BIN)/python -m pip install -q torch==2.13.0
 	$(BIN)/python benchmarks/bench.py $(if $(MXNET_PYTHON),--mxnet-python $(MXNET_PYTHON)) $(ARGS)
 
-# A wheel, installed into a fresh environment and used from there.
-wheel-check: $(BIN)/python
+# A wheel made from the source distribution, installed into a fresh environment and used from there.
+wheel-check: $(VENV)/.test
 	rm -rf build/wheel .venv-wheel
-	$(BIN)/python -m pip wheel -q --no-deps -w build/wheel .
+	$(BIN)/python -c "from setuptools.build_meta import build_sdist; build_sdist('build/wheel')"
+	MPGLUON_CUDA=0 MPGLUON_ISA=$(SANITIZED_ISA) $(BIN)/python -m pip wheel -q --no-deps -w build/wheel build/wheel/mpgluon-*.tar.gz
 	$(PYTHON) -m venv .venv-wheel
 	.venv-wheel/bin/python -m pip install -q build/wheel/mpgluon-*.whl pytest
 	cd tests && ../.venv-wheel/bin/python -m mpgluon.info && ../.venv-wheel/bin/pytest -p no:cacheprovider test_model_parallel.py test_gluon_trainer.py
+
+# Another compiler (clang-16 and its libomp): no warnings, and what its code does. docs/settings.md has the compilers that were tried.
+OTHER_CC ?= clang-16
+OTHER_CC_TESTS ?= $(addprefix test_,$(addsuffix .py,c winograd kernels rnn fuse hybridize_core model_parallel pipeline random_graphs))
+compiler-check:
+	$(PYTHON) -m venv .venv-$(OTHER_CC)
+	CC=$(OTHER_CC) MPGLUON_WERROR=1 MPGLUON_CUDA=0 MPGLUON_ISA=$(SANITIZED_ISA) .venv-$(OTHER_CC)/bin/python -m pip install -q '.[viz,test]'
+	cd tests && PYTHONSAFEPATH=1 ../.venv-$(OTHER_CC)/bin/pytest -p no:cacheprovider $(OTHER_CC_TESTS) -m "not slow"

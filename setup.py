@@ -73,7 +73,9 @@ class BuildCore(build_ext):
         compiler = os.environ.get("CC", "cc").split()
         debug = os.environ.get("MPGLUON_DEBUG") == "1"
         sanitize = os.environ.get("MPGLUON_SANITIZE", "")
+        other = os.path.basename(compiler[-1]) if "CC" in os.environ else ""
         variant = "-".join(filter(None, ["debug" if debug else "", sanitize.replace(",", "-")])) or "release"
+        variant += "-" + other if other not in ("", "cc") else ""
         temp = os.path.join(ROOT, "build", f"{variant}-{sysconfig.get_platform()}-{sys.version_info[0]}{sys.version_info[1]}")
         isas = instruction_sets()
         flags = ["-std=gnu11", *tools.warnings(), "-fPIC", "-fvisibility=hidden", "-pthread", "-fopenmp", "-g1"]
@@ -101,8 +103,9 @@ class BuildCore(build_ext):
         for isa in isas:
             # Kernels: contraction off, so that vector bodies and scalar tails of a loop round alike; fma is written where meant.
             kernel_flags = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"] if not debug else ["-ffp-contract=off"]
-            # Vectors wider than the instruction set's are passed to inline functions of the same file only: no ABI is concerned.
-            kernel_flags = flags + kernel_flags + ["-Wno-psabi"] + ISA_FLAGS[isa] + [f"-DMPG_ISA={isa}"] + extra
+            # Vectors wider than the instruction set's are passed to inline functions of the same file only: no ABI is concerned. clang need not
+            # say which loops that could be vectors are none.
+            kernel_flags = flags + kernel_flags + ["-Wno-psabi", "-Wno-pass-failed"] + ISA_FLAGS[isa] + [f"-DMPG_ISA={isa}"] + extra
             for source in sorted(glob.glob(os.path.join(ROOT, "kernels", "cpu", "*.c"))):
                 if os.path.basename(source) == "dispatch.c":
                     continue

@@ -129,7 +129,7 @@ static mpg_status own(mpg_comm_plan *plan, const mpg_comm_request *r, uint32_t *
 
 /* Of the arrays in `from` (one a rank), brought to the device in the order of the ranks, the sum or what they are joined to. */
 static mpg_status collect(mpg_comm_plan *plan, const uint32_t *from, int count, mpg_device_id device, int joined, uint32_t *to) {
-  uint32_t here[MPG_COMM_MAX_RANKS];
+  uint32_t here[MPG_COMM_MAX_RANKS] = {0};
   for (int i = 0; i < count; i++) MPG_TRY(move(plan, from[i], device, &here[i]));
   return joined < 0 ? sum(plan, here, count, to) : join(plan, here, count, joined, to);
 }

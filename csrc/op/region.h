@@ -16,12 +16,12 @@ typedef struct mpg_region {
  * to the array. Fails with the op's name on a zero step or on tuples of different lengths. */
 static inline mpg_status mpg_region_make(const char *op, const mpg_shape *shape, const mpg_tuple *begin, const mpg_tuple *end,
                                          const mpg_tuple *step, mpg_region *region) {
+  region->shape = *shape;
   if (begin->count < 0 || begin->count != end->count || (step->count > 0 && step->count != begin->count))
     return mpg_fail(MPG_VALUE_ERROR, "%s: begin, end and step (where given) name the same number of dimensions, not %d, %d and %d", op,
                     begin->count, end->count, step->count);
   if (begin->count > shape->ndim)
     return mpg_fail(MPG_VALUE_ERROR, "%s: begin names %d dimensions, the array has %d", op, begin->count, shape->ndim);
-  region->shape = *shape;
   for (int i = 0; i < shape->ndim; i++) {
     int64_t size = shape->dims[i], s = 1;
     if (i < step->count && step->values[i] != MPG_TUPLE_NONE) s = step->values[i];

@@ -18,7 +18,7 @@ static inline T *NAME(at)(const place *p, int64_t batch, int64_t head) {
 static inline __attribute__((always_inline)) void NAME(tile)(int rows, int64_t k, const T *a, int64_t by_row, int64_t by_step, const T *b,
                                                              int64_t ldb, T *c, int64_t ldc, bool add) {
   V sum[TILE][2];
-#pragma GCC unroll 16
+  MPG_UNROLL(16)
   for (int r = 0; r < rows; r++) {
     sum[r][0] = add ? V_LOAD(c + r * ldc) : V_SET(0);
     sum[r][1] = add ? V_LOAD(c + r * ldc + LANES) : V_SET(0);
@@ -26,7 +26,7 @@ static inline __attribute__((always_inline)) void NAME(tile)(int rows, int64_t k
   for (int64_t p = 0; p < k; p++) {
     V b0 = V_LOAD(b), b1 = V_LOAD(b + LANES);
     b += ldb;
-#pragma GCC unroll 16
+    MPG_UNROLL(16)
     for (int r = 0; r < rows; r++) {
       V x = V_SET(a[r * by_row]);
       sum[r][0] = V_FMA(x, b0, sum[r][0]);
@@ -34,7 +34,7 @@ static inline __attribute__((always_inline)) void NAME(tile)(int rows, int64_t k
     }
     a += by_step;
   }
-#pragma GCC unroll 16
+  MPG_UNROLL(16)
   for (int r = 0; r < rows; r++) {
     V_STORE(c + r * ldc, sum[r][0]);
     V_STORE(c + r * ldc + LANES, sum[r][1]);

@@ -15,25 +15,24 @@
 
 typedef void (*row_fn)(const void *a, const void *b, void *out, int64_t count, int moving);
 
-#define IVDEP _Pragma("GCC ivdep")
 #define ROW(name, suffix, T, expression)                                                                         \
   static void name##_##suffix(const void *pa, const void *pb, void *po, int64_t n, int moving) {                  \
     const T *a = pa, *b = pb;                                                                                    \
     T *out = po;                                                                                                 \
     if (moving == 3) {                                                                                           \
-      IVDEP for (int64_t i = 0; i < n; i++) {                                                                    \
+      MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) {                                                                    \
         T x = a[i], y = b[i];                                                                                    \
         out[i] = (expression);                                                                                   \
       }                                                                                                          \
     } else if (moving == 1) {                                                                                    \
       const T y = *b;                                                                                            \
-      IVDEP for (int64_t i = 0; i < n; i++) {                                                                    \
+      MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) {                                                                    \
         T x = a[i];                                                                                              \
         out[i] = (expression);                                                                                   \
       }                                                                                                          \
     } else {                                                                                                     \
       const T x = *a;                                                                                            \
-      IVDEP for (int64_t i = 0; i < n; i++) {                                                                    \
+      MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) {                                                                    \
         T y = b[moving ? i : 0];                                                                                 \
         out[i] = (expression);                                                                                   \
       }                                                                                                          \
@@ -310,7 +309,7 @@ static void run_filled(void *context, int64_t begin, int64_t end) {
     const float *a = pa;                                                                                   \
     float *out = po;                                                                                       \
     (void)exponent, (void)moving;                                                                          \
-    IVDEP for (int64_t i = 0; i < n; i++) {                                                                \
+    MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) {                                                                \
       float x = a[i];                                                                                      \
       out[i] = (expression);                                                                               \
     }                                                                                                      \

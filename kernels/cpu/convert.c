@@ -1,6 +1,5 @@
 #include "kernels/cpu/convert.h"
 
-#define IVDEP _Pragma("GCC ivdep")
 
 /* float16 by hand: GCC does not vectorise these conversions. Vector and scalar forms give the same bits. */
 static void halves_to_floats(const uint16_t *restrict source, float *restrict target, int64_t count) {

@@ -20,6 +20,16 @@
 #include "op/ops.def"
 #undef MPG_OP
 
+/* What a compiler is told of the loop that follows: to write out n steps at a time; that no step reads what another one writes. */
+#define MPG_PRAGMA(text) _Pragma(#text)
+#ifdef __clang__
+#define MPG_UNROLL(n) MPG_PRAGMA(clang loop unroll_count(n))
+#define MPG_INDEPENDENT MPG_PRAGMA(clang loop vectorize(assume_safety))
+#else
+#define MPG_UNROLL(n) MPG_PRAGMA(GCC unroll n)
+#define MPG_INDEPENDENT MPG_PRAGMA(GCC ivdep)
+#endif
+
 /* Calls body(context, begin, end) on pieces of [0, count), each a multiple of `grain` long but the last, on up to
  * call->num_threads threads; in this thread alone when there is only one piece. The pieces' borders may depend on the
  * number of threads: what is summed over must not. */

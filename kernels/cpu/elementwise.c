@@ -9,14 +9,13 @@
 
 typedef void (*row_fn)(const void *in, void *out, int64_t count, const double *constants);
 
-#define IVDEP _Pragma("GCC ivdep")
 #define ROW(name, suffix, T, expression)                                                              \
   static void name##_##suffix(const void *in, void *out, int64_t count, const double *numbers) {     \
     const double constants[3] = {numbers[0], numbers[1], numbers[2]}; /* read here: no branch then */ \
     (void)constants;                                                                                  \
     const T *source = in;                                                                             \
     T *target = out;                                                                                  \
-    IVDEP for (int64_t i = 0; i < count; i++) {                                                       \
+    MPG_INDEPENDENT for (int64_t i = 0; i < count; i++) {                                                       \
       T x = source[i];                                                                                \
       target[i] = (expression);                                                                       \
     }                                                                                                 \
@@ -34,7 +33,7 @@ typedef void (*row_fn)(const void *in, void *out, int64_t count, const double *c
       int large = 0;                                                                                \
       for (int64_t i = 0; i < n; i++) large |= !(fabsf(source[i]) < MPG_TRIG_LIMIT);                \
       if (large) memcpy(kept, source, (size_t)n * sizeof *kept);                                    \
-      IVDEP for (int64_t i = 0; i < n; i++) {                                                       \
+      MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) {                                                       \
         float x = source[i];                                                                        \
         target[i] = limited(x);                                                                     \
       }                                                                                             \
@@ -217,14 +216,14 @@ typedef struct backward_plan {
     const T *g = grads, *d = values, s = (T)p->slope;                                                                 \
     T *y = place;                                                                                                     \
     if (p->act_type == LEAKY) {                                                                                       \
-      IVDEP for (int64_t j = 0; j < n; j++) y[j] = d[j] > 0 ? g[j] : g[j] * s;                                        \
+      MPG_INDEPENDENT for (int64_t j = 0; j < n; j++) y[j] = d[j] > 0 ? g[j] : g[j] * s;                                        \
     } else if (p->act_type == ELU) {                                                                                  \
-      IVDEP for (int64_t j = 0; j < n; j++) y[j] = d[j] > 0 ? g[j] : g[j] * (s * exp_function(d[j]));                 \
+      MPG_INDEPENDENT for (int64_t j = 0; j < n; j++) y[j] = d[j] > 0 ? g[j] : g[j] * (s * exp_function(d[j]));                 \
     } else if (p->act_type == SELU) {                                                                                 \
-      IVDEP for (int64_t j = 0; j < n; j++)                                                                           \
+      MPG_INDEPENDENT for (int64_t j = 0; j < n; j++)                                                                           \
         y[j] = g[j] * (T)SELU_SCALE * (d[j] > 0 ? 1 : (T)SELU_ALPHA * exp_function(d[j]));                            \
     } else {                                                                                                          \
-      IVDEP for (int64_t j = 0; j < n; j++) y[j] = g[j] * gelu_slope(d[j]);                                           \
+      MPG_INDEPENDENT for (int64_t j = 0; j < n; j++) y[j] = g[j] * gelu_slope(d[j]);                                           \
     }                                                                                                                 \
   } while (0)
 

@@ -13,7 +13,7 @@ enum { NAME(NR) = 2 * LANES, NAME(ROWS) = 96, NAME(COLUMNS) = 4 * NAME(NR) };
 static inline __attribute__((always_inline)) void NAME(micro)(int rows, int64_t k, const T *a, const T *b, T *tile, int64_t stride,
                                                               bool first) {
   V sum[MPG_GEMM_MR][2];
-#pragma GCC unroll 16
+  MPG_UNROLL(16)
   for (int r = 0; r < rows; r++) {
     sum[r][0] = first ? V_SET(0) : V_LOAD(tile + r * stride);
     sum[r][1] = first ? V_SET(0) : V_LOAD(tile + r * stride + LANES);
@@ -21,7 +21,7 @@ static inline __attribute__((always_inline)) void NAME(micro)(int rows, int64_t 
   for (int64_t p = 0; p < k; p++) {
     V b0 = V_LOAD(b), b1 = V_LOAD(b + LANES);
     b += 2 * LANES;
-#pragma GCC unroll 16
+    MPG_UNROLL(16)
     for (int r = 0; r < rows; r++) {
       V x = V_SET(a[r]);
       sum[r][0] = V_FMA(x, b0, sum[r][0]);
@@ -29,7 +29,7 @@ static inline __attribute__((always_inline)) void NAME(micro)(int rows, int64_t 
     }
     a += rows;
   }
-#pragma GCC unroll 16
+  MPG_UNROLL(16)
   for (int r = 0; r < rows; r++) {
     V_STORE(tile + r * stride, sum[r][0]);
     V_STORE(tile + r * stride + LANES, sum[r][1]);
@@ -141,13 +141,13 @@ static inline __attribute__((always_inline)) void NAME(narrow_tile)(int rows, co
   const T *a = (const T *)g->a + i * g->lda, *b = (const T *)g->b + j * g->ldb;
   int64_t whole = g->k / LANES * LANES;
   V sum[5][4];
-#pragma GCC unroll 8
+  MPG_UNROLL(8)
   for (int r = 0; r < rows; r++)
-#pragma GCC unroll 4
+    MPG_UNROLL(4)
     for (int q = 0; q < 4; q++) sum[r][q] = V_SET(0);
   for (int64_t p = 0; p < whole; p += LANES) {
     V b0 = V_LOAD(b + p), b1 = V_LOAD(b + g->ldb + p), b2 = V_LOAD(b + 2 * g->ldb + p), b3 = V_LOAD(b + 3 * g->ldb + p);
-#pragma GCC unroll 8
+    MPG_UNROLL(8)
     for (int r = 0; r < rows; r++) {
       V x = V_LOAD(a + r * g->lda + p);
       sum[r][0] = V_FMA(x, b0, sum[r][0]);
@@ -157,11 +157,11 @@ static inline __attribute__((always_inline)) void NAME(narrow_tile)(int rows, co
     }
   }
   T *c = (T *)g->c + i * g->ldc + j, alpha = (T)g->alpha, beta = (T)g->beta;
-#pragma GCC unroll 8
+  MPG_UNROLL(8)
   for (int r = 0; r < rows; r++) {
     V x = V_LOAD(a_tails + (i + r) * LANES);
     T lanes[4][LANES];
-#pragma GCC unroll 4
+    MPG_UNROLL(4)
     for (int q = 0; q < 4; q++) V_STORE(lanes[q], V_FMA(x, V_LOAD(b_tails + q * LANES), sum[r][q]));
     for (int width = LANES / 2; width; width /= 2)
       for (int q = 0; q < 4; q++)

@@ -27,7 +27,6 @@ typedef struct segment {
 typedef void (*step_fn)(const constants *c, double lr, double wd, const void *weight, const void *grad, void *const *states, void *out,
                         int64_t count);
 
-#define IVDEP _Pragma("GCC ivdep")
 /* Names in a body: w, g (rescaled by the body), s0 s1 s2, lr, wd, and `result`. */
 #define STEP_OF(name, suffix, T, prologue, ...)                                                                              \
   static void name##_##suffix(const constants *c, double lr_, double wd_, const void *weight, const void *grad, void *const *states, \
@@ -37,7 +36,7 @@ typedef void (*step_fn)(const constants *c, double lr, double wd, const void *we
     T *s0 = states[0], *s1 = states[1], *s2 = states[2], *os = out;                                                           \
     (void)lr, (void)wd, (void)rescale, (void)bound, (void)s0, (void)s1, (void)s2;                                             \
     prologue;                                                                                                                 \
-    IVDEP for (int64_t i = 0; i < count; i++) {                                                                               \
+    MPG_INDEPENDENT for (int64_t i = 0; i < count; i++) {                                                                               \
       const T w = ws[i];                                                                                                      \
       T g = gs[i], result;                                                                                                    \
       __VA_ARGS__;                                                                                                            \

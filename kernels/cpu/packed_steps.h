@@ -105,9 +105,9 @@ static inline __attribute__((always_inline)) void NAME(step_tile)(const int rows
                                                                   const T *b, const T *ahead, T *const *c, int64_t ldc, const int *valid,
                                                                   bool first) {
   V sum[NAME(STEP_ROWS)][NAME(PANEL)];
-#pragma GCC unroll 8
+  MPG_UNROLL(8)
   for (int r = 0; r < rows; r++)
-#pragma GCC unroll 8
+    MPG_UNROLL(8)
     for (int v = 0; v < width; v++) {
       const T *from = c[v] + r * ldc;
       if (first) {
@@ -122,21 +122,21 @@ static inline __attribute__((always_inline)) void NAME(step_tile)(const int rows
     }
   for (int64_t p = 0; p < k; p++) {
     V row[NAME(PANEL)];
-#pragma GCC unroll 8
+    MPG_UNROLL(8)
     for (int v = 0; v < width; v++) row[v] = V_LOAD(b + v * LANES);
     b += width * LANES;
     __builtin_prefetch(ahead, 0, 2);
     ahead += 64 / sizeof(T);
-#pragma GCC unroll 8
+    MPG_UNROLL(8)
     for (int r = 0; r < rows; r++) {
       V x = V_SET(a[r * lda + p]);
-#pragma GCC unroll 8
+      MPG_UNROLL(8)
       for (int v = 0; v < width; v++) sum[r][v] = V_FMA(x, row[v], sum[r][v]);
     }
   }
-#pragma GCC unroll 8
+  MPG_UNROLL(8)
   for (int r = 0; r < rows; r++)
-#pragma GCC unroll 8
+    MPG_UNROLL(8)
     for (int v = 0; v < width; v++) {
       T *to = c[v] + r * ldc;
       if (__builtin_expect(valid[v] == LANES, 1)) {

@@ -92,23 +92,23 @@ typedef LANE_INT NAME(places) __attribute__((vector_size(NAME(LANES) * sizeof(LA
 /* By address: as arguments they would depend on the instruction set. */
 static inline __attribute__((always_inline)) void NAME(load_lanes)(const S *from, int count, NAME(lanes) * v) {
   A values[NAME(LANES)] = {0};
-  for (int j = 0; j < count; j++) values[j] = (A)LOAD(from[j]);
+  for (int j = 0; j < MIN(count, NAME(LANES)); j++) values[j] = (A)LOAD(from[j]);
   memcpy(v, values, sizeof *v);
 }
 static inline __attribute__((always_inline)) void NAME(store_lanes)(const NAME(lanes) * v, S *to, int count) {
   A values[NAME(LANES)];
   memcpy(values, v, sizeof *v);
-  for (int j = 0; j < count; j++) to[j] = STORE(values[j]);
+  for (int j = 0; j < MIN(count, NAME(LANES)); j++) to[j] = STORE(values[j]);
 }
 static inline __attribute__((always_inline)) void NAME(load_index)(const uint8_t *from, int count, NAME(places) * v) {
   LANE_INT values[NAME(LANES)] = {0};
-  for (int j = 0; j < count; j++) values[j] = from[j];
+  for (int j = 0; j < MIN(count, NAME(LANES)); j++) values[j] = from[j];
   memcpy(v, values, sizeof *v);
 }
 static inline __attribute__((always_inline)) void NAME(store_index)(const NAME(places) * v, uint8_t *to, int count) {
   LANE_INT values[NAME(LANES)];
   memcpy(values, v, sizeof *v);
-  for (int j = 0; j < count; j++) to[j] = (uint8_t)values[j];
+  for (int j = 0; j < MIN(count, NAME(LANES)); j++) to[j] = (uint8_t)values[j];
 }
 
 /* What a place and an element have to do with each other: of all windows that are not at a border the same. */
@@ -122,13 +122,13 @@ typedef struct NAME(reach) {
 static inline __attribute__((always_inline)) void NAME(largest_lanes)(const NAME(reach) * r, const S *in, S *out, uint8_t *index, int groups, int count) {
   NAME(lanes) best[NAME(GROUPS)];
   NAME(places) at[NAME(GROUPS)];
-#pragma GCC unroll 4
+  MPG_UNROLL(4)
   for (int g = 0; g < groups; g++) {
     best[g] = (NAME(lanes)){0} + (r->count ? -(A)INFINITY : LOWEST);
     at[g] = (NAME(places)){0} + (r->count ? r->number[0] : MPG_POOLING_INDEX_NONE);
   }
   for (int e = 0; e < r->count; e++)
-#pragma GCC unroll 4
+    MPG_UNROLL(4)
     for (int g = 0; g < groups; g++) {
       NAME(lanes) value;
       NAME(load_lanes)(in + r->offset[e] + g * NAME(LANES), count, &value);
@@ -136,7 +136,7 @@ static inline __attribute__((always_inline)) void NAME(largest_lanes)(const NAME
       best[g] = (NAME(lanes))((larger & (NAME(places))value) | (~larger & (NAME(places))best[g]));
       at[g] = (larger & r->number[e]) | (~larger & at[g]);
     }
-#pragma GCC unroll 4
+  MPG_UNROLL(4)
   for (int g = 0; g < groups; g++) {
     NAME(store_lanes)(&best[g], out + g * NAME(LANES), count);
     NAME(store_index)(&at[g], index + g * NAME(LANES), count);

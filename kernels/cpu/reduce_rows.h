@@ -115,7 +115,7 @@ INLINE T NAME(halve)(mpg_combine how, NAME(vector) *v, int vectors) {
   for (int j = 0; j < NAME(LANES); j++) iota[j] = j;
   for (int half = vectors / 2; half; half /= 2)
     for (int k = 0; k < half; k++) NAME(combine_vector)(how, &v[k], &v[k + half]);
-#pragma GCC unroll 4
+  MPG_UNROLL(4)
   for (int half = NAME(LANES) / 2; half; half /= 2) {
     NAME(vector) other = __builtin_shuffle(v[0], (iota + half) & (NAME(LANES) - 1));
     NAME(combine_vector)(how, &v[0], &other);

@@ -52,12 +52,12 @@ static T NAME(row_exp)(const T *x, T *y, int64_t n, T max) {
     const T *from = x + at;
     T *to = y ? y + at : buffer;
     for (int i = 0; i < STRIP; i += 64 / (int)sizeof(T)) __builtin_prefetch(from + n + i, 0, 2);
-    _Pragma("GCC ivdep") for (int i = 0; i < STRIP; i++) to[i] = EXP_NONPOSITIVE(from[i] - max);
+    MPG_INDEPENDENT for (int i = 0; i < STRIP; i++) to[i] = EXP_NONPOSITIVE(from[i] - max);
     for (int i = 0; i < STRIP; i += 16) sum += *(const NAME(lanes) *)(to + i);
   }
   memcpy(lane, &sum, sizeof sum);
   T *to = y ? y + at : buffer;
-  _Pragma("GCC ivdep") for (int64_t i = 0; i < n - at; i++) to[i] = EXP_NONPOSITIVE(x[at + i] - max);
+  MPG_INDEPENDENT for (int64_t i = 0; i < n - at; i++) to[i] = EXP_NONPOSITIVE(x[at + i] - max);
   NAME(add_lanes)(to, n - at, lane);
   return NAME(fold_sum)(lane);
 }
@@ -85,7 +85,7 @@ static void NAME(softmax_back_row)(const T *grad, const T *y, T *out, int64_t n,
 
 static void NAME(log_softmax_back_row)(const T *grad, const T *y, T *out, int64_t n, T scale) {
   T sum = NAME(row_sum)(grad, n);
-  _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++) out[i] = (grad[i] - EXP(y[i]) * sum) * scale;
+  MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) out[i] = (grad[i] - EXP(y[i]) * sum) * scale;
 }
 
 /* --- Any dtype and stride to contiguous rows of T, and back -------------------------------------------------------------- */
@@ -258,7 +258,7 @@ static void NAME(forward_columns)(const job *p, T *tile, int64_t n, int64_t widt
   if (p->kind == KIND_SOFTMAX) {
     for (int64_t i = 0; i < n; i++) {
       T *x = tile + i * width;
-      _Pragma("GCC ivdep") for (int64_t j = 0; j < width; j++) x[j] = EXP_NONPOSITIVE(x[j] - max[j]);
+      MPG_INDEPENDENT for (int64_t j = 0; j < width; j++) x[j] = EXP_NONPOSITIVE(x[j] - max[j]);
     }
     NAME(sum_columns)(tile, n, width, sums);
     for (int64_t j = 0; j < width; j++) sums[j] = 1 / sums[j];
@@ -268,7 +268,7 @@ static void NAME(forward_columns)(const job *p, T *tile, int64_t n, int64_t widt
   }
   T *exps = tile + n * width;
   for (int64_t i = 0; i < n; i++)
-    _Pragma("GCC ivdep") for (int64_t j = 0; j < width; j++) exps[i * width + j] = EXP_NONPOSITIVE(tile[i * width + j] - max[j]);
+    MPG_INDEPENDENT for (int64_t j = 0; j < width; j++) exps[i * width + j] = EXP_NONPOSITIVE(tile[i * width + j] - max[j]);
   NAME(sum_columns)(exps, n, width, sums);
   for (int64_t j = 0; j < width; j++) sums[j] = LOG(sums[j]);
   for (int64_t i = 0; i < n; i++)

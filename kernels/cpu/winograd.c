@@ -38,25 +38,25 @@ static int vectors_of(int64_t filters, int64_t panel) {
 static inline __attribute__((always_inline)) void multiply(const int rows, const int width, int64_t k, const float *a, int64_t row, int64_t step,
                                                            const float *b, float *c, bool add) {
   V sum[ROWS][VECTORS];
-#pragma GCC unroll 8
+  MPG_UNROLL(8)
   for (int r = 0; r < rows; r++)
-#pragma GCC unroll 8
+    MPG_UNROLL(8)
     for (int v = 0; v < width; v++) sum[r][v] = V_SET(0);
   for (int64_t p = 0; p < k; p++) {
     V x[VECTORS];
-#pragma GCC unroll 8
+    MPG_UNROLL(8)
     for (int v = 0; v < width; v++) x[v] = V_LOAD(b + v * LANES);
     b += width * LANES;
-#pragma GCC unroll 8
+    MPG_UNROLL(8)
     for (int r = 0; r < rows; r++) {
       V y = V_SET(a[r * row + p * step]);
-#pragma GCC unroll 8
+      MPG_UNROLL(8)
       for (int v = 0; v < width; v++) sum[r][v] = V_FMA(y, x[v], sum[r][v]);
     }
   }
-#pragma GCC unroll 8
+  MPG_UNROLL(8)
   for (int r = 0; r < rows; r++)
-#pragma GCC unroll 8
+    MPG_UNROLL(8)
     for (int v = 0; v < width; v++) {
       float *to = c + (r * width + v) * LANES;
       if (add) sum[r][v] = sum[r][v] + V_LOAD(to);
@@ -115,16 +115,16 @@ static inline V load_or_zero(const float *at, int64_t channel) { return at ? V_L
 /* B'd B of one vector of channels; point p goes to `to + p * stride`. */
 static inline __attribute__((always_inline)) void transform_input(const float *const *at, bool inside, int64_t channel, float *to, int64_t stride) {
   V d[POINTS], e[POINTS];
-#pragma GCC unroll 16
+  MPG_UNROLL(16)
   for (int i = 0; i < POINTS; i++) d[i] = inside ? V_LOAD(at[i] + channel) : load_or_zero(at[i], channel);
-#pragma GCC unroll 4
+  MPG_UNROLL(4)
   for (int j = 0; j < 4; j++) {
     e[j] = d[j] - d[8 + j];
     e[4 + j] = d[4 + j] + d[8 + j];
     e[8 + j] = d[8 + j] - d[4 + j];
     e[12 + j] = d[4 + j] - d[12 + j];
   }
-#pragma GCC unroll 4
+  MPG_UNROLL(4)
   for (int i = 0; i < POINTS; i += 4) {
     V_STORE(to + i * stride, e[i] - e[i + 2]);
     V_STORE(to + (i + 1) * stride, e[i + 1] + e[i + 2]);
@@ -136,16 +136,16 @@ static inline __attribute__((always_inline)) void transform_input(const float *c
 /* A y A' of one vector of filters. */
 static inline __attribute__((always_inline)) void transform_gradient(const float *const *at, int64_t filter, float *to, int64_t stride) {
   V y[4], e[8];
-#pragma GCC unroll 4
+  MPG_UNROLL(4)
   for (int i = 0; i < 4; i++) y[i] = load_or_zero(at[i], filter);
-#pragma GCC unroll 2
+  MPG_UNROLL(2)
   for (int j = 0; j < 2; j++) {
     e[j] = y[j];
     e[2 + j] = y[j] + y[2 + j];
     e[4 + j] = y[j] - y[2 + j];
     e[6 + j] = V_SET(0) - y[2 + j];
   }
-#pragma GCC unroll 4
+  MPG_UNROLL(4)
   for (int i = 0; i < 4; i++) {
     V_STORE(to + 4 * i * stride, e[2 * i]);
     V_STORE(to + (4 * i + 1) * stride, e[2 * i] + e[2 * i + 1]);
@@ -212,9 +212,9 @@ static void transform_results(const forward *f, int64_t begin, int64_t end, int6
     for (int v = 0; v < width; v++, corner += LANES) {
       V m[POINTS], e[8];
       int64_t filter = panel * PANEL + v * LANES;
-#pragma GCC unroll 16
+      MPG_UNROLL(16)
       for (int i = 0; i < POINTS; i++) m[i] = V_LOAD(from + i * stride + v * LANES);
-#pragma GCC unroll 4
+      MPG_UNROLL(4)
       for (int j = 0; j < 4; j++) {
         e[j] = m[j] + m[4 + j] + m[8 + j];
         e[4 + j] = m[4 + j] - m[8 + j] - m[12 + j];
@@ -383,7 +383,7 @@ static void pack_squares(void *context, int64_t begin, int64_t end) {
     for (int c = 0; c < GROUP; c++)
       for (int v = 0; v < width; v++, to += LANES) {
         V g[12];
-#pragma GCC unroll 3
+        MPG_UNROLL(3)
         for (int j = 0; j < 3; j++) {
           V a = V_LOAD(taps[c][j] + v * LANES), b = V_LOAD(taps[c][3 + j] + v * LANES), d = V_LOAD(taps[c][6 + j] + v * LANES);
           g[j] = a;
@@ -391,7 +391,7 @@ static void pack_squares(void *context, int64_t begin, int64_t end) {
           g[6 + j] = (a + d - b) * half;
           g[9 + j] = d;
         }
-#pragma GCC unroll 4
+        MPG_UNROLL(4)
         for (int r = 0; r < 4; r++) {
           V a = g[3 * r], b = g[3 * r + 1], d = g[3 * r + 2];
           V_STORE(to + 4 * r * stride, a);
@@ -478,14 +478,14 @@ static void unpack_squares(void *context, int64_t begin, int64_t end) {
     for (int c = 0; c < GROUP; c++)
       for (int v = 0; v < width; v++, from += LANES) {
         V u[12];
-#pragma GCC unroll 4
+        MPG_UNROLL(4)
         for (int j = 0; j < 4; j++) {
           V a = V_LOAD(from + j * stride), b = V_LOAD(from + (4 + j) * stride), d = V_LOAD(from + (8 + j) * stride), e = V_LOAD(from + (12 + j) * stride);
           u[j] = a + (b + d) * half;
           u[4 + j] = (b - d) * half;
           u[8 + j] = (b + d) * half + e;
         }
-#pragma GCC unroll 3
+        MPG_UNROLL(3)
         for (int r = 0; r < 3; r++) {
           V a = u[4 * r], b = u[4 * r + 1], d = u[4 * r + 2], e = u[4 * r + 3];
           V_STORE(taps[c][3 * r] + v * LANES, a + (b + d) * half);
