@@ -7,7 +7,7 @@ BIN = $(VENV)/bin
 SOURCES = $(shell find csrc kernels/cpu mpgluon -name '*.[ch]' -o -name '*.def' -o -name '*.py' 2>/dev/null) setup.py pyproject.toml
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo test slow-test bench asan tsan check-sanitized wheel-check compiler-check hostcuda hostcuda-test hostcuda-asan cuda-build gpu-check clean
+.PHONY: demo test slow-test bench asan tsan check-sanitized fuzz wheel-check compiler-check hostcuda hostcuda-test hostcuda-asan cuda-build gpu-check clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/model_parallel_lm.py $(ARGS)
@@ -104,6 +104,12 @@ check-sanitized:
 	$(MAKE) tsan SANITIZED_TESTS="$(addprefix tests/test_,$(addsuffix .py,device context tape autograd_api hybridize_core \
 	  model_parallel pipeline pipeline_failures memory shuffle threads gluon_trainer gluon_rnn op_calls dlpack leaves call_cost \
 	  collectives mesh mesh_model tensor_parallel heads checkpoint)) -m 'not slow'"
+
+# Fuzzers of all readers of files, guided by coverage: libFuzzer (clang) for the core's, Atheris for Python's. Seconds for each.
+FUZZ_SECONDS ?= 60
+fuzz: $(VENV)/.test
+	$(BIN)/python -m pip install -q atheris
+	$(BIN)/python tests/fuzz/run.py --seconds $(FUZZ_SECONDS) $(ARGS)
 
 clean:
 	rm -rf build dist *.egg-info .venv .venv-* mpgluon/_core*.so

@@ -1,0 +1,146 @@
+"""What reads files, as functions of bytes: a value, or one of the errors said to be raised.
+
+Coverage of the package's Python code guides the mutations under Atheris (run.py); the tests call
+the same functions with the corpus.
+"""
+
+import json
+import os
+import tempfile
+import warnings
+
+import mpgluon as mx
+from mpgluon.parallel import _safetensors
+
+FOLDER = tempfile.TemporaryDirectory()
+PATH = os.path.join(FOLDER.name, "file")
+LIMIT = 64 << 20  # bytes of a device's memory: more than any of these small files may ask for
+
+
+def written(data):
+    with open(PATH, "wb") as file:
+        file.write(data)
+    return PATH
+
+
+def params(data):
+    """`nd.load`."""
+    try:
+        with warnings.catch_warnings():  # of names that are there twice
+            warnings.simplefilter("ignore")
+            found = mx.nd.load_frombuffer(data)
+    except mx.base.MXNetIOError:
+        return
+    for array in found.values() if isinstance(found, dict) else found:
+        assert array is None or array.size * 2 <= 16 * len(data) + 64
+
+
+def symbol(data):
+    """`sym.load`, and inference of what it gives."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return
+    try:
+        found = mx.sym.load_json(text)
+        assert mx.sym.load_json(found.tojson()).tojson() == found.tojson()
+        found.infer_shape_partial(**{name: (2, 3) for name in found.list_arguments()[:1]})
+    except (mx.MXNetError, ValueError):
+        pass
+
+
+def safetensors(data):
+    """A shard of a checkpoint."""
+    try:
+        file = _safetensors.File(written(data))
+        for name in list(file.entries)[:8]:
+            file.checksum(name)
+            file.read(name)
+    except mx.MXNetError:
+        pass
+
+
+def checkpoint(data):
+    """The index of a checkpoint, of which the rest is as it should be."""
+    net, directory = example()
+    with open(os.path.join(directory, "index.json"), "wb") as file:
+        file.write(data)
+    try:
+        mx.parallel.load(directory, net)
+    except mx.MXNetError:
+        pass
+
+
+def trainer_states(data):
+    """`Trainer.load_states`."""
+    net, _ = example()
+    trainer = mx.gluon.Trainer(net.collect_params(), "adam")
+    try:
+        trainer.load_states(written(data))
+    except mx.MXNetError:
+        pass
+
+
+def parameters(data):
+    """`Block.load_parameters`."""
+    net, _ = example()
+    try:
+        net.load_parameters(written(data))
+    except (mx.MXNetError, ValueError, KeyError, AssertionError):
+        pass
+
+
+_example = []
+
+
+def example():
+    """A network, and the folder of a checkpoint of it."""
+    if not _example:
+        net = mx.gluon.nn.Dense(2, in_units=3, prefix="net_")
+        net.initialize()
+        directory = os.path.join(FOLDER.name, "checkpoint")
+        mx.parallel.save(directory, net)
+        _example.append((net, directory))
+    return _example[0]
+
+
+def small_symbol():
+    x = mx.sym.var("x", shape=(2, 3))
+    net = mx.sym.FullyConnected(mx.sym.Activation(x, act_type="relu"), num_hidden=2, name="fc")
+    part = dict(begin=(0, 1), end=(None, 2))
+    return mx.sym.contrib.cond(mx.sym.sum(net) > 0, lambda: net * 2, lambda: mx.sym.slice(net, **part))
+
+
+def seeds(target):
+    """Right contents, to begin with."""
+    net, directory = example()
+    arrays = {"a": mx.nd.ones((2, 3)), "b": mx.nd.array([1, 0], dtype="bool")}
+    if target is params:
+        return [mx.nd.save_tobuffer(one) for one in (arrays, [mx.nd.array(3.0)], [])]
+    if target is symbol:
+        texts = [small_symbol().tojson(), mx.sym.relu(mx.sym.var("x")).tojson()]
+        return [text.encode() for text in texts] + [json.dumps(json.loads(texts[1])).encode()]
+    if target is safetensors:
+        (shard,) = [name for name in os.listdir(directory) if name.endswith(".safetensors")]
+        with open(os.path.join(directory, shard), "rb") as file:
+            return [file.read()]
+    if target is checkpoint:
+        with open(os.path.join(directory, "index.json"), "rb") as file:
+            return [file.read()]
+    if target is trainer_states:
+        trainer = mx.gluon.Trainer(net.collect_params(), "adam")
+        with mx.autograd.record():
+            loss = net(mx.nd.ones((1, 3)))
+        loss.backward()
+        trainer.step(1)
+        trainer.save_states(PATH)
+    else:
+        net.save_parameters(PATH)
+    with open(PATH, "rb") as file:
+        return [file.read()]
+
+
+TARGETS = {
+    target.__name__: target
+    for target in (params, symbol, safetensors, checkpoint, trainer_states, parameters)
+}
