@@ -596,6 +596,8 @@ def simple_bind(symbol, ctx, grad_req, type_dict, stype_dict, group2ctx, shared_
     try:
         inference = Inference(symbol._entries, shapes, types)
         inference.assume("float32")
+    except MemoryError:
+        raise
     except MXNetError as error:
         given = "".join(f"{name}: {shape}\n" for name, shape in shapes.items())
         raise MXNetError(f"simple_bind error. Arguments:\n{given}{error}") from None

@@ -10,6 +10,7 @@ import test_memory as networks
 from mpgluon import _core, autograd, gluon, nd
 from mpgluon.context import memory_stats, set_memory_limit
 from mpgluon.gluon import nn, rnn
+from mpgluon.parallel import Pipeline, TrainStep
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -21,12 +22,12 @@ def little_garbage():
     gc.unfreeze()
 
 
-def sweep(work, limit=5000, stride=1):
-    """Runs `work` with its n-th allocation failing, for every n (every `stride`-th); how many runs failed."""
+def sweep(work, limit=5000, stride=1, count=1, after=lambda: None):
+    """Runs `work` with its n-th allocation failing, and `count` in all, for every n (every `stride`-th), and `after` behind each; how many runs failed."""
     failures = 0
     for n in range(1, limit, stride):
         _core._memory_free_kept()
-        _core._memory_fail_after(n)
+        _core._memory_fail_after(n, count)
         try:
             work()
             done = True
@@ -40,6 +41,7 @@ def sweep(work, limit=5000, stride=1):
             nd.waitall()  # work that was queued may have met it
         except MemoryError:
             pass
+        after()
         if not met:
             assert done
             return failures
@@ -79,6 +81,114 @@ def test_every_allocation_of_a_step_fails(kind, options, tmp_path):
     nd.waitall()
     for i in range(2):
         assert memory_stats(mx.cpu(i))["in_use"] <= used[i] + (1 << 18)
+
+
+class Small(gluon.HybridBlock):
+    """Convolution, norm, dropout and dense layers over two devices."""
+
+    def __init__(self):
+        super().__init__(prefix="small_")
+        with self.name_scope():
+            self.conv, self.norm = nn.Conv2D(4, 3, in_channels=2, padding=1), nn.BatchNorm(in_channels=4)
+            self.dense, self.out = nn.Dense(16, in_units=144, activation="tanh"), nn.Dense(3, in_units=16)
+        for layer, index in ((self.conv, 0), (self.norm, 0), (self.dense, 1), (self.out, 1)):
+            layer.initialize(mx.init.Xavier(), ctx=mx.cpu(index))
+
+    def hybrid_forward(self, F, x):
+        x = F.relu(self.norm(self.conv(x))).as_in_context(mx.cpu(1))
+        return self.out(self.dense(F.Dropout(x, p=0.2)))
+
+
+class Session:
+    """A small net in training, one of the ways to run it, that can be brought back to where it was saved."""
+
+    def __init__(self, way):
+        mx.random.seed(5)
+        self.net, self.loss, self.staged = Small(), gluon.loss.SoftmaxCrossEntropyLoss(), None
+        if way != "eager":
+            self.net.hybridize(**{"hybridized": {}, "exact": {"exact": True}, "pipelined": {"pipeline": Pipeline(3, "1f1b")}, "train step": {}}[way])
+        self.trainer = gluon.Trainer(self.net.collect_params(), "adam", {"learning_rate": 0.01})
+        if way == "train step":
+            self.staged = TrainStep(self.net, self.loss, self.trainer, Pipeline(3, "1f1b"))
+        self.x = nd.array(np.random.RandomState(0).rand(6, 2, 6, 6))
+        self.label = nd.array(np.arange(6) % 3, ctx=mx.cpu(1))
+
+    def step(self):
+        if self.staged:
+            return float(self.staged(self.x, self.label).mean().asscalar())
+        with autograd.record():
+            loss = self.loss(self.net(self.x), self.label)
+        loss.backward()
+        self.trainer.step(6)
+        return float(loss.mean().asscalar())
+
+    def save(self, folder):
+        self.net.save_parameters(f"{folder}/net.params")
+        self.trainer.save_states(f"{folder}/trainer")
+
+    def load(self, folder):
+        self.net.load_parameters(f"{folder}/net.params")
+        self.trainer.load_states(f"{folder}/trainer")
+
+
+def export(session, folder):
+    net = Small()
+    net.hybridize()
+    net(session.x).asnumpy()
+    net.export(f"{folder}/exported")
+    gluon.SymbolBlock.imports(f"{folder}/exported-symbol.json", ["data"], f"{folder}/exported-0000.params")
+
+
+def sweep_all(way, folder, stride, counts):
+    """Each allocation, of the core and of devices, fails while each thing is done: an error of memory, and the next step is as ever."""
+    (folder / "kept").mkdir()
+    (folder / "other").mkdir()
+    session = Session(way)
+    session.step()
+    session.save(folder / "kept")
+
+    def again():
+        session.load(folder / "kept")
+        mx.random.seed(9)
+        return session.step(), session.net.out.weight.data().asnumpy().tobytes()
+
+    again()
+    expected, first = again(), Session(way).step()
+    for count in counts:
+        for name, work, check, wanted in [
+            ("step", session.step, again, expected),
+            ("save", lambda: session.save(folder / "other"), again, expected),
+            ("load", lambda: session.load(folder / "kept"), again, expected),
+            ("compile", lambda: Session(way).step(), lambda: Session(way).step(), first),
+            ("export", lambda: export(session, folder), again, expected),
+        ]:
+            every = stride if name in ("step", "save", "load") else 12 * stride
+
+            def one(work=work, check=check, wanted=wanted):
+                for ctx in (mx.cpu(0), mx.cpu(1)):
+                    ctx.empty_cache()
+                work()
+
+            failures = sweep(one, stride=every, count=count, after=lambda check=check, wanted=wanted, name=name: check_same(check(), wanted, name))
+            assert failures > 0 or every > 1, name
+
+
+def check_same(found, wanted, name):
+    assert found == wanted, f"after an error in {name} the next step is another"
+
+
+WAYS = ["eager", "hybridized", "exact", "pipelined", "train step"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_some_allocations_of_everything_fail(way, tmp_path):
+    sweep_all(way, tmp_path, 9, [1, 12])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+def test_every_allocation_of_everything_fails(way, tmp_path):
+    sweep_all(way, tmp_path, 1, [1, 2, 12])
 
 
 @pytest.mark.parametrize("options", [None, {}], ids=["eager", "hybridized"])

@@ -80,7 +80,7 @@ def test_headers_say_what_they_are():
 
 # Runtime state: the registry, the device table and what hangs on them. Anything new here needs a reason.
 WRITABLE = {
-    "base": "turns|intruder|intruding|collecting|kept_spaces|allocations_until_failure|failure_happened|current_host|error_text|(num_)?library_\\w+",
+    "base": "turns|intruder|intruding|collecting|kept_spaces|allocations_until_failure|failures_left|failure_happened|current_host|error_text|(num_)?library_\\w+",
     "device": "table|gpu_library|table_size|chunks|count|known|shuffle|worker_device|latest_start|mpg_profiling|no_memory_cause|passed_on",
     "tensor": "free_storages|num_free|leaving|watched_writes|births|foreign_reads",
     "op": "kernel_tables|random_state|intern_table|names|signatures",

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static _Atomic int64_t allocations_until_failure; /* 0: disarmed; test hook, see the header */
+static _Atomic int64_t allocations_until_failure, failures_left; /* 0: disarmed; test hook, see the header */
 static _Atomic bool failure_happened;
 
 enum { KEPT_SPACES = 8, LARGEST_KEPT = 1 << 20 };
@@ -13,34 +13,36 @@ typedef struct space {
 } space;
 static space *kept_spaces[KEPT_SPACES]; /* runtime state, under the host lock */
 
-static bool must_fail(void) {
-  if (atomic_load_explicit(&allocations_until_failure, memory_order_relaxed) <= 0) return false;
+bool mpg_memory_refused(void) {
+  if (__builtin_expect(atomic_load_explicit(&allocations_until_failure, memory_order_relaxed) <= 0, 1)) return false;
   if (atomic_fetch_sub(&allocations_until_failure, 1) != 1) return false;
+  if (atomic_fetch_sub(&failures_left, 1) > 1) atomic_store(&allocations_until_failure, 1);
   atomic_store(&failure_happened, true);
   return true;
 }
 
-bool mpg_memory_fail_after(int64_t n) {
+bool mpg_memory_fail_after(int64_t n, int64_t count) {
   bool happened = atomic_exchange(&failure_happened, false);
+  atomic_store(&failures_left, count);
   atomic_store(&allocations_until_failure, n);
   return happened;
 }
 
 int64_t mpg_memory_until_failure(void) { return atomic_load(&allocations_until_failure); }
 
-void *mpg_malloc(size_t size) { return must_fail() ? NULL : malloc(size ? size : 1); }
+void *mpg_malloc(size_t size) { return mpg_memory_refused() ? NULL : malloc(size ? size : 1); }
 
 void *mpg_calloc(size_t count, size_t size) {
   size_t total;
-  if (must_fail() || !mpg_size_mul(count, size, &total)) return NULL;
+  if (mpg_memory_refused() || !mpg_size_mul(count, size, &total)) return NULL;
   return calloc(1, total ? total : 1);
 }
 
-void *mpg_realloc(void *memory, size_t size) { return must_fail() ? NULL : realloc(memory, size ? size : 1); }
+void *mpg_realloc(void *memory, size_t size) { return mpg_memory_refused() ? NULL : realloc(memory, size ? size : 1); }
 
 void *mpg_aligned_malloc(size_t alignment, size_t size) {
   void *memory = NULL;
-  if (must_fail() || posix_memalign(&memory, alignment, size ? size : 1) != 0) return NULL;
+  if (mpg_memory_refused() || posix_memalign(&memory, alignment, size ? size : 1) != 0) return NULL;
   return memory;
 }
 

@@ -1,7 +1,8 @@
 /* Host memory for bookkeeping, and overflow-checked sizes.
  *
  * Array contents never come from here but from a device's pool (device/pool.h). Every allocation can be made to fail
- * for tests: after mpg_memory_fail_after(n) the n-th following allocation (1 is the next) returns NULL, once.
+ * for tests, those of device memory too: after mpg_memory_fail_after(n, count) the n-th following allocation (1 is the next)
+ * returns NULL, and so do those behind it, `count` in all.
  * The caller owns what it gets. Any thread may call, where nothing else is said.
  */
 #ifndef MPG_BASE_MEMORY_H
@@ -40,7 +41,8 @@ static inline void mpg_poison(void *memory, size_t size) {
 mpg_status mpg_out_of_host_memory(size_t size);
 
 /* Arms (n >= 1) or disarms (0) the failure of the n-th allocation from now. True if one has been made to fail since arming. */
-bool mpg_memory_fail_after(int64_t n);
+bool mpg_memory_fail_after(int64_t n, int64_t count);
+bool mpg_memory_refused(void); /* whether an allocation that is made elsewhere must fail: whoever makes one asks */
 int64_t mpg_memory_until_failure(void); /* how many are left: armed with a large n, it counts allocations */
 
 /* True and *result = a * b (a + b), or false when that does not fit. */

@@ -80,6 +80,7 @@ static uint32_t current_origin(void) {
     }
     if (innermost == 0) innermost = number;
     PyFrameObject *back = PyFrame_GetBack(frame);
+    if (back == NULL && PyErr_Occurred()) PyErr_Clear(); /* no memory for it: an outer line is not worth an error */
     Py_DECREF(frame);
     frame = back;
   }

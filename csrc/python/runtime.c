@@ -102,11 +102,11 @@ static PyObject *libraries(PyObject *module, PyObject *unused) {
   return list;
 }
 
-static PyObject *memory_fail_after(PyObject *module, PyObject *number) {
+static PyObject *memory_fail_after(PyObject *module, PyObject *args) {
   (void)module;
-  long long n = PyLong_AsLongLong(number);
-  if (n == -1 && PyErr_Occurred()) return NULL;
-  return PyBool_FromLong(mpg_memory_fail_after(n));
+  long long n, count = 1;
+  if (!PyArg_ParseTuple(args, "L|L:_memory_fail_after", &n, &count)) return NULL;
+  return PyBool_FromLong(mpg_memory_fail_after(n, count));
 }
 
 static PyObject *memory_free_kept(PyObject *module, PyObject *unused) {
@@ -188,5 +188,6 @@ PyMethodDef mpg_py_runtime_methods[] = {
     {"libraries", libraries, METH_NOARGS, "libraries()\n--\n\nThe optional libraries: a dict each with name, found, version, path, reason."},
     {"_memory_free_kept", memory_free_kept, METH_NOARGS, "Frees work space that is kept for further calls; for tests."},
     {"_memory_until_failure", memory_until_failure, METH_NOARGS, "How many allocations are left until the one that `_memory_fail_after` makes fail."},
-    {"_memory_fail_after", memory_fail_after, METH_O, "Makes the n-th allocation of bookkeeping from now fail, once; for tests. 0 disarms. Returns whether one has failed."},
+    {"_memory_fail_after", memory_fail_after, METH_VARARGS,
+     "Makes the n-th allocation of bookkeeping or device memory from now fail, and those behind it, `count` (1) in all; for tests. 0 disarms. Returns whether one has failed."},
     {0}};

@@ -678,7 +678,7 @@ class HybridBlock(Block):
         try:
             return self.hybrid_forward(ops, x, *args, **arrays)
         except MXNetError as error:
-            if strays is None or getattr(error, "block_path", None) is not None:
+            if strays is None or isinstance(error, MemoryError) or getattr(error, "block_path", None) is not None:
                 raise
             raise self._misplaced(strays, ctx, error) from error
         except TypeError as error:

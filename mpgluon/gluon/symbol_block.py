@@ -82,6 +82,8 @@ class SymbolBlock(HybridBlock):
         dtypes = {symbol.name: types[0][0] for symbol in given if symbol.name in used and (types := symbol.infer_type())[0]}
         try:
             arguments, _, states = self._symbol.infer_type_partial(**dtypes)
+        except MemoryError:
+            raise
         except MXNetError:  # contradicting dtypes: the parameters' own, once loaded, may agree
             arguments = [None] * len(self._program.arguments)
             states = [None] * len(self._program.auxiliary)

@@ -343,6 +343,8 @@ class Trainer:
             raise FileNotFoundError(f"Trainer.load_states: there is no file '{fname}'")
         try:
             arrays = nd.load(fname)
+        except MemoryError:
+            raise
         except MXNetError as error:
             raise MXNetError(f"'{fname}' is no file of trainer states ({error})") from error
         header = _read_header(arrays, fname)

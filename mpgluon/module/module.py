@@ -383,6 +383,8 @@ class Module(BaseModule):
         with open(fname, "rb") as file:
             try:
                 updater.set_states(file.read())
+            except MemoryError:
+                raise
             except MXNetError as error:
                 raise MXNetError(f"{fname}: {error}") from None
         names = dict(enumerate(self._param_names))  # MXNet counts parameters where no kvstore updates them

@@ -118,5 +118,7 @@ def prepare(updater, parts, changes):
             return None
     try:
         return MultiStep(updater, parts, changes)
+    except MemoryError:
+        raise
     except MXNetError:  # weights that share memory, for one
         return None

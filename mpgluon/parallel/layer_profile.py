@@ -89,6 +89,8 @@ class SavedAsJson:
                 raise MXNetError(f"{path}: this is no JSON: {error}") from error
         try:
             return cls.from_json(data)
+        except MemoryError:
+            raise
         except MXNetError as error:
             raise MXNetError(f"{path}: {error}") from error
 

@@ -271,6 +271,8 @@ class _Entry:
 
             try:
                 call = make()
+            except MemoryError:
+                raise
             except (MXNetError, ValueError) as error:
                 works = next((size for size, *_ in self.calls if size != rows), None)
                 if works is None:
@@ -312,6 +314,8 @@ class _Entry:
         total = next(a.shape[0] for a, kind in zip(whole, kinds) if kind == SPLIT)
         try:
             other = _core.StagedCall(lambda *traced: self.trace(total, *traced), [*whole, *arrays[len(whole) :]], none, none, recording=False, exact=True)
+        except MemoryError:
+            raise
         except (MXNetError, ValueError):
             call.check(*check, whole_statistics=whole_statistics)  # made for micro-batches
         else:
@@ -383,6 +387,8 @@ class PipelinedCall:
             signature = self._signature(structure, places)
             try:
                 signature.discover(sample)
+            except MemoryError:
+                raise
             except (MXNetError, ValueError) as error:
                 if count == 1 or not self._works(self._signature(structure, places), fronts, kinds):
                     raise
@@ -430,6 +436,8 @@ class PipelinedCall:
         """Whether the block can be traced on the whole batch."""
         try:
             signature.discover([_leading(f, self._pipeline.axis) if kind == SPLIT else f for f, kind in zip(fronts, kinds)])
+        except MemoryError:
+            raise
         except (MXNetError, ValueError):
             return False
         return True

@@ -189,6 +189,8 @@ class Inference:
         filled = [(shape and tuple([one or size for one in shape]), dtype) for shape, dtype in inputs]
         try:
             completed, outputs = node.call.infer(filled, [(None, dtype) for _, dtype in self.values[place]], self._train)
+        except MemoryError:
+            raise
         except MXNetError:
             return None
         return [shape for shape, _ in (*completed, *outputs)]

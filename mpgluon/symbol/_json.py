@@ -178,6 +178,8 @@ def _control_node(op, name, attrs, inputs, graphs, version, counted, depth):
     entries = [_graph(_expect(graph, dict, f"{name}: a graph inside it"), version, counted, depth + 1) for graph in graphs]
     try:
         return Node(name, attrs, kind(attrs, entries, len(inputs)), tuple(inputs))
+    except MemoryError:
+        raise
     except MXNetError as error:
         raise MXNetError(f"{name}: {error}") from None
 
@@ -188,6 +190,8 @@ def _custom_node(name, attrs, inputs):
     params = {key: value for key, value in attrs.items() if key != "op_type" and not key.startswith("__")}
     try:
         call = CustomCall(attrs.get("op_type"), params)
+    except MemoryError:
+        raise
     except MXNetError as error:
         raise MXNetError(f"{name}: {error}") from None
     if len(inputs) != call.num_inputs(0):
@@ -212,6 +216,8 @@ def _op_node(op, name, attrs, inputs, version):
         op, attrs = "Deconvolution", _bilinear(name, attrs)
     try:
         described = _core.get_op(op).describe()
+    except MemoryError:
+        raise
     except MXNetError:
         raise MXNetError(f"{name}: there is no op {op!r} in this build") from None
     if "hidden" in described["flags"]:
@@ -223,6 +229,8 @@ def _op_node(op, name, attrs, inputs, version):
         raise MXNetError(f"{name}: {op} has no parameter {unknown[0]!r}; its parameters are {', '.join(sorted(known))}. Attributes of the user's own begin and end with __")
     try:
         call = _core.OpCall(op, {key: value for key, value in attrs.items() if key in known})
+    except MemoryError:
+        raise
     except MXNetError as error:
         raise MXNetError(f"{name}: {error}") from None
     stated_inputs, stated = len(inputs), attrs.get("num_args")

@@ -555,7 +555,7 @@ static void test_allocation_failures(void) {
   for (bool failed = true; failed && n < 1000; n++) {
     int before = discarded, queued = 0;
     mpg_device *devices[2] = {NULL, NULL};
-    mpg_memory_fail_after(n);
+    mpg_memory_fail_after(n, 1);
     mpg_status status = mpg_device_get((mpg_device_id){MPG_CPU, (int)n * 2}, &devices[0]);
     if (status == MPG_OK) status = mpg_device_get((mpg_device_id){MPG_CPU, (int)n * 2 + 1}, &devices[1]);
     mpg_submission one = {.name = "large", .work = nothing, .payload = large, .payload_size = sizeof large, .discard = count_discard};
@@ -569,7 +569,7 @@ static void test_allocation_failures(void) {
     if (status == MPG_OK) status = mpg_tensor_create(devices[0], &(mpg_desc){{1, {1000}}, MPG_FLOAT32}, &tensor);
     if (status == MPG_OK) mpg_tensor_release(&tensor);
     mpg_status waited = mpg_wait_all();
-    failed = mpg_memory_fail_after(0);
+    failed = mpg_memory_fail_after(0, 0);
     CHECK((status != MPG_OK) <= failed);
     if (status != MPG_OK) CHECK(status == MPG_HOST_OUT_OF_MEMORY || status == MPG_DEVICE_OUT_OF_MEMORY);
     CHECK((waited != MPG_OK) == (bad_tick != 0));

@@ -305,11 +305,11 @@ static void test_allocation_failures(void) {
   for (bool failed = true; failed && n < 100; n++) {
     mpg_tensor tensors[40] = {{0}};
     mpg_status status = MPG_OK;
-    mpg_memory_fail_after(n);
+    mpg_memory_fail_after(n, 1);
     for (int i = 0; i < 40 && status == MPG_OK; i++)
       status = mpg_tensor_create(cpu(0), &(mpg_desc){{1, {100 + i / 4 * 100}}, MPG_FLOAT32}, &tensors[i]);
     for (int i = 0; i < 40; i++) mpg_tensor_release(&tensors[i]);
-    failed = mpg_memory_fail_after(0);
+    failed = mpg_memory_fail_after(0, 0);
     CHECK(status == MPG_OK || status == MPG_HOST_OUT_OF_MEMORY);
     CHECK(stats_of(cpu(0)).in_use == 0);
     CHECK_OK(mpg_pool_trim(cpu(0)->pool, true));
