@@ -1,5 +1,6 @@
 """The CPU kernels with and without their libraries, and that bits do not depend on threads or devices."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -339,3 +340,59 @@ def test_softmax_has_the_same_bits_along_every_axis(dtype):
     out = mx.nd.softmax(mx.nd.array(x), axis=1).asnumpy()
     nan = np.isnan(out).any(axis=1)
     assert nan[2, 7] and nan[4, 9] and nan.sum() == 2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32", "int64"])
+def test_cumsum_along_every_axis_in_the_order_of_its_definition(dtype):
+    random = np.random.RandomState(10)
+    for shape in ((3,), (40,), (1300,), (20, 3), (9, 40), (17, 600), (3, 700, 2), (2, 5, 15), (2, 600, 16), (2, 3, 700)):
+        x = random.randint(-9, 9, shape) if "int" in dtype else random.uniform(-1, 1, shape)
+        x = mx.nd.array(x, dtype=dtype)
+        for axis in range(len(shape)):
+            out = mx.nd.cumsum(x, axis=axis).asnumpy()
+            wide = x.asnumpy().astype("float64" if "float" in dtype else dtype)
+            expected = np.apply_along_axis(lambda row: np.array(list(itertools.accumulate(row))), axis, wide)
+            expected = expected.astype("float32" if dtype == "float16" else dtype).astype(dtype)
+            np.testing.assert_array_equal(out, expected, err_msg=f"{shape} {axis}")
+
+
+def windows(x, kernel, stride, pad, function):
+    """Pooling of (n, c, h, w) written out; padding is left out of every window."""
+    places = [range((x.shape[2 + k] + 2 * pad[k] - kernel[k]) // stride[k] + 1) for k in range(2)]
+    out = np.empty(x.shape[:2] + tuple(len(p) for p in places), x.dtype)
+    for i, j in itertools.product(*places):
+        low = [max(at * stride[k] - pad[k], 0) for k, at in enumerate((i, j))]
+        high = [at * stride[k] - pad[k] + kernel[k] for k, at in enumerate((i, j))]
+        out[:, :, i, j] = function(x[:, :, low[0] : high[0], low[1] : high[1]], axis=(2, 3))
+    return out
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_pooling_of_windows_side_by_side(dtype):
+    random = np.random.RandomState(11)
+    cases = [((2, 3, 1, 40), (1, 2), (1, 2), (0, 0)), ((2, 3, 9, 30), (3, 3), (2, 2), (1, 1)), ((1, 2, 7, 700), (2, 3), (1, 1), (0, 1)), ((1, 2, 5, 31), (5, 5), (1, 5), (2, 2)),
+             ((1, 2, 6, 50), (1, 20), (1, 3), (0, 4)), ((2, 3, 7, 7), (7, 7), (1, 1), (0, 0)), ((1, 5, 14, 14), (14, 14), (1, 1), (0, 0)), ((1, 1, 4, 9), (3, 9), (1, 1), (1, 4))]  # fmt: skip
+    for shape, kernel, stride, pad in cases:
+        x = mx.nd.array(random.standard_normal(shape), dtype=dtype)
+        wide = x.asnumpy().astype("float64")
+        settings = {"kernel": kernel, "stride": stride, "pad": pad}
+        largest = mx.nd.Pooling(x, pool_type="max", **settings).asnumpy()
+        np.testing.assert_array_equal(largest, windows(wide, kernel, stride, pad, np.max).astype(dtype))
+        slack = {"float32": 1e-5, "float64": 1e-12, "float16": 4e-2}[dtype]
+        for kind, more, function in (("sum", {}, np.sum), ("avg", {"count_include_pad": False}, np.mean), ("lp", {"p_value": 2}, lambda v, axis: np.sqrt((v * v).sum(axis=axis)))):
+            got = mx.nd.Pooling(x, pool_type=kind, **settings, **more).asnumpy()
+            np.testing.assert_allclose(got, windows(wide, kernel, stride, pad, function), rtol=slack, atol=slack, err_msg=f"{kind} {shape}")
+        x[:, :, shape[2] // 2, shape[3] // 2] = np.nan
+        got = mx.nd.Pooling(x, pool_type="max", **settings).asnumpy()
+        np.testing.assert_array_equal(got, windows(x.asnumpy().astype("float64"), kernel, stride, pad, np.max).astype(dtype))
+
+
+def test_small_products_have_the_bits_of_larger_ones():
+    """An element of a product without a library is summed up in one order, however many rows and columns there are."""
+    random = np.random.RandomState(12)
+    for dtype in ("float32", "float64"):
+        for m, n, k in ((1, 8, 8), (8, 8, 8), (4, 4, 4), (2, 5, 7), (1, 20, 20), (3, 1, 9), (1, 31, 16), (5, 16, 6)):
+            a, b = (mx.nd.array(random.standard_normal(s), dtype=dtype) for s in ((40, m, k), (40, k, n)))
+            small = mx.nd.batch_dot(a, b).asnumpy()
+            wide = mx.nd.concat(b, mx.nd.zeros((40, k, 33), dtype=dtype), dim=2)
+            assert (mx.nd.batch_dot(a, wide).asnumpy()[:, :, :n] == small).all(), (m, n, k)

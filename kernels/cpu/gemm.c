@@ -26,6 +26,13 @@ typedef struct mpg_gemm {
 #endif
 
 enum { MPG_GEMM_NARROW = 32 }; /* most rows of A for the kernel that packs nothing */
+enum { MPG_GEMM_SMALL = 32, MPG_GEMM_FEW = 512 }; /* most columns, and multiplications, of a product by rows */
+
+#if defined(__FMA__)
+#define FUSED(suffix, a, b, c) __builtin_fma##suffix(a, b, c)
+#else
+#define FUSED(suffix, a, b, c) ((a) * (b) + (c))
+#endif
 
 #define AS_IS(x) (x)
 #define MPG_GEMM_SOURCES(PACK) \
@@ -44,6 +51,7 @@ enum { MPG_GEMM_NARROW = 32 }; /* most rows of A for the kernel that packs nothi
     FINISH(uint16_t, mpg_bfloat16_to_float, mpg_float_to_bfloat16)
 #define T float
 #define NAME(x) single_##x
+#define FMA(a, b, c) FUSED(f, a, b, c)
 #include "kernels/cpu/lanes.h"
 #include "kernels/cpu/gemm_block.h"
 #undef MPG_GEMM_SOURCES
@@ -57,12 +65,23 @@ enum { MPG_GEMM_NARROW = 32 }; /* most rows of A for the kernel that packs nothi
     FINISH(double, AS_IS, AS_IS)
 #define T double
 #define NAME(x) double_##x
+#undef FMA
+#define FMA(a, b, c) FUSED(, a, b, c)
 #define LANES_OF_DOUBLE
 #include "kernels/cpu/lanes.h"
 #include "kernels/cpu/gemm_block.h"
 #undef LANES_OF_DOUBLE
 
 static void blocked(const mpg_kernel_call *call, mpg_gemm *g) {
+  bool by_rows = !g->transpose_a && !g->transpose_b && g->alpha == 1 && g->beta == 0 && g->n <= MPG_GEMM_SMALL && g->m * g->n * g->k <= MPG_GEMM_FEW;
+  if (by_rows && g->dtype == MPG_FLOAT32) {
+    single_small(g);
+    return;
+  }
+  if (by_rows && g->dtype == MPG_FLOAT64) {
+    double_small(g);
+    return;
+  }
   if (g->dtype == MPG_FLOAT64) double_product(call, g);
   else single_product(call, g);
 }

@@ -1,7 +1,7 @@
 /* The blocked matrix product in C, made for one computing type. Included by gemm.c with
  *   T          computing type                  V, LANES   vector of T and its length
  *   NAME(x)    names of this instance
- *   V_LOAD, V_STORE, V_SET, V_FMA(a, b, c) = a * b + c
+ *   V_LOAD, V_STORE, V_SET, V_FMA(a, b, c) = a * b + c; FMA, the same of T
  * Elements are converted to T while they are packed, so storage types of half precision go through the same code. Every
  * element of C is summed over k in ascending order, in steps of one fma, whatever the tile it falls in: its bits
  * depend on k alone.
@@ -131,6 +131,28 @@ static void NAME(product)(const mpg_kernel_call *call, mpg_gemm *g) {
   int64_t down = (g->m + NAME(ROWS) - 1) / NAME(ROWS), across = (g->n + NAME(COLUMNS) - 1) / NAME(COLUMNS);
   if (down * across == 1) NAME(blocks)(g, 0, 1);
   else mpg_cpu_parallel_for(call, down * across, 1, NAME(blocks), g);
+}
+
+/* Products of so few elements that packing would cost more: a row of C at a time, in the same steps. Nothing transposed, alpha 1, beta 0. */
+static inline __attribute__((always_inline)) void NAME(small_of)(const mpg_gemm *g, int64_t n) {
+  for (int64_t i = 0; i < g->m; i++) {
+    const T *a = (const T *)g->a + i * g->lda, *b = g->b;
+    T *c = (T *)g->c + i * g->ldc, sum[MPG_GEMM_SMALL];
+    for (int64_t j = 0; j < n; j++) sum[j] = 0;
+    for (int64_t p = 0; p < g->k; p++, b += g->ldb)
+      for (int64_t j = 0; j < n; j++) sum[j] = FMA(a[p], b[j], sum[j]);
+    for (int64_t j = 0; j < n; j++) c[j] = sum[j];
+  }
+}
+
+static void NAME(small)(const mpg_gemm *g) {
+  switch (g->n) {
+    case 1: NAME(small_of)(g, 1); break;
+    case 4: NAME(small_of)(g, 4); break;
+    case 8: NAME(small_of)(g, 8); break;
+    case 16: NAME(small_of)(g, 16); break;
+    default: NAME(small_of)(g, g->n); break;
+  }
 }
 
 /* --- Few rows times a transposed matrix: C = A x B^T with A of at most NARROW rows ------------------------------------------------

@@ -4,6 +4,7 @@
 
 #include "kernels/cpu/cpu.h"
 #include "kernels/common/half.h"
+#include "kernels/cpu/reduce.h"
 #include "op/convolution.h"
 
 enum { POOL_AVG, POOL_LP, POOL_MAX, POOL_SUM }; /* pool_type */
@@ -93,12 +94,20 @@ static int64_t grain(const pooling *t) {
   return 1 + 16384 / work;
 }
 
+/* One window, which is the whole plane; the channels second. */
+static bool one_window(const pooling *t) {
+  for (int k = 0; k < 3; k++)
+    if (t->window.out[k] != 1 || t->window.pad[k] || t->window.kernel[k] != t->window.in[k]) return false;
+  return !t->last;
+}
+
 MPG_CPU_KERNEL(pooling) {
   const mpg_view *data = &call->inputs[0], *out = &call->outputs[0];
   pooling t;
   int64_t planes = setup(&t, call->params, &data->desc.shape, &out->desc.shape);
   if (planes == 0) return MPG_OK;
   t.data = data->data, t.out = out->data;
+  if (one_window(&t) && t.type != POOL_MAX && !(t.type == POOL_LP && t.p > 1)) return mpg_cpu_sum_lines(call, data, planes, out, t.type == POOL_AVG);
   mpg_cpu_parallel_for(call, planes, grain(&t), t.last ? INSTANCE(data->desc.dtype, forward_last) : INSTANCE(data->desc.dtype, forward), &t);
   return MPG_OK;
 }

@@ -44,32 +44,94 @@ static A NAME(run_sum)(const S *x, int64_t n) {
   return total;
 }
 
+enum { NAME(RUN) = 256 }; /* windows side by side that are made at once */
+
+/* One step of windows side by side: element d of each, `step` apart. */
+static inline __attribute__((always_inline)) void NAME(take)(const pooling *t, const S *in, int64_t step, int64_t count, A *value, A *nan) {
+  if (t->type == POOL_MAX) {
+    for (int64_t x = 0; x < count; x++) {
+      A a = (A)LOAD(in[x * step]);
+      value[x] = a > value[x] ? a : value[x];
+      nan[x] = a != a ? a : nan[x];
+    }
+  } else if (t->type == POOL_LP && t->p == 2) {
+    for (int64_t x = 0; x < count; x++) value[x] += (A)LOAD(in[x * step]) * (A)LOAD(in[x * step]);
+  } else if (t->type == POOL_LP && t->p == 3) {
+    for (int64_t x = 0; x < count; x++) value[x] += (A)LOAD(in[x * step]) * (A)LOAD(in[x * step]) * (A)LOAD(in[x * step]);
+  } else {
+    for (int64_t x = 0; x < count; x++) value[x] += (A)LOAD(in[x * step]);
+  }
+}
+
+/* Windows [first, first + count) of a row of the output that reach over no border along the last axis; the elements of a window come in their order. */
+static void NAME(side_by_side)(const pooling *t, const S *in, const int64_t *low, const int64_t *high, int64_t first, int64_t count, A divisor, S *out) {
+  const mpg_window *w = &t->window;
+  A value[NAME(RUN)], nan[NAME(RUN)];
+  for (int64_t x = 0; x < count; x++) value[x] = t->type == POOL_MAX ? -(A)INFINITY : 0, nan[x] = 0;
+  for (int64_t a = low[0]; a < high[0]; a++)
+    for (int64_t b = low[1]; b < high[1]; b++)
+      for (int64_t d = 0; d < w->kernel[2]; d++) {
+        const S *from = in + (a * w->in[1] + b) * w->in[2] + first * w->stride[2] - w->pad[2] + d;
+        if (w->stride[2] == 1) NAME(take)(t, from, 1, count, value, nan);
+        else if (w->stride[2] == 2) NAME(take)(t, from, 2, count, value, nan);
+        else NAME(take)(t, from, w->stride[2], count, value, nan);
+      }
+  for (int64_t x = 0; x < count; x++) {
+    A y = value[x];
+    if (t->type == POOL_MAX) y = nan[x] != nan[x] ? nan[x] : y;
+    else if (t->type == POOL_LP && t->p > 1) y = t->p == 2 ? (A)sqrt(y) : (A)cbrt(y);
+    else y /= divisor;
+    out[x] = STORE(y);
+  }
+}
+
 static void NAME(forward)(void *context, int64_t begin, int64_t end) {
   const pooling *t = context;
   const mpg_window *w = &t->window;
   int64_t plane = w->in[0] * w->in[1] * w->in[2], places = w->out[0] * w->out[1] * w->out[2];
+  /* Of each row the windows from `inner` to `behind` lie inside. */
+  int64_t inner = MIN((w->pad[2] + w->stride[2] - 1) / w->stride[2], w->out[2]), reach = w->in[2] + w->pad[2] - w->kernel[2];
+  int64_t behind = reach < 0 ? inner : MAX(MIN(reach / w->stride[2] + 1, w->out[2]), inner);
+  bool rows = behind - inner >= 4 && (t->type == POOL_MAX || w->kernel[2] < 16);
   for (int64_t r = begin; r < end; r++) {
     const S *in = (const S *)t->data + r * plane;
     S *out = (S *)t->out + r * places;
-    if (t->type == POOL_MAX) {
-      EACH_PLACE(A best = LEAST, nan = 0; EACH_ELEMENT({
-                   A value = (A)LOAD(in[i]);
-                   best = value > best ? value : best;
-                   nan = value != value ? value : nan;
-                 }) out[place] = STORE(nan != nan ? nan : best);)
-    } else if (t->type == POOL_LP && t->p > 1) {
-      EACH_PLACE(A sum = 0; EACH_ELEMENT({
-                   A value = (A)LOAD(in[i]);
-                   sum += t->p == 2 ? value * value : value * value * value;
-                 }) out[place] = STORE(t->p == 2 ? (A)sqrt(sum) : (A)cbrt(sum));)
-    } else {
-      EACH_PLACE(A sum = 0; if (w->kernel[2] >= 16) for (int64_t a = z0; a < z1; a++)
-                   if (x1 - x0 == w->in[2]) sum += NAME(run_sum)(in + (a * w->in[1] + y0) * w->in[2], (y1 - y0) * w->in[2]);
-                   else
-                     for (int64_t b = y0; b < y1; b++) sum += NAME(run_sum)(in + (a * w->in[1] + b) * w->in[2] + x0, x1 - x0);
-                 else EACH_ELEMENT(sum += (A)LOAD(in[i]);)
-                 out[place] = STORE(t->type == POOL_AVG && counted > 0 ? sum / (A)counted : sum);)
-    }
+    EACH_PLACE(
+        if (rows && x == inner && z0 < z1 && y0 < y1) {
+          int64_t low[2] = {z0, y0}, high[2] = {z1, y1};
+          A divisor = t->type == POOL_AVG && counted > 0 ? (A)counted : 1;
+          for (int64_t done = inner; done < behind; done += NAME(RUN))
+            NAME(side_by_side)(t, in, low, high, done, MIN(behind - done, NAME(RUN)), divisor, out + place + done - inner);
+          place += behind - inner - 1, x = behind - 1;
+          continue;
+        }
+        if (t->type == POOL_MAX) {
+          A best = LEAST, nan = 0;
+          EACH_ELEMENT({
+            A value = (A)LOAD(in[i]);
+            best = value > best ? value : best;
+            nan = value != value ? value : nan;
+          })
+          out[place] = STORE(nan != nan ? nan : best);
+        } else if (t->type == POOL_LP && t->p > 1) {
+          A sum = 0;
+          EACH_ELEMENT({
+            A value = (A)LOAD(in[i]);
+            sum += t->p == 2 ? value * value : value * value * value;
+          })
+          out[place] = STORE(t->p == 2 ? (A)sqrt(sum) : (A)cbrt(sum));
+        } else {
+          A sum = 0;
+          if (!rows && w->kernel[2] >= 16) {
+            for (int64_t a = z0; a < z1; a++)
+              if (x1 - x0 == w->in[2]) sum += NAME(run_sum)(in + (a * w->in[1] + y0) * w->in[2], (y1 - y0) * w->in[2]);
+              else
+                for (int64_t b = y0; b < y1; b++) sum += NAME(run_sum)(in + (a * w->in[1] + b) * w->in[2] + x0, x1 - x0);
+          } else {
+            EACH_ELEMENT(sum += (A)LOAD(in[i]);)
+          }
+          out[place] = STORE(t->type == POOL_AVG && counted > 0 ? sum / (A)counted : sum);
+        })
   }
 }
 

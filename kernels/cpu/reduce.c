@@ -326,6 +326,13 @@ MPG_CPU_KERNEL(broadcast) {
   return MPG_OK;
 }
 
+mpg_status mpg_cpu_sum_lines(const mpg_kernel_call *call, const mpg_view *in, int64_t lines, const mpg_view *out, bool mean) {
+  mpg_view source = *in, result = *out;
+  source.desc.shape = (mpg_shape){.ndim = 2, .dims = {lines, count_of(in) / lines}};
+  result.desc.shape = (mpg_shape){.ndim = 1, .dims = {lines}};
+  return reduce(call, &source, &result, (bool[MPG_MAX_NDIM]){false, true}, (mpg_reduction){MPG_ADD, MPG_PLAIN, mean, false});
+}
+
 MPG_CPU_KERNEL(multi_sum_sq) {
   bool reduced[MPG_MAX_NDIM];
   for (int k = 0; k < MPG_MAX_NDIM; k++) reduced[k] = true;

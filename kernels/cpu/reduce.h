@@ -10,6 +10,10 @@
 
 #include "kernels/cpu/cpu.h"
 
+#define mpg_cpu_sum_lines MPG_CPU_NAME(sum_lines)
+/* The sum of each of the `lines` equal parts that `in` is cut into, or its mean, in `out`; as reduce.c adds up neighbours. Floats. */
+mpg_status mpg_cpu_sum_lines(const mpg_kernel_call *call, const mpg_view *in, int64_t lines, const mpg_view *out, bool mean);
+
 typedef struct mpg_fold {
   const mpg_op *op;
   const void *params;
