@@ -125,3 +125,37 @@ def test_randint_bounds():
 def test_draws_name_the_parameter_that_is_out_of_range(draw):
     with pytest.raises(mx.base.MXNetError, match="is outside its range 0"):
         draw()
+
+
+def test_adamw_under_its_names_in_contrib():
+    """One weight, several, and float32 copies take the same step as the op, with rates of their own."""
+    rng = np.random.RandomState(0)
+
+    def arrays(dtype="float32"):
+        return [mx.nd.array(np.abs(rng.normal(size=(3,))), dtype=dtype) for _ in range(4)]
+
+    options = {"beta1": 0.8, "clip_gradient": 0.5}
+    for rescale in (0.5, mx.nd.array([0.5])):
+        rng.seed(0)
+        single = [arrays(), arrays()]
+        for some, rate in zip(single, (0.1, 0.2)):
+            assert mx.nd.contrib.adamw_update(*some, rescale, rate, 0.9, out=some[0], wd=rate / 10, **options) is some[0]
+        rng.seed(0)
+        several = [list(column) for column in zip(arrays(), arrays())]
+        mx.nd.contrib.multi_adamw_update(*several, rescale, [0.1, 0.2], [0.01, 0.02], [0.9, 0.9], out=several[0], **options)
+        for k in range(4):
+            for i in range(2):
+                np.testing.assert_array_equal(several[k][i].asnumpy(), single[i][k].asnumpy())
+        rng.seed(0)
+        mixed = [list(column) for column in zip(arrays(), arrays())]
+        halves = [[array.astype("float16") for array in column] for column in mixed[:2]]
+        mx.nd.contrib.multi_mp_adamw_update(*halves, *mixed[2:], mixed[0], rescale, [0.1, 0.2], [0.01, 0.02], [0.9, 0.9], out=halves[0], **options)
+        for i in range(2):
+            np.testing.assert_allclose(mixed[0][i].asnumpy(), single[i][0].asnumpy(), rtol=1e-3)
+            np.testing.assert_allclose(halves[0][i].asnumpy(), mixed[0][i].asnumpy(), rtol=1e-3)
+
+
+def test_batch_norm_with_relu():
+    x, ones, zeros = mx.nd.random.normal(shape=(2, 3, 4)), mx.nd.ones((3,)), mx.nd.zeros((3,))
+    got = mx.nd.contrib.BatchNormWithReLU(x, ones, zeros, zeros.copy(), ones.copy(), eps=1e-3)
+    np.testing.assert_array_equal(got.asnumpy(), np.maximum(mx.nd.BatchNorm(x, ones, zeros, zeros.copy(), ones.copy(), eps=1e-3).asnumpy(), 0))

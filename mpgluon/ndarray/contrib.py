@@ -2,10 +2,70 @@
 
 from . import _namespaces, _zipfian
 from .. import _core
+from ..context import current_context  # noqa: F401 - found here in MXNet, too
 from . import random as _random
 from ._control import allclose, boolean_mask, cond, foreach, while_loop  # noqa: F401
 
 _namespaces.fill(_core.ops(), {"contrib": globals()})
+
+
+uniform = _random.uniform
+
+
+def BatchNormWithReLU(data, gamma, beta, moving_mean, moving_var, **kwargs):
+    """``relu(nd.BatchNorm(...))``, with BatchNorm's parameters by name; a hybridized block computes both in one op."""
+    result = _core.get_op("BatchNorm")(data, gamma, beta, moving_mean, moving_var, **kwargs)
+    relu = _core.get_op("relu")
+    return [relu(result[0]), *result[1:]] if isinstance(result, list) else relu(result)
+
+
+def _rescale(value, like):
+    return value.as_in_context(like.context) if isinstance(value, _core.NDArray) else _core.array([value], ctx=like.context)
+
+
+def adamw_update(weight, grad, mean, var, rescale_grad, lr, eta, out=None, **options):
+    """One step of AdamW: ``w -= eta * (lr * m / (sqrt(v) + epsilon) + wd * w)``; `mean` and `var` are written.
+
+    Parameters
+    ----------
+    weight, grad, mean, var : NDArray
+    rescale_grad : NDArray or float
+        Gradients are multiplied by it; where it is 0, inf or nan nothing is updated.
+    lr, eta : float
+    out : NDArray, optional
+        Where the new weight is written: `weight`, mostly.
+    **options
+        beta1, beta2, epsilon, wd, clip_gradient.
+    """
+    return _core.get_op("_adamw_update")(weight, grad, mean, var, _rescale(rescale_grad, weight), lr=lr, eta=eta, out=out, **options)
+
+
+def mp_adamw_update(weight, grad, mean, var, weight32, rescale_grad, lr, eta, out=None, **options):
+    """`adamw_update` of a float32 copy of the weight, `weight32`, which is written, too."""
+    return _core.get_op("_mp_adamw_update")(weight, grad, mean, var, weight32, _rescale(rescale_grad, weight), lr=lr, eta=eta, out=out, **options)
+
+
+def _each(update, arrays, rates, out):
+    outs = [None] * len(arrays[0]) if out is None else out if isinstance(out, (list, tuple)) else [out]
+    return [update(*some, *numbers, out=target) for some, numbers, target in zip(zip(*arrays), zip(*rates), outs)]
+
+
+def multi_adamw_update(weights, grads, mean, var, rescale_grad, lrs, wds, etas, out=None, size=0, **options):
+    """`adamw_update` of each of a list of weights, with rates of their own."""
+
+    def update(weight, grad, mean, var, lr, wd, eta, out):
+        return adamw_update(weight, grad, mean, var, rescale_grad, lr, eta, out=out, wd=wd, **options)
+
+    return _each(update, (weights, grads, mean, var), (lrs, wds, etas), out)
+
+
+def multi_mp_adamw_update(weights, grads, mean, var, weights32, rescale_grad, lrs, wds, etas, out=None, size=0, **options):
+    """`mp_adamw_update` of each of a list of weights, with rates of their own."""
+
+    def update(weight, grad, mean, var, weight32, lr, wd, eta, out):
+        return mp_adamw_update(weight, grad, mean, var, weight32, rescale_grad, lr, eta, out=out, wd=wd, **options)
+
+    return _each(update, (weights, grads, mean, var, weights32), (lrs, wds, etas), out)
 
 
 def rand_zipfian(true_classes, num_sampled, range_max, ctx=None):
