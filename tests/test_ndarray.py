@@ -199,6 +199,16 @@ def test_split_leaves_no_axis():
     assert x.grad.asnumpy().tolist() == [3, 0, 1]
 
 
+@pytest.mark.parametrize("shape, k, expected", [((3, 3), 5, (0,)), ((3, 3), -3, (0,)), ((3, 4, 5), -3, (5, 0)), ((2, 3, 4), 9, (4, 0))])
+def test_diagonals_beyond_the_plane_are_empty(shape, k, expected):
+    x = nd.ones(shape)
+    x.attach_grad()
+    with mx.autograd.record():
+        y = nd.diag(x, k=k)
+    y.backward()
+    assert y.shape == expected and not x.grad.asnumpy().any()
+
+
 def test_random_slopes_come_with_their_mask():
     x = nd.array([[-1.0, 1.0]])
     output, mask = nd.LeakyReLU(x, act_type="rrelu")
@@ -399,6 +409,8 @@ def test_functions():
     assert [piece.shape for piece in nd.split_v2(x, (1, 3), axis=2)] == [(2, 3, 1), (2, 3, 2), (2, 3, 1)]
     with pytest.raises(ValueError):
         nd.split_v2(x, 5, axis=1)
+    ranged = nd.histogram(nd.array([0, 1, 1, 3]), bins=3, range=(0, 3))
+    assert isinstance(ranged, list) and ranged[0].dtype == np.int64 and ranged[1].dtype == np.float32  # as in MXNet
     counts, edges = nd.histogram(nd.array([0, 1, 1, 3]), bins=3)
     assert counts.asnumpy().tolist() == [1, 2, 1] and edges.shape == (4,)
     out = nd.zeros((2, 3))

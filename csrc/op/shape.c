@@ -394,10 +394,8 @@ static mpg_status diagonal_shape(mpg_infer *infer, const mpg_shape *in, int64_t 
   MPG_TRY(mpg_axis_normalize(axis2, in->ndim, infer->op->name, &b));
   if (a == b) return mpg_infer_fail(infer, "axis1 and axis2 are the same dimension");
   int64_t rows = in->dims[a], columns = in->dims[b];
-  if (k >= columns || k <= -rows)
-    return mpg_infer_fail(infer, "a plane of %lld rows and %lld columns has no diagonal %lld", (long long)rows, (long long)columns, (long long)k);
-  if (k > 0) columns -= k;
-  if (k < 0) rows += k;
+  if (k > 0) columns = k < columns ? columns - k : 0; /* nothing beyond the plane */
+  if (k < 0) rows = k > -rows ? rows + k : 0;
   *shape = (mpg_shape){0};
   for (int i = 0; i < in->ndim; i++)
     if (i != a && i != b) shape->dims[shape->ndim++] = in->dims[i];

@@ -59,7 +59,7 @@ static PyObject *get_grad_req(PyObject *self, void *unused) {
 }
 static PyObject *get_fresh(PyObject *self, void *unused) {
   (void)unused;
-  return PyBool_FromLong(mpg_autograd_fresh(mpg_py_array_of(self)));
+  return PyLong_FromLong(mpg_autograd_fresh(mpg_py_array_of(self)));
 }
 static int set_fresh(PyObject *self, PyObject *value, void *unused) {
   (void)unused;

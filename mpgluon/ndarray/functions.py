@@ -213,7 +213,7 @@ def onehot_encode(indices, out):
 def histogram(a, bins=10, range=None):
     """Counts and edges: ``bins`` a number of equal bins over ``range`` (default: of the values), or an NDArray of edges.
 
-    As in MXNet both are float32 where `bins` is a number and no range is given; else counts are int64, and edges of the dtype of `a`.
+    As in MXNet they are a tuple of float32 arrays where `bins` is a number and no range is given; else a list, counts are int64, and edges of the dtype of `a`.
     ValueError for other bins.
     """
     if isinstance(bins, NDArray):
@@ -224,7 +224,8 @@ def histogram(a, bins=10, range=None):
         raise ValueError(f"histogram: bins is an integer or an NDArray of edges, got {type(bins).__name__}")
     counts, edges = np.histogram(a.asnumpy(), bins=edges, range=range)
     plain = range is None and not isinstance(bins, NDArray)
-    return array(counts, ctx=a.context, dtype="float32" if plain else "int64"), array(edges, ctx=a.context, dtype="float32" if plain else a.dtype)
+    found = array(counts, ctx=a.context, dtype="float32" if plain else "int64"), array(edges, ctx=a.context, dtype="float32" if plain else a.dtype)
+    return found if plain else list(found)
 
 
 def Custom(*data, op_type=None, name=None, **kwargs):
