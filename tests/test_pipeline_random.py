@@ -66,7 +66,7 @@ DROPPED = {
     "swapped": (0, lambda F, x: F.Dropout(x.swapaxes(0, 1), p=0.3).swapaxes(0, 1)),
     "swapped and flat": (0, lambda F, x: F.Dropout(x.swapaxes(0, 1).reshape((-3, 0)), p=0.3).reshape((-4, 7, -1, 0)).swapaxes(0, 1)),
     "masks of time": (0, lambda F, x: F.Dropout(x.swapaxes(0, 1), p=0.3, axes=(0,)).swapaxes(0, 1)),
-    "slopes": (0, lambda F, x: F.LeakyReLU(x.swapaxes(0, 1), act_type="rrelu").swapaxes(0, 1)),
+    "slopes": (0, lambda F, x: F.LeakyReLU(x.swapaxes(0, 1), act_type="rrelu")[0].swapaxes(0, 1)),
     "heads first": (0, lambda F, x: attended(F, x, 0)),
     "heads first, steps in front": (1, lambda F, x: attended(F, x, 1)),
 }

@@ -290,10 +290,8 @@ mpg_status mpg_infer_tuple_shape(mpg_infer *infer, const mpg_tuple *tuple, mpg_s
     return mpg_infer_fail(infer, "a shape has 0 to %d dimensions, not %d", MPG_MAX_NDIM, tuple->count);
   *shape = (mpg_shape){.ndim = tuple->count};
   for (int i = 0; i < tuple->count; i++) shape->dims[i] = tuple->values[i];
-  char text[MPG_SHAPE_TEXT_SIZE];
-  if (mpg_shape_check(shape, MPG_FLOAT64, NULL) != MPG_OK)
-    return mpg_infer_fail(infer, "no array has the shape %s", mpg_shape_text(shape, text, sizeof text));
-  return MPG_OK;
+  mpg_status status = mpg_shape_check(shape, MPG_FLOAT64, NULL);
+  return status == MPG_OK ? status : mpg_fail_prefix(status, "%s", infer->op->name);
 }
 
 mpg_status mpg_infer_same(mpg_infer *infer) {
