@@ -32,7 +32,8 @@ static struct {
   _Atomic(int) spinning; /* idle workers that look for work; any thread */
   bool initialized, shut_down, fork_prepared;
   bool exiting; /* libraries that were opened after this one have taken their state down */
-} table;
+  pthread_mutex_t opening; /* held while the table grows, and across a fork */
+} table = {.opening = PTHREAD_MUTEX_INITIALIZER};
 
 /* --- Table ------------------------------------------------------------------------------------------------------------ */
 
@@ -77,7 +78,7 @@ mpg_status mpg_device_set_threads(int n) {
   return MPG_OK;
 }
 
-static mpg_status open_device(mpg_device_id id, const mpg_backend *backend, mpg_device **result) {
+static mpg_status open_another(mpg_device_id id, const mpg_backend *backend, mpg_device **result) {
   enum { PAGE = 4096 }; /* a device has its pages to itself: a GPU may write to its own */
   mpg_status status = mpg_grow((void **)&table.devices, &table.capacity, (size_t)table.count + 1, sizeof(mpg_device *));
   if (status != MPG_OK) return status;
@@ -107,6 +108,14 @@ fail:
   mpg_failures_close(device);
   mpg_free(device->recent);
   mpg_free(device);
+  return status;
+}
+
+/* A fork by a thread without the host lock finds the table, and all that belongs to a device, whole. */
+static mpg_status open_device(mpg_device_id id, const mpg_backend *backend, mpg_device **result) {
+  pthread_mutex_lock(&table.opening);
+  mpg_status status = open_another(id, backend, result);
+  pthread_mutex_unlock(&table.opening);
   return status;
 }
 
@@ -356,7 +365,14 @@ mpg_status mpg_engine_set_mode(mpg_engine_mode mode, uint64_t seed) {
 /* A forked child has no workers. So all work is finished before, and locks are held across: the child starts clean. */
 static void before_fork(void) {
   if (mpg_worker_device()) return; /* running work forks: its own device will not get idle */
-  for (int i = 0; i < table.count; i++) mpg_tick_wait(table.devices[i], table.devices[i]->submitted, false);
+  for (int i = 0;; i++) { /* not with the mutex: waiting gives the host lock up, and whoever opens a device has it */
+    pthread_mutex_lock(&table.opening);
+    mpg_device *device = i < table.count ? table.devices[i] : NULL;
+    pthread_mutex_unlock(&table.opening);
+    if (!device) break;
+    mpg_tick_wait(device, device->submitted, false);
+  }
+  pthread_mutex_lock(&table.opening);
   for (int i = 0; i < table.count; i++) {
     mpg_failures_fork_prepare(table.devices[i]);
     table.devices[i]->backend->fork_prepare(table.devices[i]);
@@ -375,6 +391,7 @@ static void after_fork(bool child) {
     table.devices[i]->backend->fork_done(table.devices[i], child);
     mpg_failures_fork_done(table.devices[i], child);
   }
+  pthread_mutex_unlock(&table.opening);
 }
 static void after_fork_in_parent(void) { after_fork(false); }
 static void after_fork_in_child(void) { after_fork(true); }
