@@ -326,9 +326,9 @@ def test_fresh_gradient_flag():
     with autograd.record():
         y = x * 2
     y.backward()
-    assert x._fresh_grad is True
+    assert x._fresh_grad == 1
     x._fresh_grad = False
-    assert x._fresh_grad is False
+    assert x._fresh_grad == 0
 
 
 def test_nothing_leaks():
