@@ -44,3 +44,14 @@ def test_a_failed_import_can_be_repeated():
         print(mpgluon.nd.ones((2,)).asnumpy().sum())
         """)
     assert printed.split() == ["refused", "2.0"]
+
+
+def test_a_python_whose_lock_is_off_is_refused():
+    """A free-threaded Python turns the lock on for extension modules that do not say they need none; told never to (PYTHON_GIL=0), it must not import this one."""
+    for answer, expected in (("False", "ImportError mpgluon needs Python's global lock"), ("True", "imported")):
+        code = (
+            f"import sys; sys._is_gil_enabled = lambda: {answer}\n"
+            "try:\n    import mpgluon\nexcept ImportError as error:\n    print(type(error).__name__, error)\nelse:\n    print('imported')"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert done.stdout.startswith(expected), done.stdout + done.stderr

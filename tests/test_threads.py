@@ -209,3 +209,21 @@ def test_arrays_are_passed_between_threads():
         assert all(together(limits, range(60)))
     finally:
         mx.context.set_memory_limit(limited, None)
+
+
+def test_threads_that_share_arrays_see_whole_ops():
+    """Each op comes before or behind each other, whatever thread it is of: an array that all write is never part of one value and part of another."""
+    x, one = nd.zeros((300, 400)), nd.ones((300, 400))
+
+    def work(i):
+        for k in range(25):
+            if i == 0:
+                nd.elemwise_add(x, one, out=x)
+            elif i == 1:
+                x[:] = np.full(x.shape, 1000 + k, "float32")
+            elif i == 2:
+                x[:] = nd.full(x.shape, 2000 + k, ctx=mx.cpu(2)).as_in_context(mx.cpu(0))
+            found = (x if i % 2 else x.as_in_context(mx.cpu(1 + i % 4))).asnumpy()
+            assert found.min() == found.max()
+
+    together(work, range(6), 6)

@@ -46,7 +46,19 @@ static int fill_module(PyObject *module) {
   return 0;
 }
 
+/* A free-threaded Python turns its lock on for this module, and says so, but for when it was told never to. */
+static int expect_lock(void) {
+  PyObject *asks = PySys_GetObject("_is_gil_enabled"); /* borrowed; from Python 3.13 on */
+  PyObject *answer = asks != NULL ? PyObject_CallNoArgs(asks) : Py_NewRef(Py_True);
+  int enabled = answer != NULL ? PyObject_IsTrue(answer) : -1;
+  Py_XDECREF(answer);
+  if (enabled == 0)
+    PyErr_SetString(PyExc_ImportError, "mpgluon needs Python's global lock, which PYTHON_GIL=0 or -X gil=0 has turned off; leave these out, and Python turns it on");
+  return enabled > 0 ? 0 : -1;
+}
+
 static int exec_module(PyObject *module) {
+  if (expect_lock() < 0) return -1;
   if (mpg_py != NULL) {
     PyErr_SetString(PyExc_ImportError, "mpgluon._core is loaded already; there is one per process, and none for subinterpreters");
     return -1;
