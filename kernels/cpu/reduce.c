@@ -56,6 +56,13 @@ typedef struct fold_state {
 } fold_state;
 
 #define INLINE __attribute__((always_inline)) static inline
+#if defined(__AVX512F__)
+#define VECTOR_BYTES 64
+#elif defined(__AVX2__)
+#define VECTOR_BYTES 32
+#else
+#define VECTOR_BYTES 16
+#endif
 static inline int64_t magnitude_i64(int64_t x) { return x < 0 ? (int64_t)(0u - (uint64_t)x) : x; }
 #define T float
 #define U float

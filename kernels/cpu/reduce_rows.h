@@ -1,13 +1,13 @@
 /* The arithmetic of reductions for one accumulator. Included by reduce.c with
  *   T, U (the type it adds and multiplies in), INT (a signed integer of its size), NAME(x), LOWEST, HIGHEST, MAGNITUDE(x), IS_NAN(x)
  *
- * Rows of numbers are combined element by element, in order, in registers. Vectors have 64 bytes on every instruction set: what is combined with what
- * does not depend on them.
+ * Rows of numbers are combined element by element, in order, in registers. Vectors are those of the instruction set (wider ones
+ * compilers take apart, comparisons element by element); what is combined with what does not depend on them.
  */
-enum { NAME(LANES) = 64 / sizeof(T), NAME(VECTORS) = MPG_WIDE / NAME(LANES) };
-typedef T NAME(vector) __attribute__((vector_size(64), aligned(sizeof(T)), may_alias));
-typedef U NAME(unsigned_vector) __attribute__((vector_size(64), aligned(sizeof(T)), may_alias));
-typedef INT NAME(mask) __attribute__((vector_size(64), aligned(sizeof(T)), may_alias));
+enum { NAME(LANES) = VECTOR_BYTES / sizeof(T), NAME(VECTORS) = MPG_WIDE / NAME(LANES) };
+typedef T NAME(vector) __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(T)), may_alias));
+typedef U NAME(unsigned_vector) __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(T)), may_alias));
+typedef INT NAME(mask) __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(T)), may_alias));
 
 static T NAME(identity)(mpg_combine how) { return how == MPG_ADD ? 0 : how == MPG_MULTIPLY ? 1 : how == MPG_LARGEST ? LOWEST : HIGHEST; }
 
