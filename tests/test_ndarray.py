@@ -257,6 +257,19 @@ def test_numpy_functions_keep_gradients_or_say_no():
     assert (x.grad.asnumpy() == 6).all()
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int32", "int64"])
+def test_numbers_beyond_a_dtype_are_compared_as_they_are(dtype):
+    x = nd.array([1, 100], dtype=dtype)
+    for number in (257, -3 if dtype == "uint8" else -200, 3e9, -3e9, 1e10, -1e10, 1e30, -1e30, float("inf"), -float("inf")):
+        if dtype == "int64" and abs(number) < 300:
+            continue
+        expected = [int(number > 0)] * 2
+        for result, wanted in (
+            (x < number, expected), (x <= number, expected), (x > number, [1 - e for e in expected]), (x >= number, [1 - e for e in expected]), (x == number, [0, 0]), (x != number, [1, 1]),
+        ):  # fmt: skip
+            assert result.asnumpy().tolist() == wanted, (dtype, number)
+
+
 def test_power_in_place_makes_a_new_array():
     x = y = nd.array([2.0, 3.0])
     x **= 2

@@ -1,5 +1,6 @@
 #include "kernels/cpu/convert.h"
 
+#include "kernels/common/index.h"
 
 /* float16 by hand: GCC does not vectorise these conversions. Vector and scalar forms give the same bits. */
 static void halves_to_floats(const uint16_t *restrict source, float *restrict target, int64_t count) {
@@ -136,6 +137,11 @@ void mpg_cpu_scalar(mpg_compute compute, mpg_dtype dtype, double value, void *re
     uint64_t element;
     store_block(MPG_COMPUTE_F64, dtype, &value, &element, 1);
     load_block(compute, dtype, &element, result, 1);
+  } else if (compute == MPG_COMPUTE_I32) { /* within the range of what is computed in, so that comparisons with large numbers hold */
+    int64_t whole = mpg_whole(value);
+    *(int32_t *)result = whole > INT32_MAX ? INT32_MAX : whole < INT32_MIN ? INT32_MIN : (int32_t)whole;
+  } else if (compute == MPG_COMPUTE_I64) {
+    *(int64_t *)result = mpg_whole(value);
   } else {
     store_block(MPG_COMPUTE_F64, mpg_compute_dtype(compute), &value, result, 1);
   }

@@ -5,6 +5,7 @@
  * have kernels for each formula, other dtypes share one that chooses by number. Results may be written over an operand.
  */
 #include "kernels/common/binary.h"
+#include "kernels/common/index.h"
 #include "kernels/cuda/cuda.h"
 
 namespace {
@@ -160,8 +161,11 @@ mpg_status launch_row(const mpg_kernel_call *call, int row, row_kind kind, const
   char compute = o.dtype == MPG_FLOAT64 || kind == FLOATS ? 'd' : o.dtype == MPG_INT64 ? 'l' : 'i';
   number value;
   if (compute == 'd') value.f64 = o.scalar;
-  else if (compute == 'l') value.i64 = (int64_t)o.scalar;
-  else value.i32 = (int32_t)o.scalar;
+  else if (compute == 'l') value.i64 = mpg_whole(o.scalar);
+  else { /* within the range of what is computed in, so that comparisons with large numbers hold */
+    int64_t whole = mpg_whole(o.scalar);
+    value.i32 = whole > INT32_MAX ? INT32_MAX : whole < INT32_MIN ? INT32_MIN : (int32_t)whole;
+  }
   return mpg_cuda_launch(call, any_kernel, mpg_cuda_blocks(o.count), MPG_CUDA_THREADS, 0, row, compute, o.dtype, o.a, o.b, o.out, o.count, o.how, value, o.at);
 }
 
