@@ -170,14 +170,17 @@ def sums():
         for name, function, total in (("sum", nd.sum, exact.sum()), ("mean", nd.mean, exact.mean()), ("norm", nd.norm, np.sqrt((exact**2).sum()))):
             yield f"{name} of 1e7, {title}", relative(function(ours).asnumpy(), total), relative(getattr(torch, name)(theirs), total)
         yield f"cumsum of 1e7, {title}", each(nd.cumsum(ours).asnumpy(), exact.cumsum()), each(torch.cumsum(theirs, 0), exact.cumsum())
-        exact = exact.reshape(10000, 1000)
+    random = np.random.RandomState(1)
+    alike = random.uniform(0, 1, (1000, 1)).astype("float32")
+    for title, x in (("uniform", random.uniform(0, 1, (1000, 10000)).astype("float32")), ("alike along it", np.repeat(alike, 10000, 1))):
         for axis in (0, 1):
-            total = exact.sum(axis)
-            ours2, theirs2 = ours.reshape((10000, 1000)), theirs.reshape(10000, 1000)
-            yield f"sum of 10000x1000 along {axis}, {title}", relative(nd.sum(ours2, axis=axis).asnumpy(), total), relative(theirs2.sum(axis), total)
-            total = exact.cumsum(axis)
-            yield (f"cumsum of 10000x1000 along {axis}, {title}", each(nd.cumsum(ours2, axis=axis).asnumpy(), total),
-                   each(theirs2.cumsum(axis), total))  # fmt: skip
+            along = np.ascontiguousarray(x.T) if axis == 0 else x
+            exact, ours, theirs = along.astype("float64"), nd.array(along), torch.from_numpy(along)
+            shape = "x".join(map(str, along.shape))
+            yield (f"sum of {shape} along axis {axis}, {title}", each(nd.sum(ours, axis=axis).asnumpy(), exact.sum(axis)),
+                   each(theirs.sum(axis), exact.sum(axis)))  # fmt: skip
+            yield (f"cumsum of {shape} along axis {axis}, {title}", each(nd.cumsum(ours, axis=axis).asnumpy(), exact.cumsum(axis)),
+                   each(theirs.cumsum(axis), exact.cumsum(axis)))  # fmt: skip
 
 
 @part
@@ -265,7 +268,8 @@ def convolutions():
             net = Net()
             net.hybridize(**mode)
             title = f"convolution 3x3, {batch}x{channels}x{size}x{size}" + (f" x {scale:g}" if scale != 1 else "") + (", exact" if mode else "")
-            yield from _layer(title, [x, w], net, lambda x, w: functional.conv2d(x, w, padding=1), names)
+            layout = torch.contiguous_format if mode else torch.channels_last  # as ours is compiled
+            yield from _layer(title, [x, w], net, lambda x, w: functional.conv2d(x.to(memory_format=layout), w.to(memory_format=layout), padding=1), names)  # noqa: B023
 
 
 @part

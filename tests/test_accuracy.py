@@ -185,3 +185,67 @@ def test_max_pooling_keeps_nan_and_infinities(size, kernel, dtype, layout):
         assert (slope.sum((2, 4)) == 1).all()  # each window has one, which is its largest
         largest = np.where(slope == 1, planes.reshape(slope.shape), 0).sum((2, 4))
         np.testing.assert_array_equal(largest, expected)
+
+
+NORMS = {
+    "BatchNorm": lambda x, g, b: mx.nd.BatchNorm(x, g, b, mx.nd.zeros((3,)), mx.nd.ones((3,)), eps=1e-5, fix_gamma=False),
+    "BatchNorm, channels last": lambda x, g, b: mx.nd.BatchNorm(x.transpose((0, 2, 3, 1)), g, b, mx.nd.zeros((3,)), mx.nd.ones((3,)), eps=1e-5,
+                                                                fix_gamma=False, axis=3).transpose((0, 3, 1, 2)),  # fmt: skip
+    "InstanceNorm": lambda x, g, b: mx.nd.InstanceNorm(x, g, b, eps=1e-5),
+    "GroupNorm": lambda x, g, b: mx.nd.GroupNorm(x, g, b, num_groups=3, eps=1e-5),
+}
+gpu_norms = pytest.mark.skipif(on(0).device_type != "cpu", reason="bounds of the CPU kernels")
+
+
+@gpu_norms
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("offset", [0, 100, 1e4, 1e6])
+def test_normalisation_far_from_zero(name, offset):
+    """Errors are those of single roundings, however far the data lies from 0: nothing is lost to a rounded mean."""
+    random = np.random.RandomState(0)
+    data = (random.normal(size=(4, 3, 20, 21)) + offset).astype("float32")
+    gamma, beta, head = random.uniform(0.5, 1.5, 3).astype("float32"), random.normal(size=3).astype("float32"), random.normal(size=data.shape).astype("float32")
+    x, g, b = (mx.nd.array(v) for v in (data, gamma, beta))
+    for array in (x, g, b):
+        array.attach_grad()
+    with mx.autograd.record():
+        y = NORMS[name](x, g, b)
+    y.backward(mx.nd.array(head))
+    axes = (0, 2, 3) if "Batch" in name else (2, 3)
+    centred = data.astype("float64") - data.astype("float64").mean(axes, keepdims=True)
+    inverse = 1 / np.sqrt((centred**2).mean(axes, keepdims=True) + 1e-5)
+    unit, along = centred * inverse, (1, 3, 1, 1)
+    np.testing.assert_allclose(y.asnumpy(), unit * gamma.reshape(along) + beta.reshape(along), rtol=0, atol=3e-6)
+    np.testing.assert_allclose(g.grad.asnumpy(), (head * unit).sum((0, 2, 3)), rtol=0, atol=1e-4)
+    slope = head - head.mean(axes, keepdims=True, dtype="float64") - unit * (head * unit).mean(axes, keepdims=True)
+    far = 0 if offset < 1e6 else 0.01  # of the gradient in x, what a mean in float32 takes
+    np.testing.assert_allclose(x.grad.asnumpy(), slope * inverse * gamma.reshape(along), rtol=0, atol=3e-6 + 1e-8 * offset + far)
+
+
+@gpu_norms
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("value", [1, 1e6, 1e8, 16777217, 3e30])
+def test_constant_channels_are_shifted_alone(name, value):
+    x, g, b = mx.nd.full((2, 3, 75, 77), value), mx.nd.array([0.5, 1, 2]), mx.nd.array([0.25, -1, 3])
+    with mx.autograd.train_mode():
+        y = NORMS[name](x, g, b).asnumpy()
+    assert (y == np.array([0.25, -1, 3]).reshape((1, 3, 1, 1))).all()
+
+
+@pytest.mark.parametrize("mode, gates", [("lstm", 4), ("gru", 3), ("rnn_tanh", 1)])
+def test_gradients_of_biases_do_not_drift(mode, gates):
+    """The gradient of the input's bias is that of a column of ones in the input, summed up by steps and samples: near float64's."""
+    steps, batch, size, hidden = 1500, 3, 4, 8
+    random = np.random.RandomState(0)
+    weights = random.uniform(-0.25, 0.25, gates * hidden * (size + hidden + 2))
+    data, head = random.normal(size=(steps, batch, size)), random.normal(size=(steps, batch, hidden)) + 0.5
+    grads = []
+    for dtype in ("float32", "float64"):
+        x, w = (mx.nd.array(v.astype("float32"), dtype=dtype) for v in (data, weights))
+        w.attach_grad()
+        states = [mx.nd.zeros((1, batch, hidden), dtype=dtype)] * (2 if mode == "lstm" else 1)
+        with mx.autograd.record():
+            y = mx.nd.RNN(x, w, *states, state_size=hidden, num_layers=1, mode=mode)
+        y.backward(mx.nd.array(head.astype("float32"), dtype=dtype))
+        grads.append(w.grad.asnumpy()[-2 * gates * hidden:])
+    assert np.abs(grads[0] - grads[1]).max() < 4e-7 * np.abs(grads[1]).max()

@@ -155,16 +155,17 @@ static void NAME(last_statistics)(const batch_norm *t) {
   A *center = t->center, *scale = t->scale, *shift = t->shift, *mean = t->mean, *inverse = t->inverse;
   double count = (double)t->outer;
   for (int64_t c = 0; c < t->channels; c++) {
+    double rest = 0;
     if (t->batch_stats) {
-      double away = t->partial[c] / count, variance = t->partial[t->channels + c] / count - away * away;
-      NAME(batch_norm_finish)(t, c, (double)center[c] + away, variance > 0 ? variance : variance == variance ? 0 : variance);
+      double variance = NAME(moments)(count, t->partial[c], t->partial[t->channels + c], &center[c], &rest);
+      NAME(batch_norm_finish)(t, c, center[c], variance);
     } else {
       mean[c] = ((const A *)t->moving_mean)[c];
       inverse[c] = NAME(inverse_deviation)(((const A *)t->moving_var)[c], t->eps);
     }
     center[c] = mean[c];
     scale[c] = inverse[c] * (t->gamma ? ((const A *)t->gamma)[c] : 1);
-    shift[c] = ((const A *)t->beta)[c];
+    shift[c] = (A)((double)((const A *)t->beta)[c] - rest * (double)scale[c]);
   }
 }
 

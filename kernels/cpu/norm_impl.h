@@ -67,6 +67,41 @@ static double NAME(sum_squares)(const S *x, int64_t n, A mean) { /* of distances
   return result;
 }
 
+/* Adds to *away the distances of n elements from `center`, with their signs, and to *squares their squares. */
+static void NAME(add_distances)(const S *x, int64_t n, A center, double *away, double *squares) {
+  for (int64_t begin = 0; begin < n; begin += NAME(CHUNK)) {
+    const S *c = x + begin;
+    int64_t length = n - begin < NAME(CHUNK) ? n - begin : NAME(CHUNK), i = 0;
+    NAME(vector) sums[2] = {{0}}, products[2] = {{0}};
+    for (; i + 2 * NAME(LANES) <= length; i += 2 * NAME(LANES))
+      for (int k = 0; k < 2; k++) {
+        NAME(vector) v;
+        GATHER(v, c + i + k * NAME(LANES));
+        v -= center;
+        sums[k] += v;
+        products[k] += v * v;
+      }
+    A sum = 0, product = 0;
+    sums[0] += sums[1], products[0] += products[1];
+    for (int l = 0; l < NAME(LANES); l++) sum += sums[0][l], product += products[0][l];
+    for (; i < length; i++) {
+      A v = (A)LOAD(c[i]) - center;
+      sum += v, product += v * v;
+    }
+    *away += (double)sum, *squares += (double)product;
+  }
+}
+
+/* The variance of what the distances were summed of. *center becomes the mean; *rest is what rounding takes from it. Normalised are
+ * distances from the mean as it is: near a large mean they are smaller than what rounding it would take from them. */
+static double NAME(moments)(double count, double away, double squares, A *center, double *rest) {
+  if (count == 0) return *rest = 0;
+  double shift = away / count, mean = (double)*center + shift, variance = squares / count - shift * shift;
+  *center = (A)mean;
+  *rest = mean - (double)*center;
+  return variance > 0 ? variance : variance == variance ? 0 : variance;
+}
+
 static double NAME(sum_product)(const S *x, const S *y, int64_t n, A mean) { /* of (x - mean) * y */
   double result = 0;
   for (int64_t begin = 0; begin < n; begin += NAME(CHUNK)) {
@@ -121,17 +156,20 @@ static void NAME(batch_norm_channels)(void *context, int64_t begin, int64_t end)
   A *mean = t->mean, *inverse = t->inverse;
   double count = (double)t->outer * (double)t->inner;
   for (int64_t c = begin; c < end; c++) {
+    double rest = 0;
     if (t->batch_stats) {
-      double sum = 0, squares = 0;
+      double sum = 0, away = 0, squares = 0;
       for (int64_t o = 0; o < t->outer; o++) sum += NAME(sum)(x + (o * t->channels + c) * t->inner, t->inner);
       A center = (A)(sum / count);
-      for (int64_t o = 0; o < t->outer; o++) squares += NAME(sum_squares)(x + (o * t->channels + c) * t->inner, t->inner, center);
-      NAME(batch_norm_finish)(t, c, center, squares / count);
+      for (int64_t o = 0; o < t->outer; o++) NAME(add_distances)(x + (o * t->channels + c) * t->inner, t->inner, center, &away, &squares);
+      double variance = NAME(moments)(count, away, squares, &center, &rest);
+      NAME(batch_norm_finish)(t, c, center, variance);
     } else {
       mean[c] = ((const A *)t->moving_mean)[c];
       inverse[c] = NAME(inverse_deviation)(((const A *)t->moving_var)[c], t->eps);
     }
-    A center = mean[c], scale = inverse[c] * (t->gamma ? ((const A *)t->gamma)[c] : 1), shift = ((const A *)t->beta)[c];
+    A center = mean[c], scale = inverse[c] * (t->gamma ? ((const A *)t->gamma)[c] : 1);
+    A shift = (A)((double)((const A *)t->beta)[c] - rest * (double)scale);
     for (int64_t o = 0; o < t->outer; o++) {
       const S *from = x + (o * t->channels + c) * t->inner;
       S *to = y + (o * t->channels + c) * t->inner;
@@ -159,7 +197,8 @@ static void NAME(batch_norm_backward_channels)(void *context, int64_t begin, int
     ((A *)t->dgamma)[c] = t->gamma ? (A)(product * inverse) : 0;
     ((A *)t->dbeta)[c] = (A)sum;
     A scale = inverse * (t->gamma ? ((const A *)t->gamma)[c] : 1);
-    A slope = t->batch_stats ? (A)(product / count * inverse * inverse) : 0, offset = t->batch_stats ? (A)(sum / count) : 0;
+    A slope = t->batch_stats ? (A)(product / count * inverse * inverse) : 0;
+    A offset = t->batch_stats ? (A)(sum / count) : 0;
     for (int64_t o = 0; o < t->outer; o++) {
       int64_t at = (o * t->channels + c) * t->inner;
       for (int64_t i = at; i < at + t->inner; i++)
@@ -179,7 +218,9 @@ static void NAME(layer_norm_rows)(void *context, int64_t begin, int64_t end) {
     const S *x = (const S *)t->x + r * n;
     S *y = (S *)t->y + r * n;
     A mean = (A)(NAME(sum)(x, n) / (double)n);
-    A deviation = (A)sqrt((A)(NAME(sum_squares)(x, n, mean) / (double)n) + (A)t->eps), inverse = 1 / deviation;
+    double away = 0, squares = 0, rest;
+    NAME(add_distances)(x, n, mean, &away, &squares);
+    A deviation = (A)sqrt((A)NAME(moments)((double)n, away, squares, &mean, &rest) + (A)t->eps), inverse = 1 / deviation;
     for (int64_t i = 0; i < n; i++) y[i] = STORE(((A)LOAD(x[i]) - mean) * inverse * (A)LOAD(gamma[i]) + (A)LOAD(beta[i]));
     ((S *)t->mean)[r] = STORE(mean);
     ((S *)t->deviation)[r] = STORE(deviation);
@@ -323,8 +364,11 @@ static void NAME(group_norm_rows)(void *context, int64_t begin, int64_t end) {
     S *y = (S *)t->y + r * n;
     A gamma = (A)LOAD(((const S *)t->gamma)[r % t->inner]), beta = (A)LOAD(((const S *)t->beta)[r % t->inner]);
     A mean = n ? (A)(NAME(sum)(x, n) / (double)n) : 0;
-    A deviation = (A)sqrt((n ? (A)(NAME(sum_squares)(x, n, mean) / (double)n) : 0) + (A)t->eps), scale = gamma / deviation;
-    for (int64_t i = 0; i < n; i++) y[i] = STORE(((A)LOAD(x[i]) - mean) * scale + beta);
+    double away = 0, squares = 0, rest;
+    NAME(add_distances)(x, n, mean, &away, &squares);
+    A deviation = (A)sqrt((A)NAME(moments)((double)n, away, squares, &mean, &rest) + (A)t->eps), scale = gamma / deviation;
+    A shift = (A)((double)beta - rest * (double)scale);
+    for (int64_t i = 0; i < n; i++) y[i] = STORE(((A)LOAD(x[i]) - mean) * scale + shift);
     ((S *)t->mean)[r] = STORE(mean);
     ((S *)t->deviation)[r] = STORE(deviation);
   }
@@ -338,7 +382,8 @@ static void NAME(group_norm_backward_rows)(void *context, int64_t begin, int64_t
     S *dx = (S *)t->y + r * n;
     A gamma = (A)LOAD(((const S *)t->gamma)[r % t->inner]);
     A mean = (A)LOAD(((const S *)t->mean)[r]), inverse = 1 / (A)LOAD(((const S *)t->deviation)[r]);
-    double sum = NAME(sum)(dy, n), product = NAME(sum_product)(x, dy, n, mean);
+    double sum = NAME(sum)(dy, n), away = NAME(sum_away)(x, n, mean);
+    double product = about_mean(NAME(sum_product)(x, dy, n, mean), sum, away, (double)n);
     t->partial[2 * r] = product * inverse;
     t->partial[2 * r + 1] = sum;
     A offset = (A)(sum / (double)n), slope = (A)(product / (double)n * inverse * inverse), scale = gamma * inverse;

@@ -397,20 +397,30 @@ static void NAME(vanilla_back_cell)(const void *step, int64_t from, int64_t to, 
   }
 }
 
-/* Sums the columns of a [rows, columns] matrix, rows in order. */
+/* Sums the columns of a [rows, columns] matrix. */
 typedef struct NAME(columns) {
   const T *matrix;
   T *sums, *copy;
   int64_t rows, columns;
 } NAME(columns);
 
+/* In T over a few rows, beyond in double: there is a row for each step and sample, and one chain of them would lose digits. */
 static void NAME(column_range)(void *context, int64_t begin, int64_t end) {
+  enum { ROWS = 16, COLUMNS = 256 };
   const NAME(columns) *p = context;
-  memset(p->sums + begin, 0, (size_t)(end - begin) * sizeof(T));
-  for (int64_t i = 0; i < p->rows; i++) {
-    const T *restrict row = p->matrix + i * p->columns;
-    T *restrict sums = p->sums;
-    for (int64_t j = begin; j < end; j++) sums[j] += row[j];
+  for (int64_t at = begin; at < end; at += COLUMNS) {
+    int64_t width = end - at < COLUMNS ? end - at : COLUMNS;
+    double totals[COLUMNS] = {0};
+    for (int64_t first = 0; first < p->rows; first += ROWS) {
+      int64_t last = p->rows - first < ROWS ? p->rows : first + ROWS;
+      T sums[COLUMNS] = {0};
+      for (int64_t i = first; i < last; i++) {
+        const T *row = p->matrix + i * p->columns + at;
+        for (int64_t j = 0; j < width; j++) sums[j] += row[j];
+      }
+      for (int64_t j = 0; j < width; j++) totals[j] += (double)sums[j];
+    }
+    for (int64_t j = 0; j < width; j++) p->sums[at + j] = (T)totals[j];
   }
   if (p->copy) memcpy(p->copy + begin, p->sums + begin, (size_t)(end - begin) * sizeof(T));
 }

@@ -212,15 +212,20 @@ template <class T, class C>
 __global__ void group_norm_kernel(layer_norm<T> t) {
   for (int64_t row = blockIdx.x; row < t.outer; row += gridDim.x) {
     const T *x = t.x + row * t.n;
-    C sum = 0, squares = 0, n = t.n ? (C)t.n : (C)1;
+    C sum = 0, away = 0, squares = 0, n = t.n ? (C)t.n : (C)1;
     for (int64_t i = threadIdx.x; i < t.n; i += blockDim.x) sum += mpg_to<C>(x[i]);
     C mean = mpg_block_reduce(sum, (C)0, mpg_plus()) / n;
     for (int64_t i = threadIdx.x; i < t.n; i += blockDim.x) {
       C d = mpg_to<C>(x[i]) - mean;
+      away += d;
       squares += d * d;
     }
-    C deviation = (C)sqrt(mpg_block_reduce(squares, (C)0, mpg_plus()) / n + (C)t.eps);
-    C scale = mpg_to<C>(t.gamma[row % t.inner]) / deviation, shift = mpg_to<C>(t.beta[row % t.inner]);
+    /* Normalised are distances from the mean as it is, not as rounding left it. */
+    double moved = (double)mpg_block_reduce(away, (C)0, mpg_plus()) / (double)n, exact = (double)mean + moved;
+    double variance = (double)mpg_block_reduce(squares, (C)0, mpg_plus()) / (double)n - moved * moved;
+    mean = (C)exact;
+    C deviation = (C)sqrt((C)(variance < 0 ? 0 : variance) + (C)t.eps), scale = mpg_to<C>(t.gamma[row % t.inner]) / deviation;
+    C shift = (C)((double)mpg_to<C>(t.beta[row % t.inner]) - (exact - (double)mean) * (double)scale);
     for (int64_t i = threadIdx.x; i < t.n; i += blockDim.x) t.y[row * t.n + i] = mpg_to<T>((mpg_to<C>(x[i]) - mean) * scale + shift);
     if (threadIdx.x == 0) {
       t.mean[row] = mpg_to<T>(mean);
@@ -233,14 +238,16 @@ template <class T, class C>
 __global__ void group_norm_back_kernel(layer_norm<T> t, C *partial) {
   for (int64_t row = blockIdx.x; row < t.outer; row += gridDim.x) {
     const T *x = t.x + row * t.n, *dy = t.dy + row * t.n;
-    C mean = mpg_to<C>(t.mean[row]), inverse = 1 / mpg_to<C>(t.deviation[row]), sum = 0, product = 0, n = t.n ? (C)t.n : (C)1;
+    C mean = mpg_to<C>(t.mean[row]), inverse = 1 / mpg_to<C>(t.deviation[row]), sum = 0, product = 0, away = 0, n = t.n ? (C)t.n : (C)1;
     for (int64_t i = threadIdx.x; i < t.n; i += blockDim.x) {
-      C g = mpg_to<C>(dy[i]);
+      C g = mpg_to<C>(dy[i]), d = mpg_to<C>(x[i]) - mean;
       sum += g;
-      product += g * (mpg_to<C>(x[i]) - mean);
+      product += g * d;
+      away += d;
     }
     sum = mpg_block_reduce(sum, (C)0, mpg_plus());
     product = mpg_block_reduce(product, (C)0, mpg_plus());
+    product = (C)((double)product - (double)mpg_block_reduce(away, (C)0, mpg_plus()) / (double)n * (double)sum); /* about the mean itself */
     if (threadIdx.x == 0) {
       partial[row] = product * inverse;
       partial[t.outer + row] = sum;
