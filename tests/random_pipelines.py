@@ -166,6 +166,17 @@ class Case:
         carried = f", carried {self.carried}" if self.timewise else ""
         return "\n".join([*lines, f"  results {self.outputs}, with a loss {self.used}{carried}"])
 
+    def learns(self):
+        """Whether results depend on parameters; backward is an error where nothing wants a gradient."""
+        first = 2 if self.timewise else 1
+        left = [end for end, _ in self.outputs] + ([self.carried[0]] if self.timewise else [])
+        while left:
+            at = left.pop() - first
+            if at >= 0 and self.nodes[at].layer is not None:
+                return True
+            left += self.nodes[at].inputs if at >= 0 else []
+        return False
+
     # The losses: of the results with one, by the loop; of all, in a `TrainStep`.
 
     @staticmethod
@@ -251,7 +262,7 @@ class Case:
         net, x = self.network(False, self.add), self.x.copy()
         flags = {"recompute": True} if self.recompute == "all" else {}
         net.hybridize(exact=True, pipeline=self.pipeline(schedule), **flags)
-        if self.wants_input:
+        if self.wants_input or not self.learns():
             x.attach_grad()
         with autograd.record():
             outputs = net(x, self.state) if self.timewise else net(x)
