@@ -4,12 +4,18 @@ An expression is evaluated in the process of its library, with the inputs by nam
 `torch.nn.functional`. Inputs are drawn alike: floats from the normal distribution, integers from 0 to 100.
 """
 
+import time
 from typing import NamedTuple
 
 import numpy as np
 
 
 SPAN = 5e-4  # seconds of calls before a wait: short, so that some fall between what else the machine does
+
+
+def clock_of(threads):
+    """One thread is timed by what the processors have worked for the process, which other programs hardly change; several by the clock."""
+    return time.process_time if threads == 1 else time.perf_counter
 
 
 class Case(NamedTuple):

@@ -3,7 +3,7 @@
 import sys
 
 import mpgluon as mx
-from ops_cases import CASES, SPAN, draw
+from ops_cases import CASES, SPAN, clock_of, draw
 from serve import serve
 
 mx.context.set_threads(int(sys.argv[1]))
@@ -18,4 +18,4 @@ def make(case):
     return start
 
 
-serve(f"mpgluon {mx.__version__}", {case.name: make(case) for case in CASES}, span=SPAN)
+serve(f"mpgluon {mx.__version__}", {case.name: make(case) for case in CASES}, span=SPAN, clock=clock_of(int(sys.argv[1])))

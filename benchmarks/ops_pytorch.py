@@ -2,7 +2,7 @@
 
 import sys
 
-from ops_cases import CASES, SPAN, draw
+from ops_cases import CASES, SPAN, clock_of, draw
 from serve import serve
 
 try:
@@ -28,4 +28,4 @@ def make(case):
     return start
 
 
-serve(f"PyTorch {torch.__version__}", {case.name: make(case) for case in CASES}, span=SPAN)
+serve(f"PyTorch {torch.__version__}", {case.name: make(case) for case in CASES}, span=SPAN, clock=clock_of(int(sys.argv[1])))
