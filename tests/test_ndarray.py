@@ -257,6 +257,13 @@ def test_numpy_functions_keep_gradients_or_say_no():
     assert (x.grad.asnumpy() == 6).all()
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_functions_that_cut_off_keep_nan(dtype):
+    x = nd.array([np.nan, np.inf, -np.inf, -0.0], dtype=dtype)
+    for result, expected in ((nd.hard_sigmoid(x), [np.nan, 1, 0, 0.5]), (nd.clip(x, -1, 2), [np.nan, 2, -1, 0]), (nd.relu(x), [np.nan, np.inf, 0, 0])):
+        np.testing.assert_array_equal(result.asnumpy(), np.array(expected, dtype))
+
+
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int32", "int64"])
 def test_numbers_beyond_a_dtype_are_compared_as_they_are(dtype):
     x = nd.array([1, 100], dtype=dtype)

@@ -10,9 +10,9 @@
 #define SELU_ALPHA 1.6732632423543772848170429916717
 #define SELU_SCALE 1.0507009873554804934193349852946
 #define ROOT_HALF 0.70710678118654752440
-/* The nearest number of 0 to 1; 0 for NaN. */
-MPG_ANYWHERE float unit_of_float(float x) { return x > 0 ? x < 1 ? x : 1 : 0; }
-MPG_ANYWHERE double unit_of_double(double x) { return x > 0 ? x < 1 ? x : 1 : 0; }
+/* The nearest number of 0 to 1; NaN stays. */
+MPG_ANYWHERE float unit_of_float(float x) { return x <= 0 ? 0 : x >= 1 ? 1 : x; }
+MPG_ANYWHERE double unit_of_double(double x) { return x <= 0 ? 0 : x >= 1 ? 1 : x; }
 
 /* The derivative of GELU. */
 #define GELU_SLOPE_F(x) (0.5f * (1 + mpg_erff((x) * (float)ROOT_HALF)) + (x)*0.39894228040143267794f * mpg_expf(-0.5f * (x) * (x)))
