@@ -135,7 +135,7 @@ MPG_INLINE float mpg_powf(float x, float y) {
   float magnitude = fabsf(x), halved = 0.5f * y;
   float result = (float)mpg_exp((double)y * mpg_log((double)magnitude));
   int whole = truncf(y) == y, odd = whole & (truncf(halved) != halved);
-  result = (x < 0.0f) & (magnitude != INFINITY) & !whole ? NAN : result;
+  result = ((x < 0.0f) & (magnitude != INFINITY) & !whole) ? NAN : result;
   result = mpg_float_from_bits(mpg_float_bits(result) ^ (odd ? mpg_float_bits(x) & 0x80000000u : 0u));
   int one = (x == 1.0f) | (y == 0.0f) | ((magnitude == 1.0f) & (fabsf(y) == INFINITY));
   return one ? 1.0f : result;

@@ -117,7 +117,12 @@ INLINE T NAME(halve)(mpg_combine how, NAME(vector) *v, int vectors) {
     for (int k = 0; k < half; k++) NAME(combine_vector)(how, &v[k], &v[k + half]);
   MPG_UNROLL(4)
   for (int half = NAME(LANES) / 2; half; half /= 2) {
+#ifdef __clang__
+    NAME(vector) other = {0};
+    for (int j = 0; j < NAME(LANES); j++) other[j] = v[0][(iota[j] + half) & (NAME(LANES) - 1)];
+#else
     NAME(vector) other = __builtin_shuffle(v[0], (iota + half) & (NAME(LANES) - 1));
+#endif
     NAME(combine_vector)(how, &v[0], &other);
   }
   return v[0][0];
