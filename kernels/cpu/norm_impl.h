@@ -113,6 +113,31 @@ static double NAME(sum_product)(const S *x, const S *y, int64_t n, A mean) { /* 
   return result;
 }
 
+/* Sums of y, of the distances of x from `center`, and of their products with y; CHUNK elements at a time. */
+static void NAME(add_products)(const S *x, const S *y, int64_t n, A center, double *sum, double *away, double *product) {
+  for (int64_t begin = 0; begin < n; begin += NAME(CHUNK)) {
+    const S *c = x + begin, *d = y + begin;
+    int64_t length = n - begin < NAME(CHUNK) ? n - begin : NAME(CHUNK), i = 0;
+    NAME(vector) sums = {0}, distances = {0}, products = {0};
+    for (; i + NAME(LANES) <= length; i += NAME(LANES)) {
+      NAME(vector) v, w;
+      GATHER(v, c + i);
+      GATHER(w, d + i);
+      v -= center;
+      sums += w;
+      distances += v;
+      products += v * w;
+    }
+    A s = 0, u = 0, p = 0;
+    for (int l = 0; l < NAME(LANES); l++) s += sums[l], u += distances[l], p += products[l];
+    for (; i < length; i++) {
+      A v = (A)LOAD(c[i]) - center, w = (A)LOAD(d[i]);
+      s += w, u += v, p += v * w;
+    }
+    *sum += (double)s, *away += (double)u, *product += (double)p;
+  }
+}
+
 /* --- Columns: sums down the rows of a matrix, COLUMNS at a time ------------------------------------------------------ */
 /* sums[j] of x, of squared distances from mean (when mean is given), or of (x - mean) * y (when y is given too). */
 static void NAME(column_sums)(const S *x, const S *y, const A *mean, int64_t rows, int64_t stride, int width, double *sums) {
@@ -382,8 +407,9 @@ static void NAME(group_norm_backward_rows)(void *context, int64_t begin, int64_t
     S *dx = (S *)t->y + r * n;
     A gamma = (A)LOAD(((const S *)t->gamma)[r % t->inner]);
     A mean = (A)LOAD(((const S *)t->mean)[r]), inverse = 1 / (A)LOAD(((const S *)t->deviation)[r]);
-    double sum = NAME(sum)(dy, n), away = NAME(sum_away)(x, n, mean);
-    double product = about_mean(NAME(sum_product)(x, dy, n, mean), sum, away, (double)n);
+    double sum = 0, away = 0, product = 0;
+    NAME(add_products)(x, dy, n, mean, &sum, &away, &product);
+    product = about_mean(product, sum, away, (double)n);
     t->partial[2 * r] = product * inverse;
     t->partial[2 * r + 1] = sum;
     A offset = (A)(sum / (double)n), slope = (A)(product / (double)n * inverse * inverse), scale = gamma * inverse;
