@@ -81,6 +81,25 @@ def test_containers_that_change_while_they_are_read():
     assert int(run(CONTAINERS)) > 5000
 
 
+def test_packed_weights_that_are_none():
+    """Their contents say how they are to be read."""
+    printed = run("""
+        import numpy as np, mpgluon as mx
+        from mpgluon import _core, nd
+        convolution, dense = _core.get_op("_packed_convolution"), _core.get_op("_packed_fully_connected")
+        for contents in (np.ones, np.zeros, lambda n: np.full(n, np.nan), lambda n: np.full(n, 1e30)):
+            weights = nd.array(contents(528)), nd.array(contents(4112))
+            for call in (lambda: convolution(nd.ones((2, 1, 8, 5)), weights[0], kernel=(1, 2), num_filter=1, no_bias=True),
+                         lambda: dense(nd.ones((2, 64)), weights[1], num_hidden=64, no_bias=True)):
+                try:
+                    call().wait_to_read()
+                except mx.MXNetError as error:
+                    assert "does not fit" in str(error) or "must have the shape" in str(error), error
+        print("done")
+        """)
+    assert printed.strip() == "done"
+
+
 def fuzz(tmp_path, **options):
     arguments = [f"--{key}={value}" for key, value in options.items()]
     log = tmp_path / "log"
