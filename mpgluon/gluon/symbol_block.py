@@ -3,7 +3,7 @@
 import os
 
 from .. import ndarray as nd
-from ..base import MXNetError
+from ..base import MXNetAssertionError, MXNetError
 from . import _tracing
 from .block import HybridBlock
 from .parameter import ParameterDict
@@ -119,7 +119,7 @@ class SymbolBlock(HybridBlock):
         known = outputs.list_inputs()
         for name in names:
             if name not in known:
-                raise ValueError(f"{symbol_file} has no input {name!r}; its variables are {', '.join(known)}")
+                raise MXNetAssertionError(f"{symbol_file} has no input {name!r}; its variables are {', '.join(known)}")
         dtype = "float32" if param_file is None else None
         block = SymbolBlock(outputs, [symbol.var(name, dtype=dtype) for name in names])
         if param_file is not None:
