@@ -112,7 +112,8 @@ def writable_symbols(path):
 def test_no_new_mutable_globals():
     found, wrong = False, set()
     for path in objects():
-        match = re.search(r"/build/[^/]+/(?:\w+/)?(csrc/(\w+)|kernels)/", path)
+        # Objects of gcc: clang keeps arrays that nobody writes to among the writable ones.
+        match = re.search(r"/build/(?!release-clang)[^/]+/(?:\w+/)?(csrc/(\w+)|kernels)/", path)
         if not match:
             continue
         found = True
