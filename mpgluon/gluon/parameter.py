@@ -413,6 +413,8 @@ class Parameter:
         if cast_dtype and dtype_source not in ("current", "saved"):
             raise ValueError(f"dtype_source must be 'current' or 'saved', not {dtype_source!r}")
         failed = f"Failed loading Parameter '{self.name}' from {source}"
+        if data is None:
+            raise MXNetError(f"{failed}: the file leaves the array out")
         if self._shape is not None and (
             len(self._shape) != len(data.shape)
             or any(known not in (-1, 0, size) for known, size in zip(self._shape, data.shape))

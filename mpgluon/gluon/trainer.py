@@ -519,6 +519,8 @@ def _check_state(state, param, fname):
 def _read_header(arrays, fname):
     if not isinstance(arrays, dict) or _HEADER not in arrays:
         raise MXNetError(f"'{fname}' is no file of trainer states")
+    if any(array is None for array in arrays.values()):
+        raise MXNetError(f"'{fname}' is damaged: it leaves arrays out")
     try:
         header = json.loads(bytes(arrays[_HEADER].asnumpy().astype("uint8").tolist()))
     except ValueError as error:
