@@ -301,12 +301,11 @@ mpg_status mpg_pool_alloc(mpg_pool *pool, size_t size, bool host_access, mpg_blo
   size_t rounded;
   if (!find_class(size, &index, &rounded)) return out_of_memory(pool, size);
   size_class *class = &pool->classes[index];
-  mpg_status status = take(pool, class, rounded, size, host_access, block);
-  if (__builtin_expect(status == MPG_DEVICE_OUT_OF_MEMORY, 0) && !(GET(limit) && rounded > GET(limit))) {
+  mpg_status status;
+  for (bool collected = false; (status = take(pool, class, rounded, size, host_access, block)) != MPG_OK; collected = true) {
+    if (collected || status != MPG_DEVICE_OUT_OF_MEMORY || (GET(limit) && rounded > GET(limit))) return status;
     mpg_host_collect(); /* what is garbage to the host may hold arrays */
-    status = take(pool, class, rounded, size, host_access, block);
   }
-  if (status != MPG_OK) return status;
   size_t in_use = GET(in_use) + block->size;
   SET(in_use, in_use);
   if (in_use > pool->working_set) pool->working_set = in_use;

@@ -65,13 +65,13 @@ mpg_status mpg_storage_create(mpg_device *device, size_t size, bool host_access,
   if (leaving) mpg_storage_collect();
   mpg_storage *storage = new_storage();
   if (!storage) return MPG_HOST_OUT_OF_MEMORY;
-  mpg_block block;
-  mpg_status status = mpg_pool_alloc(device->pool, size, host_access, &block);
+  *storage = (mpg_storage){.references = 1, .device = device, .size = size};
+  mpg_status status = mpg_pool_alloc(device->pool, size, host_access, &storage->block);
   if (status != MPG_OK) {
     recycle(storage);
     return status;
   }
-  *storage = (mpg_storage){.references = 1, .device = device, .block = block, .size = size, .born = ++births};
+  storage->born = ++births;
   *result = storage;
   return MPG_OK;
 }
