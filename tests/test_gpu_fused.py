@@ -92,7 +92,8 @@ def test_every_formula_in_a_group():
         op = _core.get_op(name)
         if "inplace" not in op.describe()["flags"]:
             continue
-        for arrays, params in [((x,), {}), ((x, y), {}), ((x,), {"scalar": 1.5})]:
+        arrays = (x, y)[: len(op.describe()["inputs"])]  # one more by position would be out=
+        for params in ({}, {"scalar": 1.5}):
             try:
                 function = getattr(nd, name, None)
                 expected = function(*[a * 1.0 for a in arrays], **params) + 0.25 if function else None
