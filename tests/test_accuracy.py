@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import mpgluon as mx
+from mpgluon import _core
 from places import on
 
 
@@ -58,6 +59,8 @@ def test_functions_are_near(name):
     function, exact, low, high, bound = OWN.get(name) or LIBRARY[name]
     if name in LIBRARY and on(0).device_type != "cpu":
         bound = max(bound, 5.0)
+    if _core.build_info()["isa"] == "base" and name in OWN:  # without fused multiply-adds
+        bound *= 2
     random = np.random.RandomState(0)
     x = np.exp2(random.uniform(-30, np.log2(max(abs(low), abs(high))), 30000)) * random.choice([-1.0, 1.0], 30000)
     x = np.concatenate([x, random.uniform(max(low, -8), min(high, 8), 70000)]).astype("float32")
