@@ -156,6 +156,13 @@ static bool read_part(const mpg_view_layout *layout, bool exchanged, part *t) {
 
 enum { MOST_BASES = 16 };
 
+/* A view of the same shape is what a move to another device is where there is none to make. It is looked through no more than a copy is: gradients
+ * are summed up there. */
+static bool stands_for_copy(const mpg_rewrite *r, mpg_operand operand) {
+  return mpg_rewrite_node(r, operand)->op->id == MPG_OP__reshape_exact &&
+         mpg_shape_equal(&mpg_rewrite_desc(r, operand)->shape, &mpg_rewrite_desc(r, mpg_rewrite_input(r, operand, 0))->shape);
+}
+
 /* The arrays that the operand can be read from, nearest first. */
 static int find_bases(const mpg_rewrite *r, mpg_operand operand, bool exchanged, bool scalable, part *parts) {
   mpg_operand chain[MOST_BASES];
@@ -167,7 +174,7 @@ static int find_bases(const mpg_rewrite *r, mpg_operand operand, bool exchanged,
     mpg_operand next;
     double factor = 1;
     const mpg_node *node = mpg_rewrite_node(r, chain[length - 1]);
-    if (!node->op || node->num_inputs < 1) break;
+    if (!node->op || node->num_inputs < 1 || stands_for_copy(r, chain[length - 1])) break;
     if (!mpg_view_op(node)) {
       if (!scalable || !mpg_rewrite_scaled(r, chain[length - 1], MPG_PRIVATE, &next, &factor) || next.moved != chain[length - 1].moved) break;
     } else {
