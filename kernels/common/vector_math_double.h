@@ -38,12 +38,13 @@ MPG_INLINE double mpg_fma_double(double a, double b, double c) {
 #define MPG_DOUBLE_ROUNDER 0x1.8p52 /* x + this has round(x) in its low bits */
 #define MPG_DOUBLE_LN2_HIGH 0x1.62e42feep-1 /* 32 bits: its product with an exponent is exact */
 #define MPG_DOUBLE_LN2_LOW 0x1.a39ef35793c76p-33
-MPG_INLINE double mpg_double_power_of_two(int64_t n) { return mpg_double_from_bits((uint64_t)(n + 1023) << 52); }
+/* Exponents wrap, as those of NaN are any number. */
+MPG_INLINE double mpg_double_power_of_two(uint64_t n) { return mpg_double_from_bits((n + 1023) << 52); }
 
 /* x = n ln 2 + r, |r| <= ln 2 / 2; returns exp(r) - 1. */
-MPG_INLINE double mpg_double_exp_reduced(double x, int64_t *n) {
+MPG_INLINE double mpg_double_exp_reduced(double x, uint64_t *n) {
   double shifted = mpg_fma_double(x, 0x1.71547652b82fep+0, MPG_DOUBLE_ROUNDER), whole = shifted - MPG_DOUBLE_ROUNDER;
-  *n = (int64_t)(mpg_double_bits(shifted) - 0x4338000000000000u);
+  *n = mpg_double_bits(shifted) - 0x4338000000000000u;
   double r = mpg_fma_double(whole, -MPG_DOUBLE_LN2_HIGH, x);
   r = mpg_fma_double(whole, -MPG_DOUBLE_LN2_LOW, r);
   double q = 1.0 / 6227020800;
@@ -63,15 +64,15 @@ MPG_INLINE double mpg_double_exp_reduced(double x, int64_t *n) {
 
 MPG_INLINE double mpg_exp(double x) {
   double bounded = x < -746.0 ? -746.0 : x > 710.0 ? 710.0 : x; /* NaN stays */
-  int64_t n;
+  uint64_t n;
   double y = 1.0 + mpg_double_exp_reduced(bounded, &n);
-  int64_t half = (int64_t)((uint64_t)(n + 2048) >> 1) - 1024; /* two factors: the result may be subnormal, or overflow */
+  uint64_t half = ((n + 2048) >> 1) - 1024; /* two factors: the result may be subnormal, or overflow */
   return y * mpg_double_power_of_two(half) * mpg_double_power_of_two(n - half);
 }
 
 MPG_INLINE double mpg_expm1(double x) {
   double bounded = x < -40.0 ? -40.0 : x > 710.0 ? 710.0 : x;
-  int64_t n;
+  uint64_t n;
   double y = mpg_double_exp_reduced(bounded, &n);
   double scale = mpg_double_power_of_two(n - 1); /* half of it, as 2^1024 is not a double */
   double result = mpg_fma_double(scale, y, scale - 0.5) * 2.0;
