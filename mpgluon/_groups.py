@@ -5,7 +5,6 @@ device and moves there what they take from elsewhere (csrc/autograd/groups.h); w
 State is per thread.
 """
 
-import contextlib
 import threading
 
 from . import _core
@@ -49,57 +48,24 @@ def lookup(group, devices, what):
     return found
 
 
-class placed:
+def placing(group, devices):
+    """The changes of state with which ops belong to `group` (None: to none) of the dict `devices`, which is the running one."""
+    device = None if group is None else lookup(group, devices, "AttrScope")
+    state = vars(_state)
+    changes = [(state, "devices", devices), (state, "key", (tuple(devices.items()), group)), (state, "device", device), (_core.set_group, device or True)]
+    return changes if device is None else [*changes, device]  # new arrays are made there, too
+
+
+def placed(group):
     """A scope in which ops belong to `group` (None: to none) of the running dict."""
-
-    __slots__ = ("_group", "_device", "_former", "_context")
-
-    def __init__(self, group):
-        self._group = group
-
-    def __enter__(self):
-        devices = _state.devices
-        self._former = _state.key, _state.device
-        self._device = None if self._group is None else lookup(self._group, devices, "AttrScope")
-        former = _core.set_group(self._device or True)
-        self._former += (former,)
-        self._context = self._device  # new arrays are made there, too
-        if self._context is not None:
-            self._context.__enter__()
-        _state.key, _state.device = (tuple(devices.items()), self._group), self._device
-        return self
-
-    def __exit__(self, *error):
-        if self._context is not None:
-            self._context.__exit__(*error)
-        _state.key, _state.device, former = self._former
-        _core.set_group(former)
+    return _core.Scope(*placing(group, _state.devices))
 
 
-class mapped:
+def mapped(devices):
     """A scope in which a dict of groups to devices is the running one."""
+    from .attribute import AttrScope
 
-    __slots__ = ("_devices", "_former", "_inner")
-
-    def __init__(self, devices):
-        self._devices = devices
-
-    def __enter__(self):
-        from .attribute import AttrScope
-
-        self._former = _state.devices
-        _state.devices = self._devices
-        try:
-            self._inner = placed(AttrScope.current().get(None).get("ctx_group"))
-            self._inner.__enter__()
-        except BaseException:
-            _state.devices = self._former
-            raise
-        return self
-
-    def __exit__(self, *error):
-        self._inner.__exit__(*error)
-        _state.devices = self._former
+    return _core.Scope(*placing(AttrScope.current().get(None).get("ctx_group"), devices))
 
 
 def devices():
@@ -112,14 +78,9 @@ def running():
     return _state.devices is not None
 
 
-@contextlib.contextmanager
 def paused():
     """A scope in which ops run where their inputs are, and nothing is moved."""
-    former = _core.set_group(None)
-    try:
-        yield
-    finally:
-        _core.set_group(former)
+    return _core.Scope((_core.set_group, None))
 
 
 def spread(value, devices, array_type):

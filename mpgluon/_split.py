@@ -15,7 +15,6 @@ shapes are known may cut.
 """
 
 import threading
-from contextlib import contextmanager
 
 from . import _core
 from .base import MXNetError
@@ -53,13 +52,8 @@ class Host:
         self.bodies = bodies  # of loops and branches
 
     def __call__(self, env):
-        outer, group = _core.get_scope(), _core.set_group(None)  # what groups move was moved when it was traced
-        _core.set_scope(self.scope)
-        try:
+        with _core.Scope((_core.set_group, None), (_core.set_scope, self.scope)):  # what groups move was moved when it was traced
             return self.run([env[i] for i in self.inputs])
-        finally:
-            _core.set_scope(outer)
-            _core.set_group(group)
 
 
 class Part:
@@ -97,7 +91,7 @@ class Part:
         return kept
 
 
-class Tracer:
+class Tracer(_core.Scope):
     """Cuts one trace. Subclasses say what happens at a cut."""
 
     def __init__(self, flags):
@@ -108,14 +102,8 @@ class Tracer:
         self.passed = set()  # constants so far: parts behind may use them
         self.late = []
 
-    def __enter__(self):
-        self._outer = current()
-        _local.tracer = self
-        return self
-
-    def __exit__(self, *_):
-        _local.tracer = self._outer
-        self.trace.end()
+    def _changes(self):
+        return [self.trace, (vars(_local), "tracer", self)]
 
     def _part(self, results=None):
         function = self.trace.cut(self._begin, results)
@@ -258,19 +246,9 @@ def _inner(part):
         yield from body.parts()
 
 
-@contextmanager
 def _running(recording, training):
     """Real work in the middle of a trace."""
-    trace, tracer = _core.swap_trace(None), current()
-    was_recording, was_training = _core.set_recording(recording), _core.set_training(training)
-    _local.tracer = None
-    try:
-        yield
-    finally:
-        _local.tracer = tracer
-        _core.set_recording(was_recording)
-        _core.set_training(was_training)
-        _core.swap_trace(trace)
+    return _core.Scope((_core.swap_trace, None), (_core.set_recording, recording), (_core.set_training, training), (vars(_local), "tracer", None))
 
 
 class _Live(Tracer):

@@ -2,12 +2,12 @@
 
 import threading
 
-from . import _groups
+from . import _core, _groups
 
 __all__ = ["AttrScope"]
 
 
-class AttrScope:
+class AttrScope(_core.Scope):
     """Attaches string attributes, such as ``ctx_group='dev1'``, to the symbols created inside it; scopes nest."""
 
     _current = threading.local()
@@ -17,7 +17,6 @@ class AttrScope:
             if not isinstance(value, str):
                 raise ValueError(f"AttrScope: attribute {key!r} must be a string, not {type(value).__name__}")
         self._attr = attributes
-        self._outer = []
 
     @staticmethod
     def current():
@@ -31,18 +30,7 @@ class AttrScope:
         """The attributes of this scope, overridden by those in the dict `attr` (which may be None)."""
         return {**self._attr, **(attr or {})}
 
-    def __enter__(self):
-        outer = AttrScope.current()
-        attributes = {**outer._attr, **self._attr}
-        group = _groups.placed(attributes.get("ctx_group")) if _groups.running() else None
-        if group is not None:
-            group.__enter__()  # an unknown group is an error here, before anything has changed
-        self._outer.append((outer, self._attr, group))
-        self._attr = attributes
-        AttrScope._current.value = self
-        return self
-
-    def __exit__(self, exc_type, exc_value, traceback):
-        AttrScope._current.value, self._attr, group = self._outer.pop()
-        if group is not None:
-            group.__exit__(exc_type, exc_value, traceback)
+    def _changes(self):
+        attributes = {**AttrScope.current()._attr, **self._attr}
+        changes = [(vars(self), "_attr", attributes), (vars(AttrScope._current), "value", self)]
+        return [*changes, _groups.placed(attributes.get("ctx_group"))] if _groups.running() else changes

@@ -1,7 +1,5 @@
 """How queued work runs."""
 
-from contextlib import contextmanager
-
 from . import _core, _watchdog
 
 __all__ = ["bulk", "mode", "set_bulk_size", "set_mode", "set_watchdog"]
@@ -39,14 +37,9 @@ def set_bulk_size(size):
     return former
 
 
-@contextmanager
 def bulk(size):
     """Kept for MXNet's programs: a scope with another bulk size, which changes nothing."""
-    former = set_bulk_size(size)
-    try:
-        yield
-    finally:
-        set_bulk_size(former)
+    return _core.Scope((globals(), "_bulk_size", int(size)))
 
 
 _watchdog.read_setting()

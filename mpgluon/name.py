@@ -6,17 +6,18 @@ A `NameManager` hands out ``hint0``, ``hint1``, ...; a `Prefix` puts a prefix in
 
 import threading
 
+from . import _core
+
 __all__ = ["NameManager", "Prefix"]
 
 
-class NameManager:
+class NameManager(_core.Scope):
     """Hands out names, counting up per hint."""
 
     _current = threading.local()
 
     def __init__(self):
         self._counter = {}
-        self._outer = []
 
     @staticmethod
     def current():
@@ -34,13 +35,8 @@ class NameManager:
         self._counter[hint] = count + 1
         return f"{hint}{count}"
 
-    def __enter__(self):
-        self._outer.append(NameManager.current())
-        NameManager._current.value = self
-        return self
-
-    def __exit__(self, exc_type, exc_value, traceback):
-        NameManager._current.value = self._outer.pop()
+    def _changes(self):
+        return [(vars(NameManager._current), "value", self)]
 
 
 class Prefix(NameManager):

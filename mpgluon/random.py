@@ -26,6 +26,11 @@ def get_state():
     return _core.random_state()
 
 
+def calls_at(state):
+    """A scope in which random calls are those that begin at `state`; those after it are as if it had made none."""
+    return _core.Scope((_core.random_restore, state))
+
+
 def set_state(state):
     """Goes back to a state that `get_state` gave."""
-    _core.random_restore(*state)
+    _core.random_restore(state)

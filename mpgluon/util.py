@@ -81,14 +81,14 @@ def reset_np():
     """Nothing to reset."""
 
 
-@contextlib.contextmanager
-def np_shape(active=True):
+class np_shape(_core.Scope):
     """A scope in which symbols' unknown sizes and shapes are written -1 and None instead of 0 and ()."""
-    former = set_np_shape(active)
-    try:
-        yield
-    finally:
-        set_np_shape(former)
+
+    def __init__(self, active=True):
+        self._active = bool(active)
+
+    def _changes(self):
+        return [(vars(_switches), "np_shape", self._active)]
 
 
 @contextlib.contextmanager

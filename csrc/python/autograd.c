@@ -414,6 +414,10 @@ static PyObject *set_steps(PyObject *module, PyObject *steps) {
   if (number == (unsigned long long)-1 && PyErr_Occurred()) return NULL;
   return PyLong_FromUnsignedLongLong(mpg_autograd_set_steps(number));
 }
+static PyObject *get_steps(PyObject *module, PyObject *unused) {
+  (void)module, (void)unused;
+  return PyLong_FromUnsignedLongLong(mpg_autograd_steps());
+}
 static PyObject *current_scope(PyObject *module, PyObject *unused) {
   (void)module, (void)unused;
   return PyUnicode_FromString(mpg_scope_text(mpg_autograd_scope()));
@@ -468,6 +472,7 @@ PyMethodDef mpg_py_autograd_methods[] = {
     {"set_steps", set_steps, METH_O,
      "set_steps(steps)\n--\n\nThe steps of loops that errors name for work queued from now on: 1 + that of the innermost loop, above it (<< 32) that of the one\n"
      "around it; 0: none. Returns the former number."},
+    {"get_steps", get_steps, METH_NOARGS, "get_steps()\n--\n\nWhat set_steps has set."},
     {"current_scope", current_scope, METH_NOARGS, "current_scope()\n--\n\nThe present block path."},
     {0}};
 

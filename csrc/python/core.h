@@ -44,6 +44,7 @@ typedef struct mpg_py_state {
   PyTypeObject *array_type, *context_type, *op_type, *scope_type;
   PyTypeObject *trace_type, *function_type; /* trace.c */
   PyTypeObject *routine_type;               /* routine.c */
+  PyTypeObject *change_type;                /* scope.c */
   PyObject *errors[MPG_STATUS_COUNT];       /* exception classes by status */
   PyObject *assertion_error; /* a value that MXNet's assert statements refuse: a ValueError, too */
   PyObject *dtypes[MPG_DTYPE_LIMIT];        /* what NDArray.dtype gives: numpy.float32, ... */
@@ -197,6 +198,7 @@ int mpg_py_io_init(PyObject *module);
 int mpg_py_gluon_init(PyObject *module);
 int mpg_py_symbol_init(PyObject *module); /* symbol.c */
 int mpg_py_trace_init(PyObject *module);  /* trace.c */
+int mpg_py_scope_init(PyObject *module);  /* scope.c */
 /* From and to (shape, dtype) pairs, 0 and -1 in a shape standing for sizes and None for shapes and dtypes that are not known (gluon.c). */
 int mpg_py_desc_from(PyObject *pair, mpg_desc *desc);
 PyObject *mpg_py_descs_to(const mpg_desc *descs, int count); /* new list */

@@ -26,12 +26,14 @@ static PyObject *random_state(PyObject *module, PyObject *unused) {
   mpg_random_key key = mpg_random_state();
   return Py_BuildValue("(KK)", (unsigned long long)key.seed, (unsigned long long)key.call);
 }
-static PyObject *random_restore(PyObject *module, PyObject *args) {
-  (void)module;
+static PyObject *random_restore(PyObject *module, PyObject *state) {
   unsigned long long seed, call;
-  if (!PyArg_ParseTuple(args, "KK:random_restore", &seed, &call)) return NULL;
-  mpg_random_restore((mpg_random_key){.seed = seed, .call = call});
-  Py_RETURN_NONE;
+  PyObject *items = PySequence_Tuple(state);
+  int parsed = items != NULL && PyArg_ParseTuple(items, "KK:random_restore", &seed, &call);
+  Py_XDECREF(items);
+  PyObject *former = parsed ? random_state(module, NULL) : NULL;
+  if (former != NULL) mpg_random_restore((mpg_random_key){.seed = seed, .call = call});
+  return former;
 }
 
 static const char *const modes[] = {[MPG_ENGINE_ASYNC] = "async", [MPG_ENGINE_SYNC] = "sync", [MPG_ENGINE_SHUFFLE] = "shuffle"};
@@ -179,7 +181,7 @@ PyMethodDef mpg_py_runtime_methods[] = {
     {"waitall", waitall, METH_NOARGS, "waitall()\n--\n\nWaits for everything queued on all devices; raises the first failure not raised before."},
     {"random_seed", random_seed, METH_O, "random_seed(seed)\n--\n\nSets the seed of all random ops and starts their count anew."},
     {"random_state", random_state, METH_NOARGS, "random_state()\n--\n\n(seed, number of random calls so far)."},
-    {"random_restore", random_restore, METH_VARARGS, "random_restore(seed, call)\n--\n\nGoes back to a state that random_state gave."},
+    {"random_restore", random_restore, METH_O, "random_restore(state)\n--\n\nGoes back to a state that random_state gave. Returns the former one."},
     {"set_engine_mode", (PyCFunction)(void (*)(void))set_engine_mode, METH_VARARGS | METH_KEYWORDS,
      "set_engine_mode(mode, seed=0)\n--\n\n'async'; 'sync': each op has run, or failed, when its call returns; 'shuffle': late and in random legal order, for tests."},
     {"engine_mode", engine_mode, METH_NOARGS, "engine_mode()\n--\n\nThe present mode."},

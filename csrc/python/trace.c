@@ -108,7 +108,7 @@ static PyType_Spec function_spec = {.name = "mpgluon._core.Function",
 static mpg_trace *open_trace(PyObject *object) {
   mpg_trace *trace = ((py_trace *)object)->trace;
   if (trace != NULL && !trace->closed) return trace;
-  PyErr_SetString(mpg_py->errors[MPG_ERROR], "the trace has ended");
+  PyErr_SetString(mpg_py->errors[MPG_ERROR], "the trace is not going on");
   return NULL;
 }
 
@@ -117,16 +117,19 @@ static PyObject *trace_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     PyErr_SetString(PyExc_TypeError, "Trace() takes no arguments");
     return NULL;
   }
-  py_trace *self = (py_trace *)type->tp_alloc(type, 0);
-  if (self == NULL) return NULL;
-  mpg_status status = mpg_trace_begin(&self->trace);
-  if (status != MPG_OK) {
-    self->trace = NULL;
-    Py_DECREF(self);
-    return mpg_py_raise(status);
+  return type->tp_alloc(type, 0);
+}
+
+static PyObject *trace_enter(PyObject *object, PyObject *unused) {
+  (void)unused;
+  py_trace *self = (py_trace *)object;
+  if (self->trace != NULL) {
+    PyErr_SetString(mpg_py->errors[MPG_ERROR], "a trace begins once");
+    return NULL;
   }
+  MPG_PY_TRY(mpg_trace_begin(&self->trace));
   self->begun = true;
-  return (PyObject *)self;
+  return Py_NewRef(object);
 }
 
 static void end(py_trace *self) {
@@ -137,8 +140,8 @@ static void end(py_trace *self) {
   mpg_trace_swap(active == self->trace ? outer : active);
 }
 
-static PyObject *trace_end(PyObject *object, PyObject *unused) {
-  (void)unused;
+static PyObject *trace_exit(PyObject *object, PyObject *const *args, Py_ssize_t count) {
+  (void)args, (void)count;
   end((py_trace *)object);
   Py_RETURN_NONE;
 }
@@ -284,7 +287,8 @@ static void trace_dealloc(PyObject *object) {
 }
 
 static PyMethodDef trace_methods[] = {
-    {"end", trace_end, METH_NOARGS, "end()\n--\n\nEnds the trace; the one around it is active again."},
+    {"__enter__", trace_enter, METH_NOARGS, NULL},
+    {"__exit__", (PyCFunction)(void (*)(void))trace_exit, METH_FASTCALL, NULL},
     {"input", trace_input, METH_O, "input(like)\n--\n\nA new traced array with the shape, dtype and device of an array."},
     {"new_input", trace_new_input, METH_VARARGS, "new_input(shape, dtype, ctx)\n--\n\nA new traced array."},
     {"value", trace_value, METH_O, "value(array)\n--\n\nThe id of the array's value; it becomes a constant where it is none of this trace."},
@@ -302,7 +306,7 @@ static PyType_Slot trace_slots[] = {{Py_tp_new, trace_new},
                                     {Py_tp_dealloc, trace_dealloc},
                                     {Py_tp_methods, trace_methods},
                                     {Py_tp_getset, trace_properties},
-                                    {Py_tp_doc, "Trace()\n--\n\nBegins a trace in this thread, inside the active one if there is one; `end` ends it."},
+                                    {Py_tp_doc, "Trace()\n--\n\nA with-statement that is traced: in this thread, inside the active trace if there is one."},
                                     {0, NULL}};
 static PyType_Spec trace_spec = {
     .name = "mpgluon._core.Trace", .basicsize = sizeof(py_trace), .flags = Py_TPFLAGS_DEFAULT, .slots = trace_slots};

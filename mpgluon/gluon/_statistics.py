@@ -18,7 +18,7 @@ def active():
     return getattr(_local, "active", None)
 
 
-class Statistics:
+class Statistics(_core.Scope):
     """What the BatchNorm layers of one trace handed over.
 
     Attributes
@@ -32,13 +32,8 @@ class Statistics:
     def __init__(self):
         self.layers, self.arrays = [], []
 
-    def __enter__(self):
-        self._outer = active()
-        _local.active = self
-        return self
-
-    def __exit__(self, *error):
-        _local.active = self._outer
+    def _changes(self):
+        return [(vars(_local), "active", self)]
 
     def normalise(self, layer, x, gamma, beta, running_mean, running_var, options):
         out, mean, inverse = nd.BatchNorm(x, gamma, beta, running_mean, running_var, **{**options, "momentum": 1.0, "output_mean_var": True})

@@ -1,5 +1,6 @@
 """The table that `Block.summary` prints."""
 
+from .. import _core
 from .. import ndarray as nd
 from .utils import shape_is_known
 
@@ -21,7 +22,7 @@ def print_summary(net, inputs):
     rows = [("Input", ", ".join(_shapes(value) for value in inputs), 0)]
     seen = set()
     total = trainable = shared = 0
-    handles = []
+    watched = []
 
     def count(block, _, outputs):
         nonlocal total, trainable, shared
@@ -41,14 +42,11 @@ def print_summary(net, inputs):
         if isinstance(block, HybridBlock) and block._active:
             raise AssertionError(f'"{block.name}" must not be hybridized to print summary.')
         if not isinstance(block, (Sequential, HybridSequential)):
-            handles.append(block.register_forward_hook(count))
+            watched.append(block)
 
-    try:
-        net.apply(watch)
+    net.apply(watch)
+    with _core.Scope(*[(block._forward_hooks, object(), count) for block in watched]):
         net(*inputs)
-    finally:
-        for handle in handles:
-            handle.detach()
     line = "{:>20}  {:>42} {:>15}"
     print("-" * 80)
     print(line.format("Layer (type)", "Output Shape", "Param #"))

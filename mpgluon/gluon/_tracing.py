@@ -25,14 +25,9 @@ def current():
     return getattr(_local, "tracing", None)
 
 
-class _Tracing:
-    def __enter__(self):
-        self._outer = current()
-        _local.tracing = self
-        return self
-
-    def __exit__(self, exc_type, exc_value, traceback):
-        _local.tracing = self._outer
+class _Tracing(_core.Scope):
+    def _changes(self):
+        return [(vars(_local), "tracing", self)]
 
 
 class Discovery(_Tracing):

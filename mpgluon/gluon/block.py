@@ -31,7 +31,7 @@ __all__ = ["Block", "HybridBlock", "SymbolBlock"]
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
-class _NameScope:
+class _NameScope(_core.Scope):
     """The ``with block.name_scope():`` of one block: names what is made inside it."""
 
     _current = threading.local()
@@ -39,7 +39,6 @@ class _NameScope:
     def __init__(self, block):
         self._block = block
         self._counter = {}
-        self._outer = []
 
     @staticmethod
     def create(prefix, params, hint):
@@ -62,20 +61,10 @@ class _NameScope:
             params = ParameterDict(shared.prefix, shared)
         return scope._block.prefix + prefix, params
 
-    def __enter__(self):
+    def _changes(self):
         if self._block._empty_prefix:
-            return self
-        names = Prefix(self._block.prefix)
-        self._outer.append((getattr(_NameScope._current, "value", None), names))
-        _NameScope._current.value = self
-        names.__enter__()
-        return self
-
-    def __exit__(self, exc_type, exc_value, traceback):
-        if self._block._empty_prefix:
-            return
-        _NameScope._current.value, names = self._outer.pop()
-        names.__exit__(exc_type, exc_value, traceback)
+            return []
+        return [(vars(_NameScope._current), "value", self), Prefix(self._block.prefix)]
 
 
 class Block:
@@ -381,8 +370,10 @@ class Block:
         """Calls `forward`, with hooks around it."""
         outer = _core.get_scope()
         scope = self._scope_ids.get(outer)
-        _core.set_scope(self._scope_id(outer) if scope is None else scope)
+        if scope is None:
+            scope = self._scope_id(outer)
         try:
+            _core.set_scope(scope)
             if self._forward_pre_hooks:
                 for hook in list(self._forward_pre_hooks.values()):
                     hook(self, args)

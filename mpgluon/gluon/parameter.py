@@ -1,6 +1,5 @@
 """Parameters: named arrays with gradients, each on one device or replicated on several."""
 
-import contextlib
 import warnings
 import weakref
 
@@ -21,17 +20,6 @@ tensor_types = (nd.NDArray,)
 # Each initialisation has this many numbers of random calls to itself, whether it happens at once or is deferred, so initial
 # values depend neither on when nor where they are made.
 _CALLS_PER_INITIALIZATION = 64
-
-
-@contextlib.contextmanager
-def _random_calls(key):
-    """Random operators inside draw what they would have drawn at `key`; those after are as if nothing had been drawn."""
-    former = random.get_state()
-    random.set_state(key)
-    try:
-        yield
-    finally:
-        random.set_state(former)
 
 
 def _reserve_random_calls():
@@ -139,6 +127,14 @@ class Parameter:
         if name in _COUNTED:
             changes[0] += 1
 
+    def _hold(self, **values):
+        """Sets `_data` and what goes with it all at once: an interrupt finds what was, or what is."""
+        self._unbind()  # an interrupt right behind the change can't keep this from being done
+        changes[0] += 1
+        vars(self).update(values)
+        self._unbind()
+        changes[0] += 1
+
     def _bound_by(self, call):
         """Notes that a compiled call holds the arrays: call.unbind() is due when there are others."""
         while True:
@@ -150,8 +146,7 @@ class Parameter:
                 return
 
     def _unbind(self):
-        calls, self._calls = self._calls, None
-        for reference in list(calls or ()):
+        for reference in list(self._calls or ()):  # they stay there: an interrupt loses none, and whoever is gone goes by itself
             call = reference()
             if call is not None:
                 call.unbind()
@@ -169,12 +164,12 @@ class Parameter:
             req = "null"
         if self._grad_req == req:
             return
-        self._grad_req = req
-        if req == "null" and self._grad is not None:
-            self._grad = None
-            self._data = {ctx: array.detach() for ctx, array in self._data.items()}
-        elif self._data is not None:
-            self._init_grad()
+        if self._data is None:
+            self._grad_req = req
+        elif req == "null":
+            self._hold(_data={ctx: array.detach() for ctx, array in self._data.items()}, _grad=None, _grad_req=req)
+        else:
+            self._hold_data(self._data, req)
 
     @property
     def dtype(self):
@@ -367,9 +362,8 @@ class Parameter:
             init = default_init if self.init is None else self.init
         if not shape_is_known(self._shape) and not self._allow_deferred_init:
             raise ValueError(f"Cannot initialize Parameter '{self.name}' because it has invalid shape: {self._shape}.")
-        self._data = self._grad = None
         key = _reserve_random_calls()
-        self._deferred_init = (init, contexts, default_init, None, key)
+        self._hold(_data=None, _grad=None, _deferred_init=(init, contexts, default_init, None, key))
         if shape_is_known(self._shape):
             self._finish_deferred_init()
 
@@ -385,28 +379,27 @@ class Parameter:
         with autograd.pause():
             if value is None:
                 value = nd.zeros(self._shape, ctx=contexts[0], dtype=self.dtype)
-                with _random_calls(key):
+                with random.calls_at(key):
                     initializer.create(default_init)(initializer.InitDesc(self.name, {"__init__": init}), value)
                 self._take(value, contexts)
             else:
                 self._init_impl(value, contexts)
-        self._deferred_init = ()
 
     def _take(self, value, contexts):
         """Makes `value`, which nobody else holds and which lies on the first device, the first copy."""
-        self._data = {ctx: value if ctx == contexts[0] else value.copyto(ctx) for ctx in contexts}
-        self._init_grad()
+        self._hold_data({ctx: value if ctx == contexts[0] else value.copyto(ctx) for ctx in contexts}, self._grad_req)
 
     def _init_impl(self, value, contexts):
         value = value.astype(self.dtype, copy=False)
         self._take(value.copyto(contexts[0]), contexts)
 
-    def _init_grad(self):
-        if self._grad_req == "null":
-            self._grad = None
-            return
-        self._grad = {ctx: nd.zeros(array.shape, ctx=ctx, dtype=array.dtype) for ctx, array in self._data.items()}
-        autograd.mark_variables(list(self._data.values()), list(self._grad.values()), self._grad_req)
+    def _hold_data(self, data, req):
+        """Takes `data`, arrays by device, with new gradients."""
+        grad = None
+        if req != "null":
+            grad = {ctx: nd.zeros(array.shape, ctx=ctx, dtype=array.dtype) for ctx, array in data.items()}
+            autograd.mark_variables(list(data.values()), list(grad.values()), req)
+        self._hold(_data=data, _grad=grad, _grad_req=req, _deferred_init=())
 
     def _check_load(self, data, ctx, cast_dtype, dtype_source, source="saved params"):
         """Raises when `data` is no value for this parameter, before anything is changed. `source`: where it is from, in words."""
@@ -443,7 +436,6 @@ class Parameter:
             return
         with autograd.pause():
             self._init_impl(data, self.list_ctx() if self._deferred_init else _context_list(ctx))
-        self._deferred_init = ()
 
     def reset_ctx(self, ctx):
         """Moves the parameter to device `ctx`, or replicates it on a list of devices. Gradients start at zero there."""
@@ -459,14 +451,15 @@ class Parameter:
 
     def cast(self, dtype):
         """Turns value and gradient into another dtype."""
-        self._dtype = dtype
         if self._data is None:
+            self._dtype = dtype
             return
         with autograd.pause():
-            self._data = {ctx: array.astype(dtype) for ctx, array in self._data.items()}
+            data, grad = {ctx: array.astype(dtype) for ctx, array in self._data.items()}, None
             if self._grad is not None:
-                self._grad = {ctx: array.astype(dtype) for ctx, array in self._grad.items()}
-                autograd.mark_variables(list(self._data.values()), list(self._grad.values()), self._grad_req)
+                grad = {ctx: array.astype(dtype) for ctx, array in self._grad.items()}
+                autograd.mark_variables(list(data.values()), list(grad.values()), self._grad_req)
+            self._hold(_dtype=dtype, _data=data, _grad=grad)
 
 
 class _Value(initializer.Initializer):

@@ -9,6 +9,7 @@ import warnings
 
 import numpy as np
 
+from .. import _core
 from .. import ndarray as nd
 from ..base import MXNetAssertionError, MXNetError
 from ..context import Context
@@ -219,8 +220,8 @@ def download(url, path=None, overwrite=False, sha1_hash=None, retries=5, verify_
     return path
 
 
-class HookHandle:
-    """What registering a hook returns; `detach` takes the hook off again."""
+class HookHandle(_core.Scope):
+    """What registering a hook returns; `detach`, or the end of a `with`, takes the hook off again."""
 
     def __init__(self, hooks, hook):
         self._hooks = hooks
@@ -230,11 +231,8 @@ class HookHandle:
     def detach(self):
         self._hooks.pop(self._key, None)
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, exc_type, exc_value, traceback):
-        self.detach()
+    def _changes(self):
+        return [(self._hooks, self._key)]
 
 
 def indent(text, spaces):

@@ -59,15 +59,17 @@ def _slices(array, count):
     return slices
 
 
-def _numbered(limit):
+class _Steps(_core.Scope):
     """Counts the steps of a loop: errors of work that is queued in one name it, when it runs later, too."""
-    outer = _core.set_steps(0)
-    try:
+
+    def _changes(self):
+        self._outer = (_core.get_steps() & 0xFFFFFFFF) << 32
+        return [(_core.set_steps, 0)]
+
+    def numbers(self, limit):
         for step in range(limit):
-            _core.set_steps((outer & 0xFFFFFFFF) << 32 | (step + 1) & 0xFFFFFFFF)
+            _core.set_steps(self._outer | (step + 1) & 0xFFFFFFFF)
             yield step
-    finally:
-        _core.set_steps(outer)
 
 
 def _tracer(arrays):
@@ -94,12 +96,13 @@ def foreach(body, data, init_states):
             return found
     slices = [_slices(array, count) for array in arrays]
     states, rows, nest_outputs = init_states, [], None
-    for step in _numbered(count):
-        outputs, states = body(nest([array[step] for array in slices]), states)
-        leaves, nest_outputs = _flat(outputs, "foreach: the outputs of the body")
-        if rows and len(leaves) != len(rows[0]):
-            raise ValueError(f"foreach: the body returned {len(rows[0])} outputs first, and {len(leaves)} in step {step}")
-        rows.append(leaves)
+    with _Steps() as numbered:
+        for step in numbered.numbers(count):
+            outputs, states = body(nest([array[step] for array in slices]), states)
+            leaves, nest_outputs = _flat(outputs, "foreach: the outputs of the body")
+            if rows and len(leaves) != len(rows[0]):
+                raise ValueError(f"foreach: the body returned {len(rows[0])} outputs first, and {len(leaves)} in step {step}")
+            rows.append(leaves)
     return nest_outputs([_stack(items) for items in zip(*rows)]), states
 
 
@@ -189,17 +192,18 @@ def while_loop(cond, func, loop_vars, max_iterations=None):
         outputs, variables = _traced_while(tracer, cond, func, leaves, nest, limit)
         return outputs, (variables[0] if single else variables)
     rows, nest_outputs = [], None
-    for _ in _numbered(limit):
-        if not _truth(cond(*variables), "while_loop: what cond returns"):
-            break
-        outputs, variables = _step_of(func, variables, "while_loop")
-        leaves, nest_outputs = _flat(outputs, "while_loop: the outputs of func")
-        if rows and len(leaves) != len(rows[0]):
-            raise ValueError(f"while_loop: func returned {len(rows[0])} outputs first, and {len(leaves)} in step {len(rows)}")
-        for place, (leaf, first) in enumerate(zip(leaves, rows[0] if rows else ())):
-            if leaf.shape != first.shape:
-                raise ValueError(f"while_loop: output {place} of func had the shape {first.shape} first, and {leaf.shape} in step {len(rows)}")
-        rows.append(leaves)
+    with _Steps() as numbered:
+        for _ in numbered.numbers(limit):
+            if not _truth(cond(*variables), "while_loop: what cond returns"):
+                break
+            outputs, variables = _step_of(func, variables, "while_loop")
+            leaves, nest_outputs = _flat(outputs, "while_loop: the outputs of func")
+            if rows and len(leaves) != len(rows[0]):
+                raise ValueError(f"while_loop: func returned {len(rows[0])} outputs first, and {len(leaves)} in step {len(rows)}")
+            for place, (leaf, first) in enumerate(zip(leaves, rows[0] if rows else ())):
+                if leaf.shape != first.shape:
+                    raise ValueError(f"while_loop: output {place} of func had the shape {first.shape} first, and {leaf.shape} in step {len(rows)}")
+            rows.append(leaves)
     stacked = [_padded(list(items), limit, _split.describe(items[0])) for items in zip(*rows)]
     return (nest_outputs(stacked) if nest_outputs else []), (variables[0] if single else variables)
 

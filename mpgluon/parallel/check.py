@@ -2,13 +2,12 @@
 
 import numpy as np
 
-from .. import _core, autograd
+from .. import _core, autograd, random
 from .. import ndarray as nd
 from ..base import MXNetError
 from ..context import cpu
 from ..gluon import _compiled
 from ..gluon.block import HybridBlock
-from ..random import get_state, set_state
 
 __all__ = ["check_against_single_device"]
 
@@ -47,16 +46,14 @@ def check_against_single_device(net, *inputs, ctx=None, train=True, exact=True, 
     ctx = cpu(0) if ctx is None else ctx
     flat = []
     structure = _compiled.flatten(inputs, flat, "The inputs")
-    state = get_state()
-    try:
+    state = random.get_state()
+    with random.calls_at(state):
         with autograd.record(train_mode=train):
             signature = _compiled._Signature(net, type(net).__name__, structure, train)
             signature.discover(flat)
         placed = _run(signature, flat, None, train, exact)
-        set_state(state)
+        random.set_state(state)
         single = _run(signature, flat, ctx, train, exact)
-    finally:
-        set_state(state)
     differences = {}
     for (name, a), (_, b) in zip(placed, single):
         a, b = a.asnumpy(), b.asnumpy()

@@ -5,7 +5,6 @@ of each is the conjugate one (of a sum a broadcast, of joining cutting). All dev
 where it is there (`transport`).
 """
 
-import contextlib
 import os
 
 from .. import _core
@@ -70,7 +69,6 @@ def default_transport():
     return _default
 
 
-@contextlib.contextmanager
 def transport(name):
     """What collectives go through that name no transport, for the time of a `with`.
 
@@ -79,18 +77,13 @@ def transport(name):
     name : {'auto', 'local', 'nccl'}
         See `all_reduce`.
     """
-    global _default
-    former = default_transport()
-    _default = name
-    try:
-        yield
-    finally:
-        _default = former
+    default_transport()  # whose setting may be wrong
+    return _core.Scope((globals(), "_default", name))
 
 
 def in_pipeline():
     """A pipeline's stages are between copies: 'auto' is 'local' there."""
-    return transport("local") if default_transport() == "auto" else contextlib.nullcontext()
+    return transport("local") if default_transport() == "auto" else _core.Scope()
 
 
 def _run(kind, arrays, ctx, axis=0, other_axis=0, root=None, algorithm="auto", transport=None):

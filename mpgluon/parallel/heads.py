@@ -15,7 +15,6 @@ from .. import ndarray as nd
 from ..base import MXNetError
 from ..gluon import nn
 from ..gluon.block import Block
-from ..gluon.parameter import _random_calls
 from . import collectives
 from .layers import _SplitLayer
 
@@ -229,7 +228,7 @@ class _Check:
         self.weights, self.error, self.forms = {}, None, None
 
     def run(self):
-        with _random_calls(random.get_state()):  # it draws nothing
+        with random.calls_at(random.get_state()):  # it draws nothing
             thread = threading.Thread(target=self._guarded, name="check of heads")
             thread.start()
             thread.join()

@@ -12,7 +12,7 @@ import statistics
 import sys
 import time
 
-from .. import autograd, random
+from .. import _core, autograd, random
 from .. import ndarray as nd
 from ..base import MXNetError, counted, is_floating, itemsize
 from ..context import Context
@@ -263,15 +263,13 @@ def _trace(net, sample):
     leaves, calls = _leaves(net), []
     if not leaves:
         raise MXNetError(f"plan: {type(net).__name__} has no children to be placed")
-    handles = []
-    try:
-        for block, path in leaves:
-            handles.append(block.register_forward_hook(lambda b, args, out, path=path: calls.append(_Call(b, path, args, out))))
-        own = _Fed(net)
+
+    def hook(path):
+        return lambda block, args, out: calls.append(_Call(block, path, args, out))
+
+    own = _Fed(net)
+    with _core.Scope(*[(block._forward_hooks, object(), hook(path)) for block, path in leaves]):
         _compiled.CompiledCall(own, {}).discover(sample)
-    finally:
-        for handle in handles:
-            handle.detach()
     for call in calls:
         call.given = {i for i, array in enumerate(call.inputs) if any(array is one for one in own.arrays)}
     return calls
@@ -618,8 +616,7 @@ def measure(net, sample, devices, micro_batches, loss=None, labels=(), optimizer
     sample = list(sample) if isinstance(sample, (list, tuple)) else [sample]
     labels = list(labels) if isinstance(labels, (list, tuple)) else [labels]
     rows = sample[0].shape[0]
-    state = random.get_state()
-    try:
+    with random.calls_at(random.get_state()):
         sizes = sorted({-(-rows // m) for m in micro_batches})
         traced = {size: _calls(net, sample, labels, rows, size, loss) for size in sizes}
         layers, _ = _layers(traced[sizes[-1]], lambda a: round(_bytes(a.shape, a.dtype) * rows / sizes[-1]))
@@ -639,8 +636,6 @@ def measure(net, sample, devices, micro_batches, loss=None, labels=(), optimizer
         update, factor = _measure_update(largest, devices, optimizer, optimizer_params) if trained else ({ctx: 0.0 for ctx in devices}, 0.0)
         _level(devices, costs, update)
         return Profile(layers, devices, rows, costs, update, factor, _measure_transfer(devices), sample[0].context, sum(_bytes(a.shape, a.dtype) for a in sample), *_measure_waits(devices))
-    finally:
-        random.set_state(state)
 
 
 def _level(devices, costs, update):

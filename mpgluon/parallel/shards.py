@@ -1,11 +1,9 @@
 """Parameters split over devices: each device holds a part, made of the same values as the whole parameter would have."""
 
-import contextlib
-
-from .. import _groups, autograd, initializer, random
+from .. import _core, _groups, autograd, initializer, random
 from .. import ndarray as nd
 from ..base import MXNetError
-from ..gluon.parameter import Parameter, _context_list, _random_calls
+from ..gluon.parameter import Parameter, _context_list
 from ..gluon.utils import shape_is_known
 from .collectives import divide
 
@@ -91,20 +89,13 @@ class _Family:
             parts = [nd.slice_axis(whole, axis=self.axis, begin=begin, end=end) for begin, end in self.ranges(index)]
             return parts[0] if len(parts) == 1 else nd.concat(*parts, dim=self.axis)
 
-    @contextlib.contextmanager
     def calls(self, index):
         """All parts of one initialisation have the random calls that the whole would have; whoever comes first takes them."""
         if self.key is None or index in self.drawn:
             self.key, self.drawn = random.get_state(), {index}
-            yield
-            return
+            return _core.Scope()
         self.drawn.add(index)
-        former = random.get_state()
-        random.set_state(self.key)
-        try:
-            yield
-        finally:
-            random.set_state(former)
+        return random.calls_at(self.key)
 
 
 class ShardedParameter(HomeParameter):
@@ -166,10 +157,9 @@ class ShardedParameter(HomeParameter):
         init, contexts, default_init, _, key = self._deferred_init
         with autograd.pause():
             whole = nd.zeros(self.global_shape, ctx=contexts[0], dtype=self.dtype)
-            with _random_calls(key):
+            with random.calls_at(key):
                 initializer.create(default_init)(initializer.InitDesc(self.global_name, {"__init__": init}), whole)
             self._take(self._family.take(whole, self.index), contexts)
-        self._deferred_init = ()
 
     def set_data(self, data):
         """Sets the value: of the part, or, from an array of the whole shape, the part of it."""

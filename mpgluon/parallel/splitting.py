@@ -6,7 +6,6 @@ from .. import initializer, random
 from ..base import MXNetError
 from ..gluon import nn, rnn
 from ..gluon.block import Block, HybridBlock
-from ..gluon.parameter import _random_calls
 from . import collectives, heads
 from .attention import SequenceParallelDropout, SequenceParallelLayerNorm
 from .layers import ColumnParallelDense, ParallelConv2D, RowParallelDense, VocabParallelEmbedding
@@ -253,7 +252,7 @@ def split_layers(net, work, ctx_of, who):
             made[layer] = heads.ParallelHeads(layer, ctx_of(layer), **options) if kind == "heads" else make(layer, ctx_of(layer), options)
         except (ValueError, NotImplementedError) as error:
             raise type(error)(f"{who}: '{path}' ({type(layer).__name__}): {error}") from error
-    with _random_calls(random.get_state()):  # splitting draws nothing
+    with random.calls_at(random.get_state()):  # splitting draws nothing
         for layer, new in made.items():
             _take_over(layer, new)
     for parent, name, _, layer in places:

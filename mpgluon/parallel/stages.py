@@ -1,5 +1,6 @@
 """The stages of a compiled block: which segments of its programs belong to them, and how tables of actions become queued work."""
 
+from .. import _core
 from . import schedules
 from .schedules import Action, ScheduleError, StageGraph
 
@@ -281,11 +282,8 @@ class Stages:
 
     def bytes_of(self, schedule, micro_batches, times):
         """The most bytes on each device with the table that a schedule makes of such times (`peaks`)."""
-        own, self.weights = self.weights, self.costs(times)
-        try:
+        with _core.Scope((vars(self), "weights", self.costs(times))):
             return self.peaks(self.items(self.table(schedule, micro_batches, "FB"), micro_batches, "FB"), "FB")
-        finally:
-            self.weights = own
 
     def segments_of(self, action):
         """(phase, piece, segments) of an action."""

@@ -32,8 +32,8 @@ def improve(profile, limits, numbers, names, plan_of, scale, count, net, sample,
     ``plan_of``: makes a `Plan` of a candidate. ``scale``: a `weighing.Scale`, or None.
     """
     corrected, tried, trials, bar = set(), [], [], layer_profile.Progress("trials ", count + 1, progress and count > 0)
-    state, begin = random.get_state(), time.perf_counter()
-    try:
+    begin = time.perf_counter()
+    with random.calls_at(random.get_state()):
         while len(tried) < count:
             candidate = _next(profile, limits, numbers, names, scale, time.perf_counter() - begin < ENOUGH)
             if candidate is None or not _has_room(profile, candidate):
@@ -54,8 +54,6 @@ def improve(profile, limits, numbers, names, plan_of, scale, count, net, sample,
             for trial in trials:
                 profile.trials[key_of(trial.candidate)] = trial.result()
             bar(f"{min(t.seconds for t in trials) * 1e3:.2f} ms", last=True)
-    finally:
-        random.set_state(state)
     search = Search(profile, limits, numbers, names)
     best = [search.evaluate(*key_of(c)) for c in tried]
     best = [c for c in best if not search.excess(c)[0]]

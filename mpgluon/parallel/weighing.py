@@ -52,11 +52,8 @@ class Scale:
             self._copy = layer_profile._alone(self._net)
         self._copy.place(self._plan_of(candidate))
         pipeline = Pipeline(candidate.micro_batches, candidate.schedule, check=False)  # whoever runs it gets told; here it would be traced again on the whole batch
-        state = random.get_state()
-        try:
+        with random.calls_at(random.get_state()):
             peaks = TrainStep(self._copy, self._loss or first_of, None, pipeline).bytes_of_step(self._sample, self._labels)
-        finally:
-            random.set_state(state)
         self.profile.weights[key_of(candidate)] = [peaks.get(ctx, 0) for ctx in self.profile.devices]
 
 

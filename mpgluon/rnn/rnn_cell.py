@@ -4,6 +4,7 @@ A cell is called with the input's symbol and a list of its states' symbols, and 
 are variables that all steps share (`RNNParams`).
 """
 
+from .. import _core
 from .. import ndarray as nd
 from .. import symbol as sym
 from ..initializer import LSTMBias
@@ -427,13 +428,14 @@ class ModifierCell(BaseRNNCell):
     def state_info(self):
         return self.base_cell.state_info
 
+    def _base(self):
+        """A scope in which the cell that is changed can be called by itself."""
+        return _core.Scope((vars(self.base_cell), "_modified", False))
+
     def begin_state(self, func=sym.zeros, **kwargs):
         self._check_unmodified()
-        self.base_cell._modified = False
-        try:
+        with self._base():
             return self.base_cell.begin_state(func=func, **kwargs)
-        finally:
-            self.base_cell._modified = True
 
     def unpack_weights(self, args):
         return self.base_cell.unpack_weights(args)
@@ -498,11 +500,8 @@ class ResidualCell(ModifierCell):
 
     def unroll(self, length, inputs, begin_state=None, layout="NTC", merge_outputs=None):
         self.reset()
-        self.base_cell._modified = False
-        try:
+        with self._base():
             outputs, states = self.base_cell.unroll(length, inputs=inputs, begin_state=begin_state, layout=layout, merge_outputs=merge_outputs)
-        finally:
-            self.base_cell._modified = True
         merge = isinstance(outputs, sym.Symbol) if merge_outputs is None else merge_outputs
         inputs = arranged(inputs, length, layout.find("T"), bool(merge))
         if merge:

@@ -3,6 +3,7 @@
 A cell is called with an input of shape (batch, features) and its list of states, and returns its output and the new states.
 """
 
+from ... import _core
 from ... import ndarray as nd
 from .. import _tracing
 from ..block import Block, HybridBlock
@@ -531,13 +532,14 @@ class ModifierCell(HybridRecurrentCell):
     def state_info(self, batch_size=0):
         return self.base_cell.state_info(batch_size)
 
+    def _base(self):
+        """A scope in which the cell that is changed can be called by itself."""
+        return _core.Scope((vars(self.base_cell), "_modified", False))
+
     def begin_state(self, **kwargs):
         self._check_unmodified()
-        self.base_cell._modified = False
-        try:
+        with self._base():
             return self.base_cell.begin_state(**kwargs)
-        finally:
-            self.base_cell._modified = True
 
     def __repr__(self):
         return f"{type(self).__name__}({self.base_cell})"
@@ -596,11 +598,8 @@ class ResidualCell(ModifierCell):
 
     def unroll(self, length, inputs, begin_state=None, layout="NTC", merge_outputs=None, valid_length=None):
         self.reset()
-        self.base_cell._modified = False
-        try:
+        with self._base():
             outputs, states = self.base_cell.unroll(length, inputs, begin_state, layout, merge_outputs, valid_length)
-        finally:
-            self.base_cell._modified = True
         merge = _is_one(outputs)
         if valid_length is not None:
             inputs = _mask(inputs, length, layout, valid_length, merge)

@@ -63,11 +63,8 @@ class VariationalDropoutCell(ModifierCell):
         F = _functions(merged)
         if self.drop_inputs:
             merged = F.Dropout(merged, p=self.drop_inputs, axes=(axis,))
-        self.base_cell._modified = False
-        try:
+        with self._base():
             outputs, states = self.base_cell.unroll(length, merged, begin_state, layout, True, valid_length)
-        finally:
-            self.base_cell._modified = True
         if self.drop_outputs:
             outputs = F.Dropout(outputs, p=self.drop_outputs, axes=(axis,))
         if valid_length is not None:

@@ -1,0 +1,242 @@
+/* _core.Scope: a with-statement that changes state and puts it back.
+ *
+ * Python code can be interrupted between any two of its instructions (Ctrl-C), so a state that Python code puts back, in an `__exit__` or a
+ * `finally`, may stay as it was. Here all changes are made in one C call and undone in another, so a scope was entered or it was not, and
+ * whoever entered it leaves it. */
+#include "python/core.h"
+
+typedef struct scope {
+  PyObject_HEAD
+  PyObject *changes; /* owned: a tuple; what `_changes` gives */
+  PyObject *entered; /* owned: a list; for each time it is entered, a list of what undoes the changes made, or NULL */
+} scope;
+
+static PyObject *former_item(PyObject *change) {
+  PyObject *dict = PyTuple_GET_ITEM(change, 0), *key = PyTuple_GET_ITEM(change, 1);
+  PyObject *former = PyDict_GetItemWithError(dict, key); /* borrowed */
+  if (former == NULL && PyErr_Occurred()) return NULL;
+  return former != NULL ? PyTuple_Pack(3, dict, key, former) : PyTuple_Pack(2, dict, key);
+}
+
+static bool is_item(PyObject *change) { return PyTuple_CheckExact(change) && (PyTuple_GET_SIZE(change) | 1) == 3 && PyDict_Check(PyTuple_GET_ITEM(change, 0)); }
+static bool is_setting(PyObject *change) {
+  return PyTuple_CheckExact(change) && PyTuple_GET_SIZE(change) == 2 && PyCFunction_Check(PyTuple_GET_ITEM(change, 0));
+}
+
+/* Makes one change; *undo gets what undoes it. Whatever can fail comes before the change. */
+static int apply(PyObject *change, PyObject **undo) {
+  *undo = NULL;
+  if (is_item(change) && PyTuple_GET_SIZE(change) == 3) {
+    if ((*undo = former_item(change)) == NULL) return -1;
+    return PyDict_SetItem(PyTuple_GET_ITEM(change, 0), PyTuple_GET_ITEM(change, 1), PyTuple_GET_ITEM(change, 2));
+  }
+  if (is_item(change)) { /* the item is there, and goes at the end */
+    *undo = Py_NewRef(change);
+    return 0;
+  }
+  if (is_setting(change)) {
+    if ((*undo = PyTuple_New(2)) == NULL) return -1;
+    PyTuple_SET_ITEM(*undo, 0, Py_NewRef(PyTuple_GET_ITEM(change, 0)));
+    PyObject *former = PyObject_CallOneArg(PyTuple_GET_ITEM(change, 0), PyTuple_GET_ITEM(change, 1));
+    if (former == NULL) return -1;
+    PyTuple_SET_ITEM(*undo, 1, former);
+    return 0;
+  }
+  PyObject *result = PyObject_CallMethod(change, "__enter__", NULL);
+  if (result == NULL) return -1;
+  Py_DECREF(result);
+  *undo = Py_NewRef(change);
+  return 0;
+}
+
+static int revert(PyObject *undo) {
+  if (is_item(undo)) {
+    PyObject *dict = PyTuple_GET_ITEM(undo, 0), *key = PyTuple_GET_ITEM(undo, 1);
+    if (PyTuple_GET_SIZE(undo) == 3) return PyDict_SetItem(dict, key, PyTuple_GET_ITEM(undo, 2));
+    int found = PyDict_Contains(dict, key);
+    return found > 0 ? PyDict_DelItem(dict, key) : found;
+  }
+  PyObject *result = is_setting(undo) ? PyObject_CallOneArg(PyTuple_GET_ITEM(undo, 0), PyTuple_GET_ITEM(undo, 1))
+                                      : PyObject_CallMethod(undo, "__exit__", "OOO", Py_None, Py_None, Py_None);
+  Py_XDECREF(result);
+  return result != NULL ? 0 : -1;
+}
+
+/* Undoes the changes, last one first, all of them whatever fails. A pending exception stays; else that of the first failure is set. */
+static int revert_all(PyObject *undos) {
+  PyObject *type, *value, *traceback;
+  PyErr_Fetch(&type, &value, &traceback);
+  for (Py_ssize_t i = PyList_GET_SIZE(undos); i-- > 0;) {
+    if (revert(PyList_GET_ITEM(undos, i)) == 0) continue;
+    if (type == NULL)
+      PyErr_Fetch(&type, &value, &traceback);
+    else
+      PyErr_Clear();
+  }
+  if (type == NULL) return 0;
+  PyErr_Restore(type, value, traceback);
+  return -1;
+}
+
+/* What undoes the changes that were made: a new list; NULL, and nothing is changed. */
+static PyObject *apply_all(PyObject *changes) {
+  Py_ssize_t count = PyTuple_GET_SIZE(changes);
+  PyObject *undos = PyList_New(count);
+  if (undos == NULL) return NULL;
+  for (Py_ssize_t i = 0; i < count; i++) {
+    PyObject *undo;
+    if (apply(PyTuple_GET_ITEM(changes, i), &undo) == 0) {
+      PyList_SET_ITEM(undos, i, undo);
+      continue;
+    }
+    Py_XDECREF(undo);
+    Py_SET_SIZE((PyVarObject *)undos, i);
+    revert_all(undos);
+    Py_DECREF(undos);
+    return NULL;
+  }
+  return undos;
+}
+
+static PyObject *changes_of(PyObject *object) {
+  scope *self = (scope *)object;
+  if (Py_TYPE(object) == mpg_py->change_type) return Py_NewRef(self->changes);
+  PyObject *found = PyObject_CallMethod(object, "_changes", NULL);
+  PyObject *changes = found != NULL ? PySequence_Tuple(found) : NULL;
+  Py_XDECREF(found);
+  return changes;
+}
+
+static PyObject *scope_enter(PyObject *object, PyObject *unused) {
+  (void)unused;
+  scope *self = (scope *)object;
+  PyObject *changes = changes_of(object);
+  if (changes == NULL) return NULL;
+  if (self->entered == NULL) self->entered = PyList_New(0);
+  if (self->entered == NULL || PyList_Append(self->entered, Py_None) < 0) {
+    Py_DECREF(changes);
+    return NULL;
+  }
+  Py_ssize_t place = PyList_GET_SIZE(self->entered) - 1;
+  PyObject *undos = apply_all(changes);
+  Py_DECREF(changes);
+  if (undos == NULL) {
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyList_SetSlice(self->entered, place, place + 1, NULL);
+    PyErr_Restore(type, value, traceback);
+    return NULL;
+  }
+  PyList_SetItem(self->entered, place, undos);
+  return Py_NewRef(object);
+}
+
+static PyObject *scope_exit(PyObject *object, PyObject *const *args, Py_ssize_t count) {
+  (void)args, (void)count;
+  scope *self = (scope *)object;
+  Py_ssize_t last = self->entered != NULL ? PyList_GET_SIZE(self->entered) - 1 : -1;
+  if (last < 0) {
+    PyErr_SetString(PyExc_RuntimeError, "a scope is left that was not entered");
+    return NULL;
+  }
+  PyObject *undos = Py_NewRef(PyList_GET_ITEM(self->entered, last));
+  int status = revert_all(undos);
+  if (status == 0) status = PyList_SetSlice(self->entered, last, last + 1, NULL);
+  Py_DECREF(undos);
+  if (status < 0) return NULL;
+  Py_RETURN_NONE;
+}
+
+static PyObject *scope_run(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords) {
+  if (count < 1) {
+    PyErr_SetString(PyExc_TypeError, "run() takes a function and its arguments");
+    return NULL;
+  }
+  PyObject *entered = scope_enter(object, NULL);
+  if (entered == NULL) return NULL;
+  PyObject *result = PyObject_Vectorcall(args[0], args + 1, (size_t)(count - 1), keywords);
+  PyObject *type, *value, *traceback;
+  PyErr_Fetch(&type, &value, &traceback);
+  PyObject *left = scope_exit(object, NULL, 0);
+  Py_DECREF(entered);
+  if (type != NULL) { /* what went wrong first is told */
+    if (left == NULL) PyErr_Clear();
+    PyErr_Restore(type, value, traceback);
+  } else if (left == NULL) {
+    Py_CLEAR(result);
+  }
+  Py_XDECREF(left);
+  return result;
+}
+
+static PyObject *scope_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+  if (type == mpg_py->change_type && kwargs != NULL && PyDict_GET_SIZE(kwargs) > 0) {
+    PyErr_SetString(PyExc_TypeError, "Scope() takes changes, without names");
+    return NULL;
+  }
+  scope *self = (scope *)type->tp_alloc(type, 0);
+  if (self == NULL) return NULL;
+  self->changes = Py_NewRef(args);
+  self->entered = NULL;
+  for (Py_ssize_t i = 0; type == mpg_py->change_type && i < PyTuple_GET_SIZE(args); i++) {
+    PyObject *change = PyTuple_GET_ITEM(args, i);
+    if (is_item(change) || is_setting(change) || !PyTuple_Check(change)) continue;
+    PyErr_Format(PyExc_TypeError, "Scope(): %R is no change", change);
+    Py_DECREF(self);
+    return NULL;
+  }
+  return (PyObject *)self;
+}
+static int scope_traverse(PyObject *object, visitproc visit, void *arg) {
+  Py_VISIT(Py_TYPE(object));
+  Py_VISIT(((scope *)object)->changes);
+  Py_VISIT(((scope *)object)->entered);
+  return 0;
+}
+static int scope_clear(PyObject *object) {
+  Py_CLEAR(((scope *)object)->changes);
+  Py_CLEAR(((scope *)object)->entered);
+  return 0;
+}
+static void scope_dealloc(PyObject *object) {
+  PyTypeObject *type = Py_TYPE(object);
+  PyObject_GC_UnTrack(object);
+  scope_clear(object);
+  type->tp_free(object);
+  Py_DECREF(type);
+}
+
+/* Copies of what Python's subclasses hold; nobody has entered them. */
+static PyObject *scope_getstate(PyObject *object, PyObject *unused) {
+  (void)unused;
+  if (Py_TYPE(object) == mpg_py->change_type) return PyErr_Format(PyExc_TypeError, "cannot pickle '%s' object", Py_TYPE(object)->tp_name);
+  PyObject *attributes = PyObject_GetAttrString(object, "__dict__"), *copy = attributes != NULL ? PyDict_Copy(attributes) : NULL;
+  Py_XDECREF(attributes);
+  return copy;
+}
+
+static PyMethodDef scope_methods[] = {
+    {"__getstate__", scope_getstate, METH_NOARGS, NULL},
+    {"__enter__", scope_enter, METH_NOARGS, NULL},
+    {"__exit__", (PyCFunction)(void (*)(void))scope_exit, METH_FASTCALL, NULL},
+    {"run", (PyCFunction)(void (*)(void))scope_run, METH_FASTCALL | METH_KEYWORDS,
+     "run(function, /, *args, **kwargs)\n--\n\n``function(*args, **kwargs)`` inside the scope."},
+    {0}};
+static PyType_Slot scope_slots[] = {
+    {Py_tp_new, scope_new},
+    {Py_tp_dealloc, scope_dealloc},
+    {Py_tp_traverse, scope_traverse},
+    {Py_tp_clear, scope_clear},
+    {Py_tp_methods, scope_methods},
+    {Py_tp_doc, "Scope(*changes)\n--\n\nA with-statement that changes state: all of it, or nothing, and an interrupt can't leave it changed.\n\n"
+                "A change is ``(dict, key, value)``, an item that gets a value (as of ``vars(object)``, where ``object`` may be a threading.local);\n"
+                "``(dict, key)``, an item that is there and goes at the end; "
+                "``(set, value)``, with a function of this module that sets something and returns what it was; or another such scope.\n"
+                "Subclasses define ``_changes()``, which is called each time one is entered and returns a list of them; it changes nothing itself."},
+    {0, NULL}};
+static PyType_Spec scope_spec = {"mpgluon._core.Scope", sizeof(scope), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, scope_slots};
+
+int mpg_py_scope_init(PyObject *module) {
+  mpg_py->change_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &scope_spec, NULL);
+  return mpg_py->change_type != NULL ? PyModule_AddObjectRef(module, "Scope", (PyObject *)mpg_py->change_type) : -1;
+}
