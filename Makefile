@@ -7,7 +7,7 @@ BIN = $(VENV)/bin
 SOURCES = $(shell find csrc kernels/cpu mpgluon -name '*.[ch]' -o -name '*.def' -o -name '*.py' 2>/dev/null) setup.py pyproject.toml
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo test slow-test bench asan tsan check-sanitized fuzz wheel-check compiler-check hostcuda hostcuda-test hostcuda-asan cuda-build gpu-check clean
+.PHONY: demo test slow-test bench asan tsan check-sanitized fuzz stateful stateful-asan wheel-check compiler-check hostcuda hostcuda-test hostcuda-asan cuda-build gpu-check clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/model_parallel_lm.py $(ARGS)
@@ -110,6 +110,17 @@ FUZZ_SECONDS ?= 60
 fuzz: $(VENV)/.test
 	$(BIN)/python -m pip install -q atheris
 	$(BIN)/python tests/fuzz/run.py --seconds $(FUZZ_SECONDS) $(ARGS)
+
+# Stateful random programs (tests/stateful.py), in each engine in turn: minutes for each. The same under ASan, which also sees who reads what
+# a pool has taken back.
+STATEFUL_MINUTES ?= 20
+stateful: $(VENV)/.test
+	cd tests && for engine in async sync shuffle; do $(abspath $(BIN))/python stateful.py --minutes $(STATEFUL_MINUTES) --engine $$engine $(ARGS) || exit 1; done
+
+stateful-asan: .venv-asan/.made
+	cd tests && for engine in async sync shuffle; do \
+	  PYTHONSAFEPATH=1 LD_PRELOAD=$(ASAN_LIBRARY) ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+	  ../.venv-asan/bin/python stateful.py --minutes $(STATEFUL_MINUTES) --engine $$engine $(ARGS) || exit 1; done
 
 clean:
 	rm -rf build dist *.egg-info .venv .venv-* mpgluon/_core*.so

@@ -29,6 +29,7 @@ static struct {
   mpg_engine_mode mode;
   int64_t idle_spin_ns;
   mpg_team_spin team_spin;
+  bool poison_pools;
   _Atomic(int) spinning; /* idle workers that look for work; any thread */
   bool initialized, shut_down, fork_prepared;
   bool exiting; /* libraries that were opened after this one have taken their state down */
@@ -272,6 +273,7 @@ mpg_status mpg_device_submit_together(mpg_device *const *devices, const mpg_subm
 /* --- Idle workers --------------------------------------------------------------------------------------------------------- */
 
 mpg_team_spin mpg_team_spin_setting(void) { return table.team_spin; }
+bool mpg_pool_poison_setting(void) { return table.poison_pools; }
 int64_t mpg_idle_spin_ns(void) { return table.idle_spin_ns; }
 bool mpg_idle_spin_begin(void) { return atomic_fetch_add_explicit(&table.spinning, 1, memory_order_relaxed) + 1 < mpg_machine_cores(); }
 void mpg_idle_spin_end(void) { atomic_fetch_sub_explicit(&table.spinning, 1, memory_order_relaxed); }
@@ -410,11 +412,13 @@ static mpg_status setting(const char *name, long long low, long long high, long 
 }
 
 static mpg_status read_settings(void) {
-  long long threads = 0, seed = 0, spin = DEFAULT_SPIN_US;
+  long long threads = 0, seed = 0, spin = DEFAULT_SPIN_US, poison = 0;
   MPG_TRY(setting("MPGLUON_SPIN", 0, 1000, &spin));
   table.idle_spin_ns = mpg_machine_cores() > 1 ? spin * 1000 : 0;
   MPG_TRY(setting("MPGLUON_CPU_THREADS", 0, 4096, &threads));
   MPG_TRY(setting("MPGLUON_ENGINE_SEED", 0, INT64_MAX, &seed));
+  MPG_TRY(setting("MPGLUON_POOL_POISON", 0, 1, &poison));
+  table.poison_pools = poison;
   mpg_engine_mode mode = MPG_ENGINE_ASYNC;
   const char *engine = getenv("MPGLUON_ENGINE"), *mxnet = getenv("MXNET_ENGINE_TYPE");
   if (engine && *engine) {

@@ -80,6 +80,7 @@ bool mpg_idle_spin_begin(void);  /* whether one more may spin: a core is left to
 void mpg_idle_spin_end(void);    /* whatever that said */
 
 mpg_team_spin mpg_team_spin_setting(void); /* MPGLUON_TEAM_SPIN */
+bool mpg_pool_poison_setting(void); /* MPGLUON_POOL_POISON */
 
 /* --- The shuffled order (mock.c) ------------------------------------------------------------------------------------ */
 void mpg_shuffle_seed(uint64_t seed);

@@ -1,7 +1,14 @@
 #include "device/pool.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(memory, size) ((void)(memory), (void)(size))
+#define ASAN_UNPOISON_MEMORY_REGION(memory, size) ((void)(memory), (void)(size))
+#endif
 
 #include "base/host.h"
 #include "base/memory.h"
@@ -25,6 +32,7 @@ typedef struct size_class {
 /* The atomics have one writer, the host (scratch: whoever runs the device's work), so adding is a load and a store. */
 struct mpg_pool {
   mpg_device *device;
+  bool poison; /* for tests: what is cached is filled with a pattern */
   _Atomic size_t in_use, held, scratch; /* in_use and held: without scratch */
   _Atomic size_t peak_in_use, peak_held;
   size_t working_set; /* the largest in_use there has been; host lock */
@@ -90,6 +98,32 @@ mpg_status mpg_uses_wait(const mpg_uses *uses, mpg_device *owner) {
   return MPG_OK;
 }
 
+/* --- Poison ------------------------------------------------------------------------------------- */
+
+enum { POISON = 0xff }; /* NaN in every float dtype, -1 in integers */
+
+/* Memory that nobody has a right to any more; what queued work still uses stays as it is. */
+static __attribute__((noinline)) void poison(const mpg_pool *pool, mpg_block *block) {
+  if (!pool->poison || block->poisoned || !mpg_uses_finished(&block->uses, pool->device)) return;
+  memset(block->memory, POISON, block->size);
+  ASAN_POISON_MEMORY_REGION(block->memory, block->size);
+  block->poisoned = true;
+}
+
+/* It is about to be used, or given back. Without the pattern, somebody wrote to it who had no right to. */
+static void unpoison(const mpg_pool *pool, mpg_block *block) {
+  if (!block->poisoned) return;
+  ASAN_UNPOISON_MEMORY_REGION(block->memory, block->size);
+  const unsigned char *bytes = block->memory;
+  for (size_t i = 0; i < block->size; i++) {
+    if (__builtin_expect(bytes[i] == POISON, 1)) continue;
+    fprintf(stderr, "mpgluon: %s: byte %zu of a block of %zu bytes was written after the block had been freed\n",
+            pool->device->text, i, block->size);
+    abort();
+  }
+  block->poisoned = false;
+}
+
 /* --- Size classes --------------------------------------------------------------------------------------------------- */
 
 /* The class of `size` >= 1, and how large its blocks are. False: larger than any. */
@@ -118,6 +152,7 @@ mpg_status mpg_pool_create(mpg_device *device, mpg_pool **pool) {
   *pool = mpg_calloc(1, sizeof **pool);
   if (!*pool) return mpg_out_of_host_memory(sizeof **pool);
   (*pool)->device = device;
+  (*pool)->poison = device->backend->host_accessible && mpg_pool_poison_setting();
   return MPG_OK;
 }
 
@@ -126,6 +161,7 @@ void mpg_pool_destroy(mpg_pool *pool) {
   for (int i = 0; i < NUM_CLASSES; i++) {
     size_class *class = &pool->classes[i];
     for (size_t j = 0; j < class->count; j++) {
+      unpoison(pool, &class->cached[j]);
       pool->device->backend->free(pool->device, class->cached[j].memory, class->cached[j].size);
       mpg_free(class->cached[j].uses.foreign);
     }
@@ -148,6 +184,7 @@ static void release_cached(mpg_pool *pool, size_class *class, size_t index) {
   class->cached[index] = class->cached[--class->count];
   class->blocks--;
   SET(held, GET(held) - block.size);
+  unpoison(pool, &block);
   mpg_free(block.uses.foreign);
   pool->device->backend->free(pool->device, block.memory, block.size);
 }
@@ -292,6 +329,12 @@ static mpg_status take(mpg_pool *pool, size_class *class, size_t rounded, size_t
   return MPG_OK;
 }
 
+static __attribute__((noinline)) void make_usable(const mpg_pool *pool, size_class *class, mpg_block *block) {
+  for (size_t i = 0; i < class->count; i++) poison(pool, &class->cached[i]); /* work may have finished meanwhile */
+  poison(pool, block);
+  unpoison(pool, block);
+}
+
 mpg_status mpg_pool_alloc(mpg_pool *pool, size_t size, bool host_access, mpg_block *block) {
   if (size == 0) {
     *block = (mpg_block){.memory = MPG_NO_BYTES};
@@ -306,6 +349,7 @@ mpg_status mpg_pool_alloc(mpg_pool *pool, size_t size, bool host_access, mpg_blo
     if (collected || status != MPG_DEVICE_OUT_OF_MEMORY || (GET(limit) && rounded > GET(limit))) return status;
     mpg_host_collect(); /* what is garbage to the host may hold arrays */
   }
+  if (__builtin_expect(pool->poison, 0)) make_usable(pool, class, block);
   size_t in_use = GET(in_use) + block->size;
   SET(in_use, in_use);
   if (in_use > pool->working_set) pool->working_set = in_use;
@@ -328,6 +372,7 @@ void mpg_pool_free(mpg_pool *pool, const mpg_block *block) {
   MPG_ASSERT(found && rounded == block->size);
   size_class *class = &pool->classes[index];
   class->cached[class->count++] = *block;
+  if (__builtin_expect(pool->poison, 0)) poison(pool, &class->cached[class->count - 1]);
   SET(in_use, GET(in_use) - block->size);
 }
 

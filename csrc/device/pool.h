@@ -27,6 +27,7 @@ typedef struct mpg_block {
   void *memory;
   size_t size; /* what was really reserved, >= what was asked */
   mpg_uses uses;
+  bool poisoned; /* cached, and filled with what nobody may read or write (MPGLUON_POOL_POISON) */
 } mpg_block;
 
 /* Makes room for reads by all other devices there are; before the work is queued, as adding one can neither fail nor wait. */

@@ -1,0 +1,163 @@
+"""Stateful random programs: arrays, views, blocks, networks, trainers and memory of others, in random order over several devices, beside a model in
+NumPy, with failures of allocations and interrupts in between, and every array checked.
+
+    python tests/stateful.py --minutes 60 [--seed N] [--engine shuffle] [--jobs 2]
+
+Programs run in a process of their own, one after the other, seeds counted up from the first. A finding (an array that is not what it should be, an
+exception, the end of the process, a minute without progress) is printed with its seed, made shorter by leaving steps out, and printed as
+
+    python tests/stateful.py --one N --keep 3,17,40
+
+which repeats it. The exit status is 1 when there was one.
+"""
+
+import argparse
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # which PYTHONSAFEPATH leaves out
+
+STEPS = 120
+STUCK = 120  # seconds
+ENGINES = ("async", "sync", "shuffle")
+
+
+def run_here(seed, keep, steps, trouble, log):
+    """One program in this process; the text of what is wrong, or None."""
+    import faulthandler
+
+    import stateful_machine
+
+    faulthandler.enable()
+    faulthandler.dump_traceback_later(STUCK, exit=True)
+    machine = stateful_machine.Machine(seed, trouble=trouble, log=log)
+    try:
+        machine.run(range(steps) if keep is None else keep)
+        return None
+    except BaseException:
+        return traceback.format_exc()
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def worker(options):
+    """Programs one after the other until the time is up; the seed is told before each."""
+    import stateful_machine
+
+    sys.unraisablehook = lambda args: None if isinstance(args.exc_value, stateful_machine.Interrupt) else sys.__unraisablehook__(args)
+    if options.one is not None:
+        keep = None if options.keep is None else [int(number) for number in options.keep.split(",") if number]
+        wrong = run_here(options.one, keep, options.steps, not options.calm, (lambda text: print(text, flush=True)) if options.verbose else None)
+        if wrong:
+            print(wrong, flush=True)
+        return 1 if wrong else 0
+    end, seed = time.monotonic() + 60 * options.minutes, options.seed
+    while time.monotonic() < end:
+        print(f"seed {seed}", flush=True)
+        wrong = run_here(seed, None, options.steps, not options.calm, None)
+        if wrong:
+            print(wrong, flush=True)
+            return 1
+        seed += 1
+    print(f"done {seed}", flush=True)
+    return 0
+
+
+def start(arguments, environment):
+    """A process of this program; its output, and how it ended."""
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.run([sys.executable, __file__, *map(str, arguments)], env=environment, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+        output.seek(0)
+        return process.returncode, output.read()
+
+
+def shorter(seed, options, environment):
+    """The steps without which the program has no finding any more, and what the last run said; (None, text) where it has none on its own."""
+    common = ["--worker", "--one", seed, "--steps", options.steps, *(["--calm"] if options.calm else [])]
+
+    def fails(keep):
+        code, text = start([*common, "--keep", ",".join(map(str, keep))], environment)
+        return text if code else None
+
+    keep = list(range(options.steps))
+    text = fails(keep)
+    if text is None:
+        return None, ""
+    end, size = time.monotonic() + options.shrink_seconds, len(keep) // 2
+    while size and time.monotonic() < end:
+        begin = 0
+        while begin < len(keep) and time.monotonic() < end:
+            fewer = keep[:begin] + keep[begin + size :]
+            found = fails(fewer)
+            if found:
+                keep, text = fewer, found
+            else:
+                begin += size
+        size //= 2
+    return keep, start([*common, "--verbose", "--keep", ",".join(map(str, keep))], environment)[1] or text
+
+
+def hunt(options, environment):
+    """Runs programs for the time that was asked for; how many findings there were, and how many programs."""
+    end, seed, findings, first = time.monotonic() + 60 * options.minutes, options.seed, 0, options.seed
+    while time.monotonic() < end:
+        left = (end - time.monotonic()) / 60
+        code, text = start(
+            ["--worker", "--minutes", left, "--seed", seed, "--steps", options.steps, *(["--calm"] if options.calm else [])], environment
+        )
+        told = [line.split()[1] for line in text.splitlines() if line.startswith(("seed ", "done "))]
+        last = int(told[-1]) if told else seed
+        if code == 0:
+            seed = last
+            break
+        findings += 1
+        print(f"finding: seed {last} (the process began with {seed}), exit status {code}\n{text[text.rfind('seed ') :][-6000:]}", flush=True)
+        keep, shown = shorter(last, options, environment)
+        if keep is None:
+            print(f"It does not fail alone. Repeat it with --seed {seed}.", flush=True)
+        else:
+            print(f"{shown[-8000:]}\nrepeat it: python tests/stateful.py --one {last} --keep {','.join(map(str, keep))}", flush=True)
+        seed = last + 1
+        if findings >= options.most:
+            break
+    return findings, seed - first
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Stateful random programs.")
+    parser.add_argument("--minutes", type=float, default=1)
+    parser.add_argument("--seed", type=int, help="of the first program; a fresh one is drawn and printed")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--engine", choices=ENGINES, default=os.environ.get("MPGLUON_ENGINE") or "async")
+    parser.add_argument("--no-poison", action="store_true", help="leave memory that pools take back as it is")
+    parser.add_argument("--calm", action="store_true", help="no failing allocations and no interrupts")
+    parser.add_argument("--one", type=int, metavar="SEED", help="one program, in full words")
+    parser.add_argument("--keep", help="with --one: the numbers of its steps that are run")
+    parser.add_argument("--most", type=int, default=5, help="findings after which to stop")
+    parser.add_argument("--shrink-seconds", type=float, default=60)
+    parser.add_argument("--verbose", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        return worker(options)
+    environment = dict(os.environ, MPGLUON_ENGINE=options.engine, MPGLUON_POOL_POISON="0" if options.no_poison else "1", PYTHONUNBUFFERED="1")
+    environment.setdefault("MPGLUON_CPU_THREADS", "1")
+    if options.one is not None:
+        code, text = start(["--worker", "--verbose", *sys.argv[1:]], environment)
+        print(text)
+        return code
+    if options.seed is None:
+        options.seed = random.SystemRandom().randrange(1 << 40)
+    print(f"seed {options.seed}, engine {options.engine}", flush=True)
+    findings, programs = hunt(options, environment)
+    print(f"{findings} findings in {programs} programs from seed {options.seed} on, engine {options.engine}", flush=True)
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
