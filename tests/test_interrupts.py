@@ -140,7 +140,7 @@ def test_some_places_of_everything(way, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_many_places_of_everything(way, tmp_path):
-    everything(way, tmp_path, 150)
+    everything(way, tmp_path, 60)
 
 
 def first_calls(options, places):
@@ -163,4 +163,147 @@ def test_some_places_of_a_first_call(options):
 @pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS, ids=["eager", "hybridized"])
 def test_many_places_of_a_first_call(options):
-    first_calls(options, 400)
+    first_calls(options, 200)
+
+
+class Chain(gluon.nn.HybridSequential):
+    """Three layers, for plans and checkpoints."""
+
+    def __init__(self):
+        super().__init__(prefix="chain_")
+        with self.name_scope():
+            self.add(nn.Dense(6, in_units=5, activation="relu"), nn.Dense(6, in_units=6), nn.Dense(2, in_units=6))
+
+
+def chain():
+    mx.random.seed(4)
+    net = Chain()
+    net.initialize(mx.init.Xavier())
+    return net, gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01})
+
+
+def step_of(net, trainer):
+    x = nd.array(np.random.RandomState(1).rand(8, 5))
+    with autograd.record():
+        loss = (net(x) ** 2).mean()
+    loss.backward()
+    trainer.step(1)
+    return loss.asscalar()
+
+
+def checkpoints(folder, places):
+    net, trainer = chain()
+    step_of(net, trainer)
+    mx.parallel.save(str(folder / "kept"), net, trainer)
+    expected = [step_of(net, trainer) for _ in range(2)]
+
+    def load(thing, where="kept"):
+        mx.parallel.load(str(folder / where), *thing)
+
+    def check(thing):
+        load(thing)
+        assert [step_of(*thing) for _ in range(2)] == expected
+
+    def saved(thing):  # what is there is the former checkpoint or the new one
+        load(thing, "kept")
+        mx.parallel.save(str(folder / "other"), *thing)
+        sweep_one(thing)
+
+    def sweep_one(thing):
+        load(thing, "other")
+        assert [step_of(*thing) for _ in range(2)] == expected
+
+    sweep(chain, load, check, places)
+    load((net, trainer))
+    mx.parallel.save(str(folder / "other"), net, trainer)
+    sweep(lambda: (load((net, trainer)), (net, trainer))[1], lambda thing: mx.parallel.save(str(folder / "other"), *thing), sweep_one, places)
+
+
+def test_some_places_of_checkpoints(tmp_path):
+    checkpoints(tmp_path, 6)
+
+
+def plans(places, trials):
+    x, y = nd.array(np.random.RandomState(1).rand(8, 5)), nd.zeros((8, 2))
+    expected = step_of(*chain())
+
+    def plan(thing):
+        devices = [mx.cpu(0), mx.cpu(1)]
+        mx.parallel.plan(thing[0], x, devices, labels=y, loss=gluon.loss.L2Loss(), micro_batches=2, repeats=1, trials=trials)
+
+    def check(thing):
+        assert all(param.list_ctx() == [mx.cpu(0)] for param in thing[0].collect_params().values())
+        assert not any(block._forward_hooks for block in thing[0]._children.values())
+        assert step_of(*thing) == expected
+
+    sweep(chain, plan, check, places)
+
+
+def modules(places):
+    data = mx.sym.var("data")
+    out = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(data, num_hidden=3, name="fc"), name="softmax")
+    batch = mx.io.DataBatch([nd.ones((4, 5))], [nd.zeros((4,))])
+
+    def run(module):
+        if not module.binded:
+            module.bind([("data", (4, 5))], [("softmax_label", (4,))])
+        if not module.params_initialized:
+            module.init_params(mx.init.One())
+        if not module.optimizer_initialized:
+            module.init_optimizer()
+        module.forward_backward(batch)
+        module.update()
+        return module.get_outputs()[0].asnumpy().tobytes()
+
+    expected = run(mx.mod.Module(out, label_names=["softmax_label"]))
+
+    def check(module):
+        assert run(mx.mod.Module(out, label_names=["softmax_label"])) == expected
+        run(module)
+        np.testing.assert_array_equal(np.isfinite(module.get_outputs()[0].asnumpy()), True)
+
+    sweep(lambda: mx.mod.Module(out, label_names=["softmax_label"]), run, check, places)
+
+
+def test_some_places_of_a_module():
+    modules(12)
+
+
+def symbols():
+    data = mx.sym.var("data")
+    with mx.name.Prefix("m_"), mx.AttrScope(__mood__="good"), mx.util.np_shape(), mx.engine.bulk(3):
+        return mx.sym.FullyConnected(data, num_hidden=3), gluon.nn.HybridSequential()
+
+
+def test_scopes_of_symbols_and_names():
+    sweep(lambda: None, lambda _: symbols(), lambda _: symbols(), 60)
+
+
+@pytest.mark.slow
+def test_many_places_of_checkpoints_plans_and_modules(tmp_path):
+    checkpoints(tmp_path, 60)
+    plans(12, 1)
+    modules(150)
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there are no interval timers")
+@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals arrive in the main thread")
+def test_signals():
+    """An interval timer interrupts first calls, which are traced and compiled."""
+    numbers, expected = random.Random(0), trained(deferred({}))
+    former = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        until, longest = time.monotonic() + 1, 0.02
+        while time.monotonic() < until:
+            net = deferred({})
+            try:
+                signal.setitimer(signal.ITIMER_REAL, numbers.uniform(1e-5, longest))
+                trained(net)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                pass
+            check_clean()
+            assert trained(net) == expected
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, former)

@@ -97,14 +97,17 @@ class MultiStep:
             if not (lr >= 0 and math.isfinite(lr * largest_lr) and math.isfinite(wd * largest_wd)):
                 return False
             correction, options = optimizer._multi_numbers(count)
-            for update in self._updates:
-                update(lr, correction, wd, **options)
             done = True
         finally:
             if not done:
                 optimizer.num_update = num_update
-        self.count = count
-        self._ahead = True
+        ahead, self.count, self._ahead = self._ahead, count, True  # before: an interrupt may come behind an update that is queued
+        try:
+            for update in self._updates:
+                update(lr, correction, wd, **options)
+        except Exception:
+            self.count, self._ahead, optimizer.num_update = count - 1, ahead, num_update
+            raise
         return True
 
 

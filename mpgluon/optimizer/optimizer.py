@@ -395,7 +395,7 @@ class GroupedOptimizer(Optimizer):
         self._update_count(indices)
         try:
             return self._get_lrs(indices), self._get_wds(indices)
-        except ValueError:
+        except BaseException:  # an interrupt, too
             self._uncount(indices, num_update)
             raise
 

@@ -207,7 +207,7 @@ class _Entry:
             count = _count(part)
             places[number] = range(at, at + count)
             at += count
-        carried, self.carried_from = set(), [0] * len(self.kinds)
+        carried, carried_from = set(), [0] * len(self.kinds)
         for argument, result in self.pipeline.carry.items():
             inputs = self.signature.carried_places.get(argument, ())
             outputs = places.get(result, ())
@@ -217,8 +217,9 @@ class _Entry:
                     f"has {len(outputs)}"
                 )
             for i, o in zip(inputs, outputs):
-                self.carried_from[i] = o
+                carried_from[i] = o
                 carried.add(o)
+        self.carried_from = carried_from
         return carried
 
     def describe(self, path, exact):
