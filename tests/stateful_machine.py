@@ -682,7 +682,7 @@ class Machine(Networks):
         return Plan(act, commit)
 
     def rule_mistake(self, rng):
-        live = self.pick(rng, lambda live: live.values.size)
+        live = self.pick(rng)
         if live is None:
             return None
         x, other = live.array, mx.cpu(91)

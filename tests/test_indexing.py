@@ -257,3 +257,27 @@ def test_zero_dimensions():
     empty = nd.zeros((0, 3))
     assert empty[:, 1].shape == (0,)
     empty[:] = 3
+
+
+NOTHING = {
+    "all": (slice(None), (0, 3)),
+    "rows": (slice(2, 2), (4, 3)),
+    "backwards": ((slice(None, None, -1), slice(2, 2)), (4, 3)),
+    "a mask": (np.zeros(4, bool), (4, 3)),
+    "no places": ([], (4, 3)),
+}
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_values_that_do_not_fit_are_refused_where_nothing_is_selected(name):
+    key, shape = NOTHING[name]
+    wanted = np.zeros(shape)[key].shape
+    for value in (1, np.zeros(1), nd.ones((1,)), np.zeros(wanted), np.zeros((9, 9)), nd.zeros((9, 9)), np.zeros(7), [1, 2, 3, 4]):
+        x, plain = nd.zeros(shape), np.zeros(shape)
+        try:
+            plain[key] = value.asnumpy() if isinstance(value, nd.NDArray) else value
+        except ValueError:
+            with pytest.raises(ValueError):
+                x[key] = value
+        else:
+            x[key] = value

@@ -455,6 +455,11 @@ static int done_of(PyObject *result) {
   return result ? 0 : -1;
 }
 
+/* No element is selected: a value of another shape is a mistake all the same. */
+static int assign_nothing(const mpg_array *array, PyObject *value, const mpg_shape *shape) {
+  return mpg_py_is_scalar(value) ? 0 : done_of(prepare(array, value, shape));
+}
+
 /* Everything in `array` := value. */
 static int assign_all(mpg_array *array, PyObject *value) {
   const mpg_desc *desc = mpg_array_desc(array);
@@ -492,7 +497,7 @@ static int assign_basic(PyObject *self, PyObject *key, PyObject *value) {
   const mpg_shape *shape = &array->tensor.desc.shape;
   basic_key basic;
   if (parse_basic(key, shape, &basic) < 0) return -1;
-  if (mpg_shape_size(&basic.sliced) == 0) return 0;
+  if (mpg_shape_size(&basic.sliced) == 0) return assign_nothing(array, value, &basic.result);
   int64_t first;
   if (mpg_shape_equal(&basic.result, shape) && contiguous(&basic, shape, &first)) return assign_all(array, value);
   if (refuse_recorded(value) < 0) return -1;
@@ -532,7 +537,7 @@ static int assign_advanced(PyObject *self, PyObject *key, PyObject *value) {
   int result = -1;
   if (check_ndim(&wanted) < 0) goto done;
   if (mpg_shape_size(&wanted) == 0) {
-    result = 0;
+    result = assign_nothing(array, value, &wanted);
     goto done;
   }
   prepared = prepare(array, value, &wanted);
