@@ -19,14 +19,19 @@ import threading
 from . import _core
 from .base import MXNetError
 
-_local = threading.local()
+
+class _Local(threading.local):
+    tracer = None
+
+
+_local = _Local()
 # Parts kept for one block; the least recently used leaves of the tree go beyond it.
 LIMIT = 256
 
 
 def current():
     """What cuts the trace that is active in this thread, or None."""
-    return getattr(_local, "tracer", None)
+    return _local.tracer
 
 
 class NeedsValues(Exception):

@@ -10,12 +10,17 @@ import threading
 from .. import _core, autograd
 from .. import ndarray as nd
 
-_local = threading.local()
+
+class _Local(threading.local):
+    active = None
+
+
+_local = _Local()
 
 
 def active():
     """The `Statistics` of the trace that is going on in this thread, or None."""
-    return getattr(_local, "active", None)
+    return _local.active
 
 
 class Statistics(_core.Scope):

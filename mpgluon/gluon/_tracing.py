@@ -17,12 +17,17 @@ from .. import ndarray as nd
 from ..base import MXNetError
 from .utils import shape_is_known
 
-_local = threading.local()
+
+class _Local(threading.local):
+    tracing = None
+
+
+_local = _Local()
 
 
 def current():
     """The tracing in progress in this thread, or None."""
-    return getattr(_local, "tracing", None)
+    return _local.tracing
 
 
 class _Tracing(_core.Scope):
