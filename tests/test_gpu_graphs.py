@@ -247,7 +247,7 @@ DRAWING = {
     "dropout along axes": lambda F, y, w, p: F.Dropout(y, p=0.5, axes=(0,)),
     "attention": attend,
     "rnn": recur,
-    "rrelu": lambda F, y, w, p: F.LeakyReLU(-y, act_type="rrelu", lower_bound=0.1, upper_bound=0.9),
+    "rrelu": lambda F, y, w, p: F.LeakyReLU(-y, act_type="rrelu", lower_bound=0.1, upper_bound=0.9)[0],
     "uniform": lambda F, y, w, p: F.random.uniform(shape=(8, 16)),
     "normal": lambda F, y, w, p: F.random.normal(shape=(8, 16)),
     "gamma": lambda F, y, w, p: F.random.gamma(shape=(8, 16), alpha=0.7, beta=2.0),
