@@ -21,7 +21,7 @@ from mpgluon import _core, autograd, nd
 from stateful_model import FLOATS, GRID, Finding, Live, Memory, Plan, Program, ProgramBlock, fits
 from stateful_networks import MOST_ARRAYS, Networks
 
-PACKAGE = os.path.dirname(mx.__file__)
+PACKAGE = os.path.dirname(mx.__file__) + os.sep
 SHAPES = [(4,), (6,), (2, 3), (4, 3), (3, 4), (4, 4), (1, 4), (12,), (1,), (0, 3), (2, 2, 3)]
 MOST_BLOCKS, MOST_TAPES = 3, 3
 LIMITED = mx.cpu(90)  # the device of arrays that do not fit
@@ -63,7 +63,7 @@ class Machine(Networks):
     def step(self, number):
         rng = random.Random(f"{self.seed}/{number}")
         name = rng.choices([n for n, _ in self.rules], [w for _, w in self.rules])[0]
-        trouble = rng.choices(["", "allocation", "line", "alarm"], [70, 10, 8, 4])[0]
+        trouble = rng.choices(["", "allocation", "place", "alarm"], [70, 10, 8, 4])[0]
         amount = rng.random()
         with np.errstate(all="ignore"):
             plan = getattr(self, "rule_" + name)(rng)
@@ -99,7 +99,7 @@ class Machine(Networks):
         if not trouble:
             return True, plan.act()
         try:
-            result = {"allocation": self.short_of_memory, "line": self.interrupted_at_line, "alarm": self.interrupted}[trouble](plan.act, amount)
+            result = {"allocation": self.short_of_memory, "place": self.interrupted_at_place, "alarm": self.interrupted}[trouble](plan.act, amount)
             nd.waitall()
             return True, result
         except (MemoryError, Interrupt):
@@ -118,25 +118,22 @@ class Machine(Networks):
             _core._memory_fail_after(0)
 
     @staticmethod
-    def interrupted_at_line(act, amount):
-        """At the n-th line or return of the package's Python code."""
-        left = 1 + int(amount**2 * 400)
+    def interrupted_at_place(act, amount):
+        """At the n-th place where Python runs handlers of signals within the package: where a function begins, behind a call."""
+        left = 1 + int(amount**2 * 300)
 
-        def trace(frame, event, _):
+        def watch(frame, event, _):
             nonlocal left
-            if not frame.f_code.co_filename.startswith(PACKAGE):
-                return None
-            left -= 1
-            if left == 0:
-                raise Interrupt
-            return trace
+            if event in ("call", "c_return") and frame.f_code.co_filename.startswith(PACKAGE):
+                left -= 1
+                if left == 0:
+                    raise Interrupt
 
-        before = sys.gettrace()
-        sys.settrace(trace)
+        sys.setprofile(watch)
         try:
             return act()
         finally:
-            sys.settrace(before)
+            sys.setprofile(None)
 
     @staticmethod
     def interrupted(act, amount):
@@ -296,7 +293,7 @@ class Machine(Networks):
         size, row = values.size, int(np.prod(shape[1:]))
         choices = [
             (shape, 0, lambda: x.detach()), (shape, 0, lambda: nd.from_dlpack(x)), (shape, 0, lambda: nd.from_dlpack(x.to_dlpack_for_write())),
-            ((size,), 0, lambda: x.reshape((-1,)) if size else x.reshape((0,))), ((1, *shape), 0, lambda: x[None]),
+            ((size,), 0, lambda: x.reshape((-1,))) if size else (shape, 0, lambda: x.detach()), ((1, *shape), 0, lambda: x[None]),
             (shape, 0, lambda: x.as_in_context(live.ctx)), (shape, 0, lambda: x.astype(live.dtype, copy=False)), (shape, 0, lambda: x[:]),
         ]  # fmt: skip
         if shape[0]:
