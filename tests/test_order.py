@@ -9,6 +9,7 @@ import gc
 
 import numpy as np
 import pytest
+from places import on
 
 import mpgluon as mx
 from mpgluon import _core, autograd, gluon, nd
@@ -321,3 +322,44 @@ def test_what_a_recorded_op_has_read_may_not_change_before_it_is_noted():
                 continue
             value = y.asnumpy()[0]
             assert x.grad.asnumpy()[0] == {4.0: 4.0, 9.0: 6.0}[float(value)]
+
+
+def replaced_within(skip, captured):
+    """A call of a compiled function whose fixed array is replaced at the place number `skip` where others may run; None: there are fewer."""
+    ctx = on(62)
+    mx.context.set_memory_limit(ctx, 0)
+    fixed, x = nd.full((100, 100), 2, ctx=ctx), nd.ones((100, 100), ctx=ctx)
+    call = _core.CachedOp((lambda x: [x * fixed]) if captured else (lambda x, fixed: [x * fixed]), {"exact": True})
+    call.bind([] if captured else [fixed])
+    assert (call(x)[0].asnumpy() == 2).all()
+    state = {"ballast": nd.zeros((1000, 1000), ctx=ctx), "after": nd.full((100, 100), 3, ctx=ctx), "left": skip}
+    nd.waitall()
+    mx.context.set_memory_limit(ctx, mx.context.memory_stats(ctx)["in_use"])
+
+    def intrude():
+        state["left"] -= 1
+        if state["left"] >= 0:
+            return
+        state["left"] = 1 << 30
+        del state["ballast"]
+        if captured:
+            assert call.recapture(fixed._place, state["after"])
+        _core.replace_array(fixed, state["after"])
+        state["others"] = [nd.full((100, 100), 777, ctx=ctx) for _ in range(8)]  # where the former array was, if it went
+
+    try:
+        with Intruder(intrude):
+            y = call(x)[0]
+    except mx.MXNetError:
+        assert "ballast" in state  # nobody made room
+        return None
+    finally:
+        mx.context.set_memory_limit(ctx, 0)
+    return "ballast" in state or set(np.unique(y.asnumpy()))
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_what_a_waiting_call_reads_is_replaced(captured):
+    """It reads the former array, which lives as long as the call, or the new one."""
+    found = [replaced_within(skip, captured) for skip in range(8)]
+    assert found[0] and all(result in (None, {2.0}, {3.0}) for result in found), found

@@ -411,6 +411,9 @@ static mpg_status record(const call_space *space, const mpg_inputs *inputs, mpg_
   for (uint32_t k = 0; k < num_inputs; k++) {
     uint32_t i = input_of(c, k);
     const mpg_array *input = mpg_compiled_input(c, inputs, i);
+    const mpg_tensor *tensor = external_at(space, i);
+    const mpg_array replaced = {.tensor = *tensor}; /* while the call waited: another array, which is none of its inputs */
+    if (input->tensor.storage != tensor->storage || input->tensor.offset != tensor->offset) input = &replaced;
     mpg_array_copy(&call->inputs[k], input);
     if (c->wanted[i] && input->node && !input->node->consumed)
       node->edges[k] = (mpg_tape_edge){mpg_tape_retain(input->node), input->output};
@@ -460,7 +463,7 @@ mpg_status mpg_compiled_call(mpg_compiled *c, const mpg_inputs *inputs, mpg_arra
   }
   mpg_random_key random = c->graph.num_random ? mpg_random_next(c->graph.num_random) : (mpg_random_key){0};
   if (c->prologue) MPG_GOTO(mpg_compiled_refresh(c, space.binding, space.externals));
-  MPG_GOTO(mpg_launch(c->programs, &(mpg_launching){.parts = {space.externals, space.binding->tensors, results}, .binding = inputs->binding,
+  MPG_GOTO(mpg_launch(c->programs, &(mpg_launching){.parts = {space.externals, space.binding->tensors, results}, .binding = space.binding->launched,
                                                     .blocks = space.blocks, .random = random, .scope = mpg_autograd_scope(),
                                                     .steps = mpg_autograd_steps(), .origin = space.origin}));
   for (uint32_t i = 0; i < c->num_outputs; i++) {

@@ -41,15 +41,16 @@ static inline mpg_array *mpg_inputs_at(const mpg_inputs *inputs, uint32_t i) {
   return i < inputs->num_given ? inputs->given[i] : inputs->bound[i - inputs->num_given];
 }
 
-/* The tensors of bound inputs and constants, borrowed from the arrays; then what is kept, owned. Counted: a call under way keeps
- * its own. */
+/* The tensors of bound inputs and constants, then what is kept; all owned: while a call waits, others may give the arrays other memory.
+ * Counted: a call under way keeps its own. */
 typedef struct mpg_binding {
   int32_t references;
   uint64_t number;
+  uint64_t launched; /* its own number among those of the compiled call, which frames know addresses by; 0 where number is 0 */
   bool made;         /* the prologue has run, for the contents told by `versions` */
   uint64_t watched;  /* mpg_storage_watched_writes when these were last compared */
   uint32_t *versions; /* per source of the prologue */
-  uint32_t num_borrowed, num_kept;
+  uint32_t num_fixed, num_kept;
   mpg_tensor tensors[];
 } mpg_binding;
 
@@ -115,6 +116,7 @@ typedef struct mpg_compiled {
   int *prologue_threads;  /* per slot of that plan: of the device when it ran; layouts may depend on it */
   mpg_compiled_backward *backwards;
   mpg_binding *binding;   /* of the latest call; owned reference */
+  uint64_t bindings;      /* made so far */
   void *space;            /* for the next call's bookkeeping; owned */
   struct mpg_recorded_call *spare; /* for the next recorded call: a list; owned */
   uint64_t calls, last_used;

@@ -135,7 +135,7 @@ mpg_status mpg_compiled_make_shared_prologue(mpg_compiled *c) {
 
 void mpg_binding_release(mpg_binding *binding) {
   if (!binding || --binding->references) return;
-  for (uint32_t i = 0; i < binding->num_kept; i++) mpg_tensor_release(&binding->tensors[binding->num_borrowed + i]);
+  for (uint32_t i = 0; i < binding->num_fixed + binding->num_kept; i++) mpg_tensor_release(&binding->tensors[i]);
   mpg_free(binding->versions);
   mpg_free(binding);
 }
@@ -147,11 +147,15 @@ void mpg_compiled_unbind(mpg_compiled *c) {
 }
 
 static mpg_status new_binding(mpg_compiled *c, const mpg_inputs *inputs, mpg_binding **result) {
-  uint32_t borrowed = c->num_bound + c->num_constants;
-  mpg_binding *binding = mpg_malloc(sizeof *binding + (borrowed + c->num_kept) * sizeof *binding->tensors);
-  if (!binding) return mpg_out_of_host_memory(borrowed * sizeof *binding->tensors);
-  *binding = (mpg_binding){.references = 1, .number = inputs->binding, .num_borrowed = borrowed};
-  for (uint32_t i = 0; i < borrowed; i++) binding->tensors[i] = mpg_compiled_input(c, inputs, mpg_compiled_first_fixed(c) + i)->tensor;
+  uint32_t fixed = c->num_bound + c->num_constants;
+  mpg_binding *binding = mpg_malloc(sizeof *binding + (fixed + c->num_kept) * sizeof *binding->tensors);
+  if (!binding) return mpg_out_of_host_memory(fixed * sizeof *binding->tensors);
+  *binding = (mpg_binding){.references = 1, .number = inputs->binding, .num_fixed = fixed};
+  if (inputs->binding) binding->launched = ++c->bindings; /* others may have bound anew since inputs->binding was read */
+  for (uint32_t i = 0; i < fixed; i++) {
+    binding->tensors[i] = mpg_compiled_input(c, inputs, mpg_compiled_first_fixed(c) + i)->tensor;
+    mpg_tensor_retain(&binding->tensors[i]);
+  }
   mpg_status status = MPG_OK;
   binding->versions = mpg_malloc((c->num_sources + 1) * sizeof *binding->versions);
   if (!binding->versions) MPG_GOTO(mpg_out_of_host_memory(c->num_sources * sizeof *binding->versions));
@@ -159,7 +163,7 @@ static mpg_status new_binding(mpg_compiled *c, const mpg_inputs *inputs, mpg_bin
     const mpg_graph_value *value = mpg_graph_at(&c->graph, c->kept[i]);
     mpg_device *device;
     MPG_GOTO(mpg_device_get(value->device, &device));
-    MPG_GOTO(mpg_tensor_create(device, &value->desc, &binding->tensors[borrowed + i]));
+    MPG_GOTO(mpg_tensor_create(device, &value->desc, &binding->tensors[fixed + i]));
     binding->num_kept++;
   }
   *result = binding;
@@ -193,7 +197,7 @@ static bool kept_failed(const mpg_compiled *c, const mpg_binding *binding) {
   for (uint32_t s = 0; s < c->prologue->num_programs && !any; s++)
     any = atomic_load_explicit(&c->prologue->programs[s].device->failed, memory_order_relaxed);
   for (uint32_t i = 0; any && i < binding->num_kept; i++)
-    if (mpg_storage_failure(binding->tensors[binding->num_borrowed + i].storage) != MPG_OK) return true;
+    if (mpg_storage_failure(binding->tensors[binding->num_fixed + i].storage) != MPG_OK) return true;
   return false;
 }
 
@@ -226,7 +230,7 @@ mpg_status mpg_compiled_refresh(mpg_compiled *c, mpg_binding *binding, const mpg
   for (uint32_t s = 0; s < c->prologue->num_programs; s++)
     c->prologue_threads[s] = atomic_load_explicit(&c->prologue->programs[s].device->num_threads, memory_order_relaxed);
   binding->made = false;
-  MPG_GOTO(mpg_launch(c->prologue, &(mpg_launching){.parts = {given, binding->tensors}, .binding = binding->number, .blocks = blocks,
+  MPG_GOTO(mpg_launch(c->prologue, &(mpg_launching){.parts = {given, binding->tensors}, .binding = binding->launched, .blocks = blocks,
                                                     .scope = mpg_autograd_scope(), .origin = mpg_host_origin()}));
   memcpy(binding->versions, versions, c->num_sources * sizeof *versions); /* only now: before, others would run ahead of it */
   binding->watched = watched;
