@@ -495,14 +495,12 @@ class Machine(Networks):
         if plan is None or len(self.tapes) >= MOST_TAPES or len(self.lives) >= MOST_ARRAYS or not plan[0].steps:
             return None
         program, inputs = plan
+        program.separate(inputs)  # while recording, rows of variables are copies
         values = program.evaluate(inputs)
         leaves = [live if live.grad else None for live in inputs]
         arrays = [live.array for live in inputs]
         block = None
         if rng.random() < 0.5:
-            if rng.random() < 0.7:
-                program.separate(inputs)
-                values = program.evaluate(inputs)
             block = ProgramBlock(program, [])
             block.hybridize(**rng.choice(HYBRIDIZED))
         paused = rng.random() < 0.2
