@@ -436,7 +436,10 @@ class Machine(Networks):
             nd.waitall()
             live.array[...] = values
 
-        return Plan(act, writes=[(live.memory, live.memory.with_part(live.offset, values))], calm=True)
+        def commit(_):  # nobody is told, so what was saved for a backward is other numbers now
+            self.tapes = [tape for tape in self.tapes if all(memory is not live.memory for memory, _ in tape[-1])]
+
+        return Plan(act, commit, writes=[(live.memory, live.memory.with_part(live.offset, values))], calm=True)
 
     def rule_drop(self, rng):
         if not self.lives:

@@ -281,3 +281,17 @@ def test_values_that_do_not_fit_are_refused_where_nothing_is_selected(name):
                 x[key] = value
         else:
             x[key] = value
+
+
+@pytest.mark.parametrize("shape", [(1, 0), (2, 0), (1, 0, 4), (3, 0, 4), (2, 3)])
+def test_rows_without_elements(shape):
+    """In a shape that is given to Reshape, 0 would mean the size of the input."""
+    row = mx.gluon.nn.HybridLambda(lambda F, x: x[0])
+    for compiled in (False, True):
+        row.hybridize(compiled)
+        x = nd.ones(shape)
+        x.attach_grad()
+        with mx.autograd.record():
+            y = row(x)
+        y.backward()
+        assert y.shape == shape[1:] and x.grad.shape == shape

@@ -249,7 +249,7 @@ PyObject *mpg_py_reshape(PyObject *self, const mpg_shape *shape) {
   mpg_array *array = mpg_py_array_of(self);
   if (mpg_py_tracked(array)) {
     mpg_tuple dims = mpg_py_tuple(shape);
-    return mpg_py_call_named("Reshape", &array, 1, NULL, "shape", &dims, NULL);
+    return mpg_py_call_named("_reshape_exact", &array, 1, NULL, "shape", &dims, NULL);
   }
   if (mpg_py_expect_value(array, "reshape") < 0) return NULL;
   PyObject *result = mpg_py_array_new();
