@@ -157,10 +157,15 @@ def test_values_are_whole_when_others_write_while_they_are_waited_for():
             nd.elemwise_add(x, one, out=x)
 
     for read in (lambda: x.asnumpy(), lambda: x[300:1400].asnumpy(), lambda: x.asnumpy()):
-        write()
-        with Intruder(write, 3) as intruder:
-            found = read()
-        assert intruder.times and found.min() == found.max() and found[0, 0] % 12 == 0
+        for _ in range(50):  # on a busy machine the work may be done before it is waited for
+            write()
+            with Intruder(write, 3) as intruder:
+                found = read()
+            assert found.min() == found.max() and found[0, 0] % 12 == 0
+            if intruder.times:
+                break
+        else:
+            pytest.fail("nothing was waited for")
 
 
 def test_a_value_that_decides_about_a_shape_is_the_one_that_is_used():
