@@ -222,6 +222,14 @@ def test_a_link_to_nothing_is_kept(tmp_path):
     assert os.listdir(tmp_path / "folder") == ["target"] and mx.nd.load(tmp_path / "first")[0].shape == (2,)
 
 
+def test_links_in_a_circle_stay(tmp_path):
+    (tmp_path / "first").symlink_to("second")
+    (tmp_path / "second").symlink_to("first")
+    with pytest.raises(OSError, match="following its links"):
+        mx.nd.save(tmp_path / "first", [mx.nd.ones((2,))])
+    assert (tmp_path / "first").is_symlink() and sorted(os.listdir(tmp_path)) == ["first", "second"]
+
+
 def test_two_arrays_of_one_name():
     raw = file_bytes([array_bytes((2, 3), 0, SIX.tobytes())] * 2, ["w", "w"])
     with pytest.warns(UserWarning, match="several arrays named 'w'"):

@@ -48,7 +48,12 @@ static mpg_status open_file(const char *path, int flags, mode_t mode, int *descr
 
 mpg_status mpg_source_open(mpg_source *source, const char *path) {
   *source = (mpg_source){.name = path, .descriptor = -1};
-  MPG_TRY(open_file(path, O_RDONLY | O_NONBLOCK, 0, &source->descriptor)); /* a pipe is refused, not waited for */
+  /* A pipe is refused, not waited for. */
+  mpg_status opened = open_file(path, O_RDONLY | O_NONBLOCK, 0, &source->descriptor);
+  if (opened != MPG_OK) { /* interrupted, and open all the same */
+    mpg_source_close(source);
+    return opened;
+  }
   if (source->descriptor < 0) return mpg_fail(MPG_IO_ERROR, "file '%s' cannot be opened: %s", path, strerror(errno));
   struct stat status;
   if (fstat(source->descriptor, &status) != 0) {
@@ -159,11 +164,12 @@ static mpg_status write_failed(const mpg_sink *sink, const char *doing, int erro
   return mpg_fail(MPG_IO_ERROR, "file '%s' cannot be written (%s): %s", sink->path, doing, strerror(error));
 }
 
-/* Where a link leads to that leads to nothing yet; new. NULL: `path` is no link. */
-static char *link_target(const char *path) {
+/* Where a link leads to, new; `*is_link` false: `path` is no link. NULL: that, or no memory. */
+static char *link_target(const char *path, bool *is_link) {
   char target[PATH_MAX];
   ssize_t length = readlink(path, target, sizeof target - 1);
-  if (length <= 0) return NULL;
+  *is_link = length > 0;
+  if (!*is_link) return NULL;
   target[length] = 0;
   const char *slash = strrchr(path, '/');
   size_t folder = target[0] == '/' || !slash ? 0 : (size_t)(slash - path) + 1;
@@ -174,15 +180,16 @@ static char *link_target(const char *path) {
   return result;
 }
 
-/* The target's own path when it is a link, so that the file it leads to is replaced, or made, and not the link. */
+/* The target's own path when it is a link, so that the file it leads to is replaced, or made, and not the link; new. */
 static char *resolve(const char *path) {
-  enum { MOST_LINKS = 40 };
+  enum { MOST_LINKS = 40 }; /* as the system follows */
   char *real;
   WITHOUT_LOCK(real = realpath(path, NULL));
   char *copy = mpg_strdup(real ? real : path);
-  for (int i = 0; !real && copy && i < MOST_LINKS; i++) {
-    char *next = link_target(copy);
-    if (!next) break;
+  for (int i = 0; !real && copy && i < MOST_LINKS; i++) { /* a link to what is not there yet */
+    bool is_link;
+    char *next = link_target(copy, &is_link);
+    if (!is_link) break;
     mpg_free(copy);
     copy = next;
   }
@@ -214,6 +221,10 @@ mpg_status mpg_sink_open(mpg_sink *sink, const char *path) {
   if (!sink->path) return mpg_out_of_host_memory(strlen(path) + 1);
   struct stat present;
   bool exists = stat(sink->path, &present) == 0;
+  if (!exists && errno == ELOOP) {
+    status = write_failed(sink, "following its links", ELOOP);
+    goto fail;
+  }
   if (exists && S_ISDIR(present.st_mode)) {
     status = write_failed(sink, "it is a folder", EISDIR);
     goto fail;
