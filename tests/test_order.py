@@ -329,6 +329,24 @@ def test_what_a_recorded_op_has_read_may_not_change_before_it_is_noted():
             assert x.grad.asnumpy()[0] == {4.0: 4.0, 9.0: 6.0}[float(value)]
 
 
+def test_a_recorded_op_leads_to_the_array_that_it_has_read():
+    for when in range(1, 4):
+        x, z, times = nd.full((3,), 2.0), nd.full((3,), 5.0), [0]
+        x.attach_grad()
+        with autograd.record():
+            a = x * 1
+
+            def replace():
+                times[0] += 1
+                if times[0] == when:
+                    _core.replace_array(a, z)
+
+            with Intruder(replace):
+                y = a * a
+        y.backward()
+        assert (y.asnumpy() == 4).all() and (x.grad.asnumpy() == 4).all()
+
+
 def replaced_within(skip, captured):
     """A call of a compiled function whose fixed array is replaced at the place number `skip` where others may run; None: there are fewer."""
     ctx = on(62)

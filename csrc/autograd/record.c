@@ -64,20 +64,29 @@ static mpg_status named_device(const mpg_op *op, const void *params, mpg_device 
   return mpg_device_get(id, device);
 }
 
-/* Puts a call that has just run on the tape. */
-static mpg_status record(const mpg_invocation *call, mpg_array *const *inputs, mpg_array *const *outputs, int num_known) {
+/* A node for a call that is about to run. It has the edges already: while the call waits, others may make its inputs other arrays. */
+static mpg_status begin_record(const mpg_invocation *call, mpg_array *const *inputs, mpg_tape_node **result) {
   const mpg_op *op = call->op;
-  uint32_t num_inputs = (uint32_t)call->num_inputs, num_outputs = (uint32_t)call->num_outputs;
   mpg_tape_node *node;
-  MPG_TRY(mpg_tape_new(MPG_TAPE_OP, num_inputs, num_outputs, call->params ? op->params->size : 0, &node));
+  MPG_TRY(mpg_tape_new(MPG_TAPE_OP, (uint32_t)call->num_inputs, (uint32_t)call->num_outputs, call->params ? op->params->size : 0, &node));
   node->op = op;
   node->train = call->train;
   node->scope = call->scope;
-  node->origin = call->origin;
   if (node->params) memcpy((void *)node->params, call->params, op->params->size);
-  for (uint32_t i = 0; i < num_inputs; i++) {
+  for (int i = 0; i < call->num_inputs; i++) {
     mpg_tape_node *source = inputs[i]->node;
     if (source && !source->consumed) node->edges[i] = (mpg_tape_edge){mpg_tape_retain(source), inputs[i]->output};
+  }
+  *result = node;
+  return MPG_OK;
+}
+
+/* Puts the call, which has just run, on the tape; takes over the node. */
+static void end_record(mpg_tape_node *node, const mpg_invocation *call, mpg_array *const *outputs, int num_known) {
+  const mpg_op *op = call->op;
+  uint32_t num_inputs = node->num_inputs, num_outputs = node->num_outputs;
+  node->origin = call->origin;
+  for (uint32_t i = 0; i < num_inputs; i++) {
     node->descs[i] = call->inputs[i].desc;
     node->devices[i] = mpg_tensor_device(&call->inputs[i]);
     if (op->saves & MPG_SAVE_INPUTS && (i < 16 ? op->saves >> i & 1 : (op->saves & MPG_SAVE_INPUTS) == MPG_SAVE_INPUTS))
@@ -98,7 +107,6 @@ static mpg_status record(const mpg_invocation *call, mpg_array *const *inputs, m
     mpg_tape_release(former);
   }
   mpg_tape_release(node);
-  return MPG_OK;
 }
 
 enum { STACK_ARRAYS = 16 };
@@ -138,20 +146,21 @@ static mpg_status run_and_record(const mpg_op *op, const void *params, mpg_array
   mpg_invocation call = {.op = op, .params = params, .num_inputs = num_inputs, .inputs = tensors, .num_outputs = num_outputs,
                          .outputs = results, .separate = separate, .train = train, .random = random, .scope = scope, .steps = mode.steps,
                          .device = device};
-  bool records = mode.recording && on_tape && op->id != MPG_OP__detach;
-  if (records) call.origin = mpg_host_origin(); /* first: what the node is to know of the arrays is what the op has seen */
+  mpg_tape_node *node = NULL;
+  if (mode.recording && on_tape && !(op->flags & MPG_OP_DETACHES)) {
+    MPG_GOTO(begin_record(&call, inputs, &node));
+    call.origin = mpg_host_origin(); /* before it runs: nobody else may between its running and its node's saving what it has read */
+  }
   MPG_GOTO(mpg_invoke(&call));
   if (!out) {
     for (int i = 0; i < num_visible; i++) outputs[i] = (mpg_array){.tensor = results[i]};
     for (int i = 0; i < num_visible; i++) pointers[i] = &outputs[i];
   }
-  if (records) {
-    status = record(&call, inputs, out ? out : pointers, num_visible);
-    if (status != MPG_OK && !out)
-      for (int i = 0; i < num_visible; i++) mpg_array_clear(&outputs[i]);
-  }
+  if (node) end_record(node, &call, out ? out : pointers, num_visible);
+  node = NULL;
   for (int i = num_visible; i < num_outputs; i++) mpg_tensor_release(&results[i]); /* hidden ones */
 fail:
+  mpg_tape_release(node);
   for (int i = 0; i < num_inputs; i++) mpg_tensor_release(&tensors[i]);
   for (int i = 0; out && i < num_visible; i++) mpg_tensor_release(&results[i]);
   if (tensors != space.tensors) mpg_space_give(tensors);
