@@ -367,14 +367,8 @@ mpg_status mpg_engine_set_mode(mpg_engine_mode mode, uint64_t seed) {
 /* A forked child has no workers. So all work is finished before, and locks are held across: the child starts clean. */
 static void before_fork(void) {
   if (mpg_worker_device()) return; /* running work forks: its own device will not get idle */
-  for (int i = 0;; i++) { /* not with the mutex: waiting gives the host lock up, and whoever opens a device has it */
-    pthread_mutex_lock(&table.opening);
-    mpg_device *device = i < table.count ? table.devices[i] : NULL;
-    pthread_mutex_unlock(&table.opening);
-    if (!device) break;
-    mpg_tick_wait(device, device->submitted, false);
-  }
   pthread_mutex_lock(&table.opening);
+  for (int i = 0; i < table.count; i++) mpg_tick_wait(table.devices[i], table.devices[i]->submitted, false);
   for (int i = 0; i < table.count; i++) {
     mpg_failures_fork_prepare(table.devices[i]);
     table.devices[i]->backend->fork_prepare(table.devices[i]);
