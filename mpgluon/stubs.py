@@ -68,12 +68,10 @@ def _stub(name, description):
             argument += " = ..."
         fixed.append(argument)
     outputs = [output.strip() for output in description["outputs"].split(",") if not output.strip().startswith("~")]
-    if len(outputs) == 1 and not outputs[0].startswith("*"):
-        result = "NDArray"
-    elif len(outputs) > 1 and not any(output.startswith("*") for output in outputs):
-        result = "list[NDArray]"
-    else:
+    if any(output.startswith(("*", "?")) for output in outputs):
         result = "NDArray | list[NDArray]"
+    else:
+        result = "NDArray" if len(outputs) == 1 else "list[NDArray]"
     fixed += ["out: NDArray | Sequence[NDArray] | None = None", "name: str | None = None"]
     doc = description["doc"].replace("\\", "\\\\").replace('"""', "'''")
     return f'def {name}({", ".join(fixed)}) -> {result}:\n    """{doc}"""\n'

@@ -158,9 +158,7 @@ static mpg_status store(mpg_walk *walk, const mpg_tape_node *variable, mpg_value
     *stored = result;
     return MPG_OK;
   }
-  mpg_copyto_params params;
-  memset(&params, 0, sizeof params);
-  return mpg_graph_emit(graph, mpg_op_get(MPG_OP__copyto), &params, &result, 1, MPG_NO_VALUE, stored);
+  return mpg_graph_emit_copy(graph, result, stored);
 }
 
 typedef struct mode {

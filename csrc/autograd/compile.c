@@ -101,10 +101,8 @@ static bool shares_memory(const mpg_graph *graph, const bool *separate, size_t i
 static mpg_status separate_outputs(mpg_graph *graph, const bool *separate) {
   for (size_t i = 0; i < graph->num_outputs; i++) {
     if (!separate[i] || !shares_memory(graph, separate, i)) continue;
-    mpg_copyto_params params;
-    memset(&params, 0, sizeof params);
     mpg_value value = graph->outputs[i], copy;
-    MPG_TRY(mpg_graph_emit(graph, mpg_op_get(MPG_OP__copyto), &params, &value, 1, MPG_NO_VALUE, &copy));
+    MPG_TRY(mpg_graph_emit_copy(graph, value, &copy));
     for (size_t k = i; k < graph->num_outputs; k++)
       if (same_value(graph->outputs[k], value)) graph->outputs[k] = copy;
   }
@@ -408,9 +406,7 @@ static mpg_status place_gradient(const mpg_compiled *c, mpg_graph *joint, mpg_gr
   uint32_t index = mpg_value_index(joint, root);
   bool free_choice = node->phase == MPG_PHASE_BACKWARD && !mpg_node_is_input(node) && (index >= *known || (*external)[index] == MPG_NO_BASE);
   if (!free_choice) {
-    mpg_copyto_params params;
-    memset(&params, 0, sizeof params);
-    MPG_TRY(mpg_graph_emit(joint, mpg_op_get(MPG_OP__copyto), &params, &gradient, 1, MPG_NO_VALUE, &gradient));
+    MPG_TRY(mpg_graph_emit_copy(joint, gradient, &gradient));
     root = gradient;
   }
   size_t values = joint->num_values;
@@ -483,7 +479,7 @@ mpg_status mpg_compiled_find_reached(const mpg_compiled *c, const bool *arrives,
     if (arrives[i]) marked[c->traced[graph->num_inputs + i].node] = true;
   for (size_t n = graph->num_nodes; n-- > 0;) {
     const mpg_node *node = &graph->nodes[n];
-    if (!marked[n] || (node->op && node->op->id == MPG_OP__detach)) continue;
+    if (!marked[n] || mpg_node_flag(node, MPG_OP_DETACHES)) continue;
     for (uint32_t i = 0; i < node->num_inputs; i++) marked[c->traced[node->inputs + i].node] = true;
   }
   for (uint32_t i = 0; i < c->num_inputs; i++) reached[i] = marked[c->inputs[i].node];

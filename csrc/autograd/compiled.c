@@ -330,8 +330,8 @@ static mpg_status recorded_expand(mpg_tape_node *node, mpg_array *outputs) {
 }
 
 static const mpg_tape_call recorded_calls = {
-    
-    .name = "a hybridized block", .backward = recorded_backward, .adds_sums = true, .reaches = recorded_reaches, .expand = recorded_expand, .release = recorded_release};
+    .name = "a hybridized block", .backward = recorded_backward, .adds_sums = true,
+    .reaches = recorded_reaches, .expand = recorded_expand, .release = recorded_release};
 
 /* What a call works with. Arrays of its own: those inputs that are not bound, then results. */
 typedef struct call_space {

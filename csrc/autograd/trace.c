@@ -139,7 +139,7 @@ bool mpg_trace_paused(const mpg_trace *trace) { return trace->recording && !mpg_
 
 mpg_status mpg_trace_pause_value(mpg_trace *trace, mpg_value *value) {
   const mpg_node *node = &trace->graph.nodes[value->node];
-  if (!mpg_trace_paused(trace) || !node->num_inputs || node->op->id == MPG_OP__detach) return MPG_OK;
+  if (!mpg_trace_paused(trace) || !node->num_inputs || mpg_node_flag(node, MPG_OP_DETACHES)) return MPG_OK;
   return mpg_graph_emit(&trace->graph, mpg_op_get(MPG_OP__detach), NULL, value, 1, MPG_NO_VALUE, value);
 }
 

@@ -50,9 +50,9 @@ static bool has_elements(const mpg_graph *graph, const mpg_node *node) {
 /* Ops that need only element i of each operand for element i, by the rows of their families. */
 static bool is_map(const mpg_graph *graph, const mpg_node *node) {
   const mpg_op *op = node->op;
+  if (op->flags & MPG_OP_COPY) return !mpg_node_crosses(graph, node);
   switch (op->id) {
     case MPG_OP_Cast: case MPG_OP_amp_cast: return true;
-    case MPG_OP__copyto: return !mpg_node_crosses(graph, node);
     case MPG_OP__full_like: case MPG_OP_zeros_like: case MPG_OP_ones_like: return true;
     case MPG_OP_where: return mpg_shape_equal(shape_of_input(graph, node, 0), shape_of_input(graph, node, 1));
     case MPG_OP_Dropout: return mpg_shape_equal(&graph->values[node->values].desc.shape, &graph->values[node->values + 1].desc.shape);

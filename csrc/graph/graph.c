@@ -172,6 +172,12 @@ mpg_status mpg_graph_emit(mpg_graph *graph, const mpg_op *op, const void *params
   return MPG_OK;
 }
 
+mpg_status mpg_graph_emit_copy(mpg_graph *graph, mpg_value value, mpg_value *copy) {
+  mpg_copyto_params params;
+  memset(&params, 0, sizeof params);
+  return mpg_graph_emit(graph, mpg_op_get(MPG_OP__copyto), &params, &value, 1, MPG_NO_VALUE, copy);
+}
+
 mpg_status mpg_graph_append(mpg_graph *graph, const mpg_graph *from, uint32_t number, const mpg_value *inputs, uint32_t *result) {
   mpg_node fields = from->nodes[number];
   if (fields.op && fields.params && fields.op->params->size) {

@@ -117,6 +117,9 @@ typedef struct mpg_drawn {
   int64_t outer, inner;
 } mpg_drawn;
 
+/* Appends a copy of a value on its own device. */
+mpg_status mpg_graph_emit_copy(mpg_graph *graph, mpg_value value, mpg_value *copy);
+
 /* --- Passes -------------------------------------------------------------------------------------------------------- */
 
 /* place.c: where a node runs. Fails, naming op, block path and which input is where, when inputs are on different devices. */

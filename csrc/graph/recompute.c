@@ -13,11 +13,8 @@ typedef struct walker {
   size_t depth;
 } walker;
 
-/* BatchNorm, alone or with what follows it, on the statistics of its batch: moving ones are updated, and read for nothing else. */
 static bool only_updates_states(const mpg_node *node) {
-  if (!node->op || !node->train) return false;
-  if (node->op->id == MPG_OP_BatchNorm) return !((const mpg_batch_norm_params *)node->params)->use_global_stats;
-  return node->op->id == MPG_OP__batch_norm_relu && !((const mpg_batch_norm_relu_params *)node->params)->use_global_stats;
+  return node->op && mpg_op_only_updates_states(node->op, node->params, node->train);
 }
 
 static bool is_state(const mpg_node *node, uint32_t input) { return mpg_op_input_mutable(node->op, (int)input); }

@@ -78,7 +78,7 @@ void mpg_gradient_written_out(mpg_gradient *g, const mpg_written_out *forward) {
   forward->emit(g, given, heads);
   if (g->status == MPG_OK)
     g->status = builder->differentiate(builder, first, heads, given + num_inputs, forward->num_outputs, given, num_inputs, gradients);
-  for (int i = 0; i < g->num_outputs && i < num_inputs; i++) {
+  for (int i = 0; i < g->num_outputs && i < num_inputs && g->status == MPG_OK; i++) {
     if (!mpg_has_value(g->out_grads[i]) || !mpg_has_value(gradients[i])) continue;
     heads[num_heads] = gradients[i];
     head_grads[num_heads++] = g->out_grads[i];

@@ -148,8 +148,13 @@ typedef enum mpg_op_flags {
   MPG_OP_SHAPE_ONLY = 1 << 9,   /* reads only the desc of its inputs, never their contents (zeros_like) */
   MPG_OP_TINY_INLINE = 1 << 10, /* a HEAVY op that takes a plain single-threaded loop when its arrays have at most
                                    MPG_TINY_ELEMENTS elements in all, and may run inline then */
-  MPG_OP_GRADIENT_ONLY = 1 << 12, /* an identity of values whose gradient is another one (BlockGrad): no rewrite looks behind it */
-  MPG_OP_SPANS = 1 << 11,       /* its arrays are on several devices, which params->from and params->to name (op/collective.h); it runs on its first input's */
+  MPG_OP_SPANS = 1 << 11,       /* its arrays are on several devices, which params->from and params->to name
+                                   (op/collective.h); it runs on its first input's */
+  MPG_OP_GRADIENT_ONLY = 1 << 12, /* an identity of values whose gradient is another one (BlockGrad): no rewrite
+                                     looks behind it */
+  MPG_OP_DETACHES = 1 << 13,    /* its result is off the tape: nothing behind it is reached by a backward pass */
+  MPG_OP_STATISTICS = 1 << 14,  /* in train mode, unless use_global_stats is set, it reads the states it writes only to
+                                   update them, as BatchNorm does its moving averages */
 } mpg_op_flags;
 
 typedef int (*mpg_arity_fn)(const mpg_op *op, const void *params, int given); /* -> number of inputs or outputs */
@@ -162,7 +167,7 @@ struct mpg_op {
    * "!moving_mean": also written in place (auxiliary state). "*data": any number (>= 1); "*!data": all of them also written. "" for none. */
   const char *inputs;
   /* "output, ~mean, ~var": "~" marks outputs users do not see (always the last ones; a parameter output_mean_var shows
-   * them). "*output": as many as num_outputs says. */
+   * them). "?mask" is there for some parameters only, and "*output" as many times as num_outputs says. */
   const char *outputs;
   const mpg_param_table *params;
   mpg_infer_fn infer;
@@ -193,6 +198,8 @@ bool mpg_op_variadic(const mpg_op *op);
 const char *mpg_op_input_name(const mpg_op *op, int index, char *buffer, size_t size); /* "arg3" for variadic ones */
 bool mpg_op_input_mutable(const mpg_op *op, int index);           /* "!": an auxiliary state */
 bool mpg_op_input_optional(const mpg_op *op, int index);
+/* Whether a call reads the states that it writes only to update them, and no result depends on them. */
+bool mpg_op_only_updates_states(const mpg_op *op, const void *params, bool train);
 /* Whether the parameters (use_<name> False) leave out that named input; and the place among the names of the index-th input there is. */
 bool mpg_op_input_left_out(const mpg_op *op, const void *params, int index);
 int mpg_op_input_place(const mpg_op *op, const void *params, int index);

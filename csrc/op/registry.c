@@ -151,6 +151,12 @@ bool mpg_op_input_optional(const mpg_op *op, int index) {
   return s->optional_inputs >> signature_index(s, index) & 1;
 }
 
+bool mpg_op_only_updates_states(const mpg_op *op, const void *params, bool train) {
+  if (!train || !(op->flags & MPG_OP_STATISTICS)) return false;
+  int global = mpg_params_find(op->params, "use_global_stats");
+  return !*(const bool *)((const char *)params + op->params->params[global].offset);
+}
+
 bool mpg_op_input_left_out(const mpg_op *op, const void *params, int index) {
   int use = signatures[op->id].inputs[index].use;
   return use >= 0 && !*(const bool *)((const char *)params + op->params->params[use].offset);
@@ -200,7 +206,6 @@ int mpg_op_visible_outputs(const mpg_op *op, const void *params, int num_inputs)
   const signature *s = &signatures[op->id];
   int count = mpg_op_num_outputs(op, params, num_inputs);
   bool shown = s->show_hidden && *(const bool *)((const char *)params + s->show_hidden);
-  if (op->id == MPG_OP_LeakyReLU) shown = true; /* random slopes are shown where there are any, as in MXNet */
   /* The hidden ones come last. Parameters may leave out visible ones before them (RNN). */
   return shown || count <= s->num_hidden ? count : count - s->num_hidden;
 }
@@ -269,12 +274,13 @@ mpg_status mpg_infer_expect_dtype(mpg_infer *infer, int input, mpg_dtype dtype) 
   if (desc->dtype == MPG_DTYPE_NONE) desc->dtype = dtype;
   if (dtype == MPG_DTYPE_NONE || desc->dtype == dtype) return MPG_OK;
   char name[64];
-  mpg_op_input_name(infer->op, input, name, sizeof name);
   const char *own = mpg_dtype_name(desc->dtype), *other = mpg_dtype_name(dtype);
-  if (strcmp(name, "weight") == 0 && infer->op->inputs[0] == 'd') /* of a layer: it is more often the data that has to change */
-    return mpg_infer_fail(infer, "weight is %s, the data %s; convert the data with x.astype('%s'), or the network with net.cast('%s')", own, other, own, other);
-  return mpg_infer_fail(infer, "%s must be %s, as the other inputs are, not %s; convert it with astype",
-                        mpg_op_input_name(infer->op, input, name, sizeof name), mpg_dtype_name(dtype), mpg_dtype_name(desc->dtype));
+  mpg_op_input_name(infer->op, input, name, sizeof name);
+  bool of_layer = strcmp(name, "weight") == 0 && strncmp(infer->op->inputs, "data,", 5) == 0;
+  if (of_layer) /* it is more often the data that has to change */
+    return mpg_infer_fail(infer, "weight is %s, the data %s; convert the data with x.astype('%s'), "
+                          "or the network with net.cast('%s')", own, other, own, other);
+  return mpg_infer_fail(infer, "%s must be %s, as the other inputs are, not %s; convert it with astype", name, other, own);
 }
 
 mpg_status mpg_infer_expect_shape(mpg_infer *infer, int input, const mpg_shape *shape) {

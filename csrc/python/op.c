@@ -252,9 +252,8 @@ static PyObject *run(call *c) {
   PyObject *result;
   if (c->out != NULL)
     result = run_out(c, inputs, visible);
-  else if (visible == 1) {
+  else if (visible == 1)
     result = mpg_py_call_op(op, c->values, inputs, c->num_arrays);
-  }
   else
     result = run_several(c, inputs, visible);
   if (inputs != small) PyMem_Free(inputs);
@@ -447,7 +446,7 @@ static PyObject *op_describe(PyObject *object, PyObject *unused) {
     const char *name;
   } flags[] = {{MPG_OP_INPLACE, "inplace"}, {MPG_OP_HEAVY, "heavy"},   {MPG_OP_RANDOM, "random"}, {MPG_OP_COPY, "copy"},       {MPG_OP_CREATES, "creates"},
                {MPG_OP_TRAIN, "train"},     {MPG_OP_VIEW, "view"},     {MPG_OP_HIDDEN, "hidden"}, {MPG_OP_DYNAMIC, "dynamic"}, {MPG_OP_SHAPE_ONLY, "shape_only"},
-               {MPG_OP_GRADIENT_ONLY, "gradient_only"}};
+               {MPG_OP_GRADIENT_ONLY, "gradient_only"}, {MPG_OP_DETACHES, "detaches"}, {MPG_OP_STATISTICS, "statistics"}};
   PyObject *inputs = PyList_New(0), *dtypes = PyList_New(0), *set = PyList_New(0), *params = describe_params(self), *result = NULL;
   if (inputs == NULL || dtypes == NULL || set == NULL || params == NULL) goto done;
   for (int i = 0; i < self->num_inputs; i++) {

@@ -72,7 +72,7 @@ static PyObject *call_states(PyObject *object, PyObject *argument) {
 static void output_name(const mpg_op *op, int index, char *buffer, size_t size) {
   const char *text = op->outputs;
   buffer[0] = 0;
-  for (int i = 0; *(text += strspn(text, ", ~*")); i++) {
+  for (int i = 0; *(text += strspn(text, ", ~?*")); i++) {
     size_t length = strcspn(text, ", ");
     if (i == index) {
       snprintf(buffer, size, "%.*s", (int)length, text);
@@ -88,7 +88,7 @@ static PyObject *call_output_names(PyObject *object, PyObject *argument) {
   int count = count_from(self, argument);
   if (count < 0) return NULL;
   int visible = mpg_op_visible_outputs(self->op, params_for(self, count, space), count);
-  bool named = strchr(self->op->outputs, '~') != NULL;
+  bool named = strpbrk(self->op->outputs, "~?") != NULL;
   PyObject *names = PyTuple_New(visible);
   for (int i = 0; names != NULL && i < visible; i++) {
     char buffer[64];
