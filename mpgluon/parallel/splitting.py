@@ -105,6 +105,7 @@ def _take_over(old, new):
     for name, param in old._reg_params.items():
         parts = [p for key, p in new._reg_params.items() if key == name or re.fullmatch(rf"shard\d+_{re.escape(name)}", key)]
         for part in parts:
+            part.cast(param.dtype)
             part.lr_mult, part.wd_mult = param.lr_mult, param.wd_mult
             part.grad_req = param.grad_req
         if param._data is not None:
