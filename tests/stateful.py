@@ -4,11 +4,12 @@ NumPy, with failures of allocations and interrupts in between, and every array c
     python tests/stateful.py --minutes 60 [--seed N] [--engine shuffle] [--jobs 2]
 
 Programs run in a process of their own, one after the other, seeds counted up from the first. A finding (an array that is not what it should be, an
-exception, the end of the process, a minute without progress) is printed with its seed, made shorter by leaving steps out, and printed as
+exception, the end of the process, two minutes without progress) is printed with its seed, its steps and what came of them, made shorter by leaving
+steps out, and printed as
 
-    python tests/stateful.py --one N --keep 3,17,40
+    python tests/stateful.py --engine shuffle --one N --keep 3,17-40
 
-which repeats it. The exit status is 1 when there was one.
+which repeats it, but for what depends on time: where an alarm rang. The exit status is 1 when there was one.
 """
 
 import argparse
@@ -27,17 +28,21 @@ STUCK = 120  # seconds
 ENGINES = ("async", "sync", "shuffle")
 
 
-def run_here(seed, keep, steps, trouble, log):
-    """One program in this process; the text of what is wrong, or None."""
+def told(line):
+    print(line, flush=True)
+
+
+def run_here(seed, keep, options):
+    """One program in this process, which tells its steps; the text of what is wrong, or None."""
     import faulthandler
 
     import stateful_machine
 
     faulthandler.enable()
     faulthandler.dump_traceback_later(STUCK, exit=True)
-    machine = stateful_machine.Machine(seed, trouble=trouble, log=log)
+    machine = stateful_machine.Machine(seed, trouble=not options.calm, log=told)
     try:
-        machine.run(range(steps) if keep is None else keep)
+        machine.run(range(options.steps) if keep is None else keep)
         return None
     except BaseException:
         return traceback.format_exc()
@@ -46,26 +51,43 @@ def run_here(seed, keep, steps, trouble, log):
 
 
 def worker(options):
-    """Programs one after the other until the time is up; the seed is told before each."""
+    """Programs one after the other until the time is up, or as many as asked for; of the output, the last one's is kept."""
     import stateful_machine
 
     sys.unraisablehook = lambda args: None if isinstance(args.exc_value, stateful_machine.Interrupt) else sys.__unraisablehook__(args)
     if options.one is not None:
-        keep = None if options.keep is None else [int(number) for number in options.keep.split(",") if number]
-        wrong = run_here(options.one, keep, options.steps, not options.calm, (lambda text: print(text, flush=True)) if options.verbose else None)
+        wrong = run_here(options.one, options.keep, options)
         if wrong:
-            print(wrong, flush=True)
+            told(wrong)
         return 1 if wrong else 0
     end, seed = time.monotonic() + 60 * options.minutes, options.seed
-    while time.monotonic() < end:
-        print(f"seed {seed}", flush=True)
-        wrong = run_here(seed, None, options.steps, not options.calm, None)
+    while time.monotonic() < end and seed - options.seed != options.programs:
+        os.lseek(1, 0, os.SEEK_SET)
+        os.ftruncate(1, 0)
+        told(f"seed {seed}")
+        wrong = run_here(seed, None, options)
         if wrong:
-            print(wrong, flush=True)
+            told(wrong)
             return 1
         seed += 1
-    print(f"done {seed}", flush=True)
+    told(f"done {seed}")
     return 0
+
+
+def ranges(numbers):
+    """As `--keep` takes them: 3,17-40."""
+    parts = []
+    for number in numbers:
+        if parts and parts[-1][1] == number - 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
+
+
+def numbers_of(text):
+    pairs = [part.split("-") for part in text.split(",") if part]
+    return [number for pair in pairs for number in range(int(pair[0]), int(pair[-1]) + 1)]
 
 
 def start(arguments, environment):
@@ -76,12 +98,17 @@ def start(arguments, environment):
         return process.returncode, output.read()
 
 
+def asked(options):
+    """The arguments that every program of a run has."""
+    return ["--engine", options.engine, "--steps", options.steps, *(["--calm"] if options.calm else []), *(["--no-poison"] if options.no_poison else [])]
+
+
 def shorter(seed, options, environment):
     """The steps without which the program has no finding any more, and what the last run said; (None, text) where it has none on its own."""
-    common = ["--worker", "--one", seed, "--steps", options.steps, *(["--calm"] if options.calm else [])]
+    common = ["--worker", *asked(options), "--one", seed]
 
     def fails(keep):
-        code, text = start([*common, "--keep", ",".join(map(str, keep))], environment)
+        code, text = start([*common, "--keep", ranges(keep)], environment)
         return text if code else None
 
     keep = list(range(options.steps))
@@ -99,29 +126,40 @@ def shorter(seed, options, environment):
             else:
                 begin += size
         size //= 2
-    return keep, start([*common, "--verbose", "--keep", ",".join(map(str, keep))], environment)[1] or text
+    return keep, text
+
+
+def begun_later(first, seed, options, environment):
+    """The last seed from which on this one has its finding, looking at distances that double; `first` where it needs them all."""
+    distance = 1
+    while seed - distance > first:
+        if start(["--worker", *asked(options), "--seed", seed - distance, "--programs", distance + 1], environment)[0]:
+            return seed - distance
+        distance *= 2
+    return first
 
 
 def hunt(options, environment):
     """Runs programs for the time that was asked for; how many findings there were, and how many programs."""
     end, seed, findings, first = time.monotonic() + 60 * options.minutes, options.seed, 0, options.seed
-    while time.monotonic() < end:
+    command = f"python tests/stateful.py {' '.join(map(str, asked(options)))}"
+    while time.monotonic() < end and seed - first != options.programs:
         left = (end - time.monotonic()) / 60
-        code, text = start(
-            ["--worker", "--minutes", left, "--seed", seed, "--steps", options.steps, *(["--calm"] if options.calm else [])], environment
-        )
-        told = [line.split()[1] for line in text.splitlines() if line.startswith(("seed ", "done "))]
-        last = int(told[-1]) if told else seed
+        programs = [] if options.programs is None else ["--programs", first + options.programs - seed]
+        code, text = start(["--worker", *asked(options), "--minutes", left, "--seed", seed, *programs], environment)
+        lines = [line.split()[1] for line in text.splitlines() if line.startswith(("seed ", "done "))]
+        last = int(lines[-1]) if lines else seed
         if code == 0:
             seed = last
             break
         findings += 1
-        print(f"finding: seed {last} (the process began with {seed}), exit status {code}\n{text[text.rfind('seed ') :][-6000:]}", flush=True)
+        print(f"finding: seed {last} (the process began with {seed}), exit status {code}\n{text[-20000:]}", flush=True)
         keep, shown = shorter(last, options, environment)
         if keep is None:
-            print(f"It does not fail alone. Repeat it with --seed {seed}.", flush=True)
+            begin = begun_later(seed, last, options, environment)
+            print(f"It does not fail alone. Repeat it: {command} --seed {begin} --programs {last + 1 - begin}", flush=True)
         else:
-            print(f"{shown[-8000:]}\nrepeat it: python tests/stateful.py --one {last} --keep {','.join(map(str, keep))}", flush=True)
+            print(f"{shown[-20000:]}\nRepeat it: {command} --one {last} --keep {ranges(keep)}", flush=True)
         seed = last + 1
         if findings >= options.most:
             break
@@ -131,16 +169,16 @@ def hunt(options, environment):
 def main():
     parser = argparse.ArgumentParser(description="Stateful random programs.")
     parser.add_argument("--minutes", type=float, default=1)
+    parser.add_argument("--programs", type=int, help="at most; otherwise as many as the minutes hold")
     parser.add_argument("--seed", type=int, help="of the first program; a fresh one is drawn and printed")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--engine", choices=ENGINES, default=os.environ.get("MPGLUON_ENGINE") or "async")
     parser.add_argument("--no-poison", action="store_true", help="leave memory that pools take back as it is")
     parser.add_argument("--calm", action="store_true", help="no failing allocations and no interrupts")
-    parser.add_argument("--one", type=int, metavar="SEED", help="one program, in full words")
-    parser.add_argument("--keep", help="with --one: the numbers of its steps that are run")
+    parser.add_argument("--one", type=int, metavar="SEED", help="one program")
+    parser.add_argument("--keep", type=numbers_of, help="with --one: the numbers of its steps that are run, as 3,17-40")
     parser.add_argument("--most", type=int, default=5, help="findings after which to stop")
     parser.add_argument("--shrink-seconds", type=float, default=60)
-    parser.add_argument("--verbose", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -148,7 +186,7 @@ def main():
     environment = dict(os.environ, MPGLUON_ENGINE=options.engine, MPGLUON_POOL_POISON="0" if options.no_poison else "1", PYTHONUNBUFFERED="1")
     environment.setdefault("MPGLUON_CPU_THREADS", "1")
     if options.one is not None:
-        code, text = start(["--worker", "--verbose", *sys.argv[1:]], environment)
+        code, text = start(["--worker", *sys.argv[1:]], environment)
         print(text)
         return code
     if options.seed is None:

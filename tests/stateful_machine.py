@@ -102,12 +102,22 @@ class Machine(Networks):
             result = {"allocation": self.short_of_memory, "place": self.interrupted_at_place, "alarm": self.interrupted}[trouble](plan.act, amount)
             nd.waitall()
             return True, result
-        except (MemoryError, Interrupt):
+        except (MemoryError, Interrupt) as error:
+            self.tell_where(error)
             nd_wait_quietly()
             return False, None
 
+    def tell_where(self, error):
+        """Where Python was when it failed."""
+        at = error.__traceback__
+        while at.tb_next:
+            at = at.tb_next
+        if self.log:
+            self.log(f"    failed at {os.path.basename(at.tb_frame.f_code.co_filename)}:{at.tb_lineno}: {error!r}")
+
     @staticmethod
     def short_of_memory(act, amount):
+        nd.waitall()  # what was queued before is not to meet the failure, which would be that work's
         _core._memory_free_kept()
         _core._memory_fail_after(1 + int(amount**2 * 150), 1 + int(amount * 1000) % 3)
         try:
