@@ -92,6 +92,13 @@ const mpg_cause *mpg_failures_find(mpg_device *device, mpg_tick tick) {
   return cause;
 }
 
+/* Whether there is room for one more range. Room is made ahead: one allocation that fails leaves some. */
+static bool make_room(struct mpg_failures *failures) {
+  mpg_status grown = mpg_grow((void **)&failures->ranges, &failures->capacity,
+                              failures->count + RESERVED_RANGES, sizeof *failures->ranges);
+  return grown == MPG_OK || failures->count < failures->capacity;
+}
+
 /* first..last fall in no range. The lock is held. */
 static void add_range(struct mpg_failures *failures, mpg_tick first, mpg_tick last, const mpg_cause *cause) {
   size_t at = range_at(failures, first), news = at;
@@ -99,7 +106,7 @@ static void add_range(struct mpg_failures *failures, mpg_tick first, mpg_tick la
   if (previous && previous->cause == cause && previous->last + 1 == first) {
     previous->last = last;
     news = at - 1; /* a cause that came back is news again */
-  } else if (mpg_grow((void **)&failures->ranges, &failures->capacity, failures->count + 1, sizeof *failures->ranges) == MPG_OK) {
+  } else if (make_room(failures)) {
     memmove(failures->ranges + at + 1, failures->ranges + at, (failures->count - at) * sizeof *failures->ranges);
     failures->ranges[at] = (failed_range){first, last, cause};
     failures->count++;

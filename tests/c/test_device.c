@@ -343,6 +343,25 @@ static void test_many_failures(void) {
   for (int i = 0; i < 2000; i++) CHECK(mpg_device_failure(cpu(0), ticks[i]) == (i % 3 ? MPG_OK : MPG_VALUE_ERROR));
 }
 
+static mpg_status break_down_without_memory(mpg_run *run, void *payload) {
+  mpg_memory_fail_after(2, 1); /* the first allocation is for the text */
+  return break_down(run, payload);
+}
+
+static void test_failures_without_memory_for_them(void) { /* touch nobody else */
+  mpg_tick bad[100], fine[100];
+  for (int i = 0; i < 100; i++) {
+    fine[i] = submit(cpu(0), nothing, NULL, 0, NULL, 0);
+    bad[i] = submit(cpu(0), i % 3 == 2 ? break_down : break_down_without_memory, NULL, 0, NULL, 0);
+    CHECK(mpg_point_wait((mpg_point){cpu(0), bad[i], true}) == MPG_VALUE_ERROR);
+    mpg_memory_fail_after(0, 0);
+  }
+  for (int i = 0; i < 100; i++) {
+    CHECK_OK(mpg_device_failure(cpu(0), fine[i]));
+    CHECK(mpg_device_failure(cpu(0), bad[i]) == MPG_VALUE_ERROR);
+  }
+}
+
 static void test_interrupt(void) {
   _Atomic bool go = false;
   mpg_tick tick = hold(cpu(0), &go);
@@ -742,6 +761,7 @@ static const test tests[] = {
     {"failure_after_signal", test_failure_after_signal},
     {"failure_passed_on_by_work", test_failure_passed_on_by_work},
     {"many_failures", test_many_failures},
+    {"failures_without_memory_for_them", test_failures_without_memory_for_them},
     {"interrupt", test_interrupt},
     {"fork", test_fork},
     {"exit_with_work_queued", test_exit_with_work_queued},
