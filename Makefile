@@ -114,13 +114,17 @@ fuzz: $(VENV)/.test
 # Stateful random programs (tests/stateful.py), in each engine in turn: minutes for each. The same under ASan, which also sees who reads what
 # a pool has taken back.
 STATEFUL_MINUTES ?= 20
+STATEFUL = cd tests && failed=; for engine in async sync shuffle; do \
+	  $(1) stateful.py --minutes $(STATEFUL_MINUTES) --engine $$engine $(ARGS) || failed=1; \
+	done; [ -z "$$failed" ]
 stateful: $(VENV)/.test
-	cd tests && for engine in async sync shuffle; do $(abspath $(BIN))/python stateful.py --minutes $(STATEFUL_MINUTES) --engine $$engine $(ARGS) || exit 1; done
+	$(call STATEFUL,$(abspath $(BIN))/python)
 
 stateful-asan: .venv-asan/.made
-	cd tests && for engine in async sync shuffle; do \
-	  PYTHONSAFEPATH=1 LD_PRELOAD=$(ASAN_LIBRARY) ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-	  ../.venv-asan/bin/python stateful.py --minutes $(STATEFUL_MINUTES) --engine $$engine $(ARGS) || exit 1; done
+	export PYTHONSAFEPATH=1 LD_PRELOAD=$(ASAN_LIBRARY) \
+	  ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:allocator_may_return_null=1 \
+	  UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1; \
+	  $(call STATEFUL,../.venv-asan/bin/python)
 
 clean:
 	rm -rf build dist *.egg-info .venv .venv-* mpgluon/_core*.so

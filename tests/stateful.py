@@ -4,12 +4,13 @@ NumPy, with failures of allocations and interrupts in between, and every array c
     python tests/stateful.py --minutes 60 [--seed N] [--engine shuffle] [--jobs 2]
 
 Programs run in a process of their own, one after the other, seeds counted up from the first. A finding (an array that is not what it should be, an
-exception, the end of the process, two minutes without progress) is printed with its seed, its steps and what came of them, made shorter by leaving
-steps out, and printed as
+exception, the end of the process, two minutes without progress) is printed with its seed and its
+steps, made shorter by leaving steps out, and printed as
 
     python tests/stateful.py --engine shuffle --one N --keep 3,17-40
 
-which repeats it, but for what depends on time: where an alarm rang. The exit status is 1 when there was one.
+which repeats it, but for what depends on time: where an alarm rang. The exit status is 1 when there
+was one.
 """
 
 import argparse
@@ -38,9 +39,12 @@ def run_here(seed, keep, options):
 
     import stateful_machine
 
+    def step(line):
+        faulthandler.dump_traceback_later(STUCK, exit=True)
+        told(line)
+
     faulthandler.enable()
-    faulthandler.dump_traceback_later(STUCK, exit=True)
-    machine = stateful_machine.Machine(seed, trouble=not options.calm, log=told)
+    machine = stateful_machine.Machine(seed, trouble=not options.calm, log=step)
     try:
         machine.run(range(options.steps) if keep is None else keep)
         return None
@@ -51,7 +55,7 @@ def run_here(seed, keep, options):
 
 
 def worker(options):
-    """Programs one after the other until the time is up, or as many as asked for; of the output, the last one's is kept."""
+    """Programs one after the other, of which the last one's output is kept."""
     import stateful_machine
 
     sys.unraisablehook = lambda args: None if isinstance(args.exc_value, stateful_machine.Interrupt) else sys.__unraisablehook__(args)
@@ -100,7 +104,9 @@ def start(arguments, environment):
 
 def asked(options):
     """The arguments that every program of a run has."""
-    return ["--engine", options.engine, "--steps", options.steps, *(["--calm"] if options.calm else []), *(["--no-poison"] if options.no_poison else [])]
+    flags = {"--calm": options.calm, "--no-poison": options.no_poison}
+    chosen = [flag for flag, on in flags.items() if on]
+    return ["--engine", options.engine, "--steps", options.steps, *chosen]
 
 
 def shorter(seed, options, environment):
@@ -130,10 +136,11 @@ def shorter(seed, options, environment):
 
 
 def begun_later(first, seed, options, environment):
-    """The last seed from which on this one has its finding, looking at distances that double; `first` where it needs them all."""
+    """The last seed to begin with for this one to have its finding, in distances that double."""
     distance = 1
     while seed - distance > first:
-        if start(["--worker", *asked(options), "--seed", seed - distance, "--programs", distance + 1], environment)[0]:
+        begin = ["--seed", seed - distance, "--programs", distance + 1]
+        if start(["--worker", *asked(options), *begin], environment)[0]:
             return seed - distance
         distance *= 2
     return first
@@ -145,21 +152,26 @@ def hunt(options, environment):
     command = f"python tests/stateful.py {' '.join(map(str, asked(options)))}"
     while time.monotonic() < end and seed - first != options.programs:
         left = (end - time.monotonic()) / 60
-        programs = [] if options.programs is None else ["--programs", first + options.programs - seed]
-        code, text = start(["--worker", *asked(options), "--minutes", left, "--seed", seed, *programs], environment)
-        lines = [line.split()[1] for line in text.splitlines() if line.startswith(("seed ", "done "))]
-        last = int(lines[-1]) if lines else seed
+        arguments = ["--worker", *asked(options), "--minutes", left, "--seed", seed]
+        if options.programs is not None:
+            arguments += ["--programs", first + options.programs - seed]
+        code, text = start(arguments, environment)
+        lines = [line.split() for line in text.splitlines()]
+        seeds = [words[1] for words in lines if len(words) == 2 and words[0] in ("seed", "done")]
+        last = int(seeds[-1]) if seeds else seed
         if code == 0:
             seed = last
             break
         findings += 1
-        print(f"finding: seed {last} (the process began with {seed}), exit status {code}\n{text[-20000:]}", flush=True)
+        told(f"finding: seed {last} (the process began with {seed}), exit status {code}")
+        told(text[-20000:])
         keep, shown = shorter(last, options, environment)
         if keep is None:
             begin = begun_later(seed, last, options, environment)
-            print(f"It does not fail alone. Repeat it: {command} --seed {begin} --programs {last + 1 - begin}", flush=True)
+            told("It does not fail alone.")
+            told(f"Repeat it: {command} --seed {begin} --programs {last + 1 - begin}")
         else:
-            print(f"{shown[-20000:]}\nRepeat it: {command} --one {last} --keep {ranges(keep)}", flush=True)
+            told(f"{shown[-20000:]}\nRepeat it: {command} --one {last} --keep {ranges(keep)}")
         seed = last + 1
         if findings >= options.most:
             break
@@ -169,14 +181,14 @@ def hunt(options, environment):
 def main():
     parser = argparse.ArgumentParser(description="Stateful random programs.")
     parser.add_argument("--minutes", type=float, default=1)
-    parser.add_argument("--programs", type=int, help="at most; otherwise as many as the minutes hold")
+    parser.add_argument("--programs", type=int, help="at most; otherwise what the minutes hold")
     parser.add_argument("--seed", type=int, help="of the first program; a fresh one is drawn and printed")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--engine", choices=ENGINES, default=os.environ.get("MPGLUON_ENGINE") or "async")
     parser.add_argument("--no-poison", action="store_true", help="leave memory that pools take back as it is")
     parser.add_argument("--calm", action="store_true", help="no failing allocations and no interrupts")
     parser.add_argument("--one", type=int, metavar="SEED", help="one program")
-    parser.add_argument("--keep", type=numbers_of, help="with --one: the numbers of its steps that are run, as 3,17-40")
+    parser.add_argument("--keep", type=numbers_of, help="with --one: its steps that are run, as 3,17-40")
     parser.add_argument("--most", type=int, default=5, help="findings after which to stop")
     parser.add_argument("--shrink-seconds", type=float, default=60)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)

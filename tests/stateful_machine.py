@@ -13,6 +13,7 @@ import signal
 import sys
 import tempfile
 import threading
+import traceback
 
 import numpy as np
 
@@ -108,16 +109,16 @@ class Machine(Networks):
             return False, None
 
     def tell_where(self, error):
-        """Where Python was when it failed."""
-        at = error.__traceback__
-        while at.tb_next:
-            at = at.tb_next
+        """Where in the package Python was when it failed."""
+        frames = traceback.extract_tb(error.__traceback__)
+        found = [frame for frame in frames if frame.filename.startswith(PACKAGE)] or frames
         if self.log:
-            self.log(f"    failed at {os.path.basename(at.tb_frame.f_code.co_filename)}:{at.tb_lineno}: {error!r}")
+            name = os.path.basename(found[-1].filename)
+            self.log(f"    failed at {name}:{found[-1].lineno}: {error!r}")
 
     @staticmethod
     def short_of_memory(act, amount):
-        nd.waitall()  # what was queued before is not to meet the failure, which would be that work's
+        nd.waitall()  # the failure is not to meet what was queued before
         _core._memory_free_kept()
         _core._memory_fail_after(1 + int(amount**2 * 150), 1 + int(amount * 1000) % 3)
         try:

@@ -156,11 +156,12 @@ class Networks:
 
 
 def near_zero(x, weights):
-    """How near the inputs of the ReLUs come to zero, where rounding decides; not counting zeros that no rounding comes near."""
+    """How near the inputs of the ReLUs come to zero, where rounding decides; not for exact zeros."""
     h = x
     for w, b in weights[:-1]:
-        # Products of multiples of 1/64 are multiples of 1/4096: below 4096, float32 holds their sums as they are.
-        exact = all(fits(part, "float32") for part in (h, w, b)) and float((abs(h) @ abs(w).T + abs(b)).max()) < 4096
+        # Products of multiples of 1/64 are multiples of 1/4096: float32 rounds no sum below 4096.
+        on_grid = all(fits(part, "float32") for part in (h, w, b))
+        exact = on_grid and float((abs(h) @ abs(w).T + abs(b)).max()) < 4096
         h = h @ w.T + b
         yield float(np.abs(h).min(where=(h != 0) if exact else True, initial=1.0))
         h = np.maximum(h, 0)

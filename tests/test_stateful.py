@@ -1,4 +1,5 @@
-"""Stateful random programs, with fresh seeds that are printed: a little of what `stateful.py` does for hours. And what it rests on."""
+"""Stateful random programs, with fresh seeds that are printed: a little of what `make stateful` does for
+hours. And what they rest on."""
 
 import os
 import subprocess
@@ -13,7 +14,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 def hunt(engine, minutes, *arguments):
     done = subprocess.run(
-        [sys.executable, os.path.join(HERE, "stateful.py"), "--engine", engine, "--minutes", str(minutes), "--most", "1", "--shrink-seconds", "20", *arguments],
+        [sys.executable, os.path.join(HERE, "stateful.py"), "--engine", engine, "--minutes", str(minutes),
+         "--most", "1", "--shrink-seconds", "20", *arguments],
         capture_output=True, text=True,
     )  # fmt: skip
     print(done.stdout)

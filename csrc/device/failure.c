@@ -92,7 +92,7 @@ const mpg_cause *mpg_failures_find(mpg_device *device, mpg_tick tick) {
   return cause;
 }
 
-/* Whether there is room for one more range. Room is made ahead: one allocation that fails leaves some. */
+/* Whether there is room for one more range. It is made ahead: one failed allocation leaves some. */
 static bool make_room(struct mpg_failures *failures) {
   mpg_status grown = mpg_grow((void **)&failures->ranges, &failures->capacity,
                               failures->count + RESERVED_RANGES, sizeof *failures->ranges);
