@@ -240,7 +240,8 @@ def test_results_are_as_separate_as_eager_ones(returned, record):
         for mode in ("hybridized", "exact"):
             found, shared = all_sharing(name, returned, mode, record)
             assert all(map(np.array_equal, values, found)), (name, mode)
-            assert shared <= eager, (name, mode)
+            # Rows are views where nothing is recorded; a compiled call copies them.
+            assert shared <= eager if name in ("first", "rows") and not record else shared == eager, (name, mode)
 
 
 def test_results_stay_when_an_input_is_refilled():

@@ -149,7 +149,9 @@ def test_any_number_of_devices_reads(engine):
     c.check()
 
 
-def test_values_are_whole_when_others_write_while_they_are_waited_for():
+@pytest.mark.parametrize("engine", [("async",), ("shuffle", 1), ("shuffle", 2)], ids=str)
+def test_values_are_whole_when_others_write_while_they_are_waited_for(engine):
+    mx.engine.set_mode(*engine)
     x, one = nd.zeros((1500, 1000)), nd.ones((1500, 1000))
 
     def write():
@@ -157,15 +159,11 @@ def test_values_are_whole_when_others_write_while_they_are_waited_for():
             nd.elemwise_add(x, one, out=x)
 
     for read in (lambda: x.asnumpy(), lambda: x[300:1400].asnumpy(), lambda: x.asnumpy()):
-        for _ in range(50):  # on a busy machine the work may be done before it is waited for
-            write()
-            with Intruder(write, 3) as intruder:
-                found = read()
-            assert found.min() == found.max() and found[0, 0] % 12 == 0
-            if intruder.times:
-                break
-        else:
-            pytest.fail("nothing was waited for")
+        write()
+        with Intruder(write, 3) as intruder:
+            found = read()
+        assert found.min() == found.max() and found[0, 0] % 12 == 0
+        assert intruder.times or engine == ("async",)  # then the work may be done before it is waited for
 
 
 def test_a_value_that_decides_about_a_shape_is_the_one_that_is_used():
@@ -323,7 +321,7 @@ def test_what_a_recorded_op_has_read_may_not_change_before_it_is_noted():
             try:
                 y.backward()
             except mx.MXNetError as error:
-                assert "overwritten" in str(error) or "version" in str(error) or "changed" in str(error)
+                assert "overwritten after" in str(error)
                 continue
             value = y.asnumpy()[0]
             assert x.grad.asnumpy()[0] == {4.0: 4.0, 9.0: 6.0}[float(value)]
