@@ -28,6 +28,11 @@ def _whole(name, value, least):
     return number
 
 
+def _set(scheduler, **values):
+    """Sets attributes that belong together all at once: an interrupt finds what was, or what is."""
+    vars(scheduler).update(values)
+
+
 def _factor(value):
     if not value <= 1.0:
         raise ValueError(f"factor must be at most 1, so that the learning rate falls, got {value}")
@@ -85,13 +90,10 @@ class FactorScheduler(LRScheduler):
         if num_update < self.warmup_steps:
             return self.get_warmup_lr(num_update)
         while num_update > self.count + self.step:
-            self.count += self.step
-            self.base_lr *= self.factor
-            if self.base_lr < self.stop_factor_lr:
-                self.base_lr = self.stop_factor_lr
-                logging.info("Update[%d]: learning rate has reached its floor, %0.5e", num_update, self.base_lr)
-            else:
-                logging.info("Update[%d]: learning rate is now %0.5e", num_update, self.base_lr)
+            lr = self.base_lr * self.factor
+            floor = lr < self.stop_factor_lr
+            _set(self, count=self.count + self.step, base_lr=self.stop_factor_lr if floor else lr)
+            logging.info("Update[%d]: learning rate %s %0.5e", num_update, "has reached its floor," if floor else "is now", self.base_lr)
         return self.base_lr
 
 
@@ -115,9 +117,7 @@ class MultiFactorScheduler(LRScheduler):
         if num_update < self.warmup_steps:
             return self.get_warmup_lr(num_update)
         while self.cur_step_ind < len(self.step) and num_update > self.step[self.cur_step_ind]:
-            self.count = self.step[self.cur_step_ind]
-            self.cur_step_ind += 1
-            self.base_lr *= self.factor
+            _set(self, count=self.step[self.cur_step_ind], cur_step_ind=self.cur_step_ind + 1, base_lr=self.base_lr * self.factor)
             logging.info("Update[%d]: learning rate is now %0.5e", num_update, self.base_lr)
         return self.base_lr
 

@@ -2,7 +2,7 @@
  *
  * Python code can be interrupted between any two of its instructions (Ctrl-C), so a state that Python code puts back, in an `__exit__` or a
  * `finally`, may stay as it was. Here all changes are made in one C call and undone in another, so a scope was entered or it was not, and
- * whoever entered it leaves it. */
+ * whoever entered it leaves it. `at_once` makes changes that stay, likewise in one call. */
 #include "python/core.h"
 
 typedef struct scope {
@@ -215,6 +215,34 @@ static PyObject *scope_getstate(PyObject *object, PyObject *unused) {
   return copy;
 }
 
+/* --- Changes that stay ---------------------------------------------------------------------------------------------- */
+
+static bool is_call(PyObject *change) { return PyTuple_CheckExact(change) && PyTuple_GET_SIZE(change) >= 1 && PyCallable_Check(PyTuple_GET_ITEM(change, 0)); }
+
+static PyObject *at_once(PyObject *module, PyObject *const *changes, Py_ssize_t count) {
+  (void)module;
+  for (Py_ssize_t i = 0; i < count; i++) /* before any of them is made */
+    if (!is_call(changes[i]) && !(is_item(changes[i]) && PyTuple_GET_SIZE(changes[i]) == 3)) return PyErr_Format(PyExc_TypeError, "at_once(): %R is no change", changes[i]);
+  for (Py_ssize_t i = 0; i < count; i++) {
+    PyObject *change = changes[i];
+    if (!is_call(change)) {
+      if (PyDict_SetItem(PyTuple_GET_ITEM(change, 0), PyTuple_GET_ITEM(change, 1), PyTuple_GET_ITEM(change, 2)) < 0) return NULL;
+      continue;
+    }
+    PyObject *result = PyObject_Vectorcall(PyTuple_GET_ITEM(change, 0), &PyTuple_GET_ITEM(change, 1), (size_t)(PyTuple_GET_SIZE(change) - 1), NULL);
+    if (result == NULL) return NULL;
+    Py_DECREF(result);
+  }
+  Py_RETURN_NONE;
+}
+
+static PyMethodDef functions[] = {
+    {"at_once", (PyCFunction)(void (*)(void))at_once, METH_FASTCALL,
+     "at_once(*changes)\n--\n\nMakes changes that stay, one after the other: an interrupt finds none of them, or all.\n\n"
+     "A change is ``(dict, key, value)``, an item that gets a value (as of ``vars(object)``), or ``(function, *args)``, a call of what is written in C.\n"
+     "One that fails raises, and those behind it are not made: what may fail comes first."},
+    {0}};
+
 static PyMethodDef scope_methods[] = {
     {"__getstate__", scope_getstate, METH_NOARGS, NULL},
     {"__enter__", scope_enter, METH_NOARGS, NULL},
@@ -238,5 +266,6 @@ static PyType_Spec scope_spec = {"mpgluon._core.Scope", sizeof(scope), 0, Py_TPF
 
 int mpg_py_scope_init(PyObject *module) {
   mpg_py->change_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &scope_spec, NULL);
-  return mpg_py->change_type != NULL ? PyModule_AddObjectRef(module, "Scope", (PyObject *)mpg_py->change_type) : -1;
+  if (mpg_py->change_type == NULL || PyModule_AddObjectRef(module, "Scope", (PyObject *)mpg_py->change_type) < 0) return -1;
+  return PyModule_AddFunctions(module, functions);
 }

@@ -194,8 +194,22 @@ static PyObject *holds(PyObject *module, PyObject *args) {
   Py_RETURN_TRUE;
 }
 
+static PyObject *versions(PyObject *module, PyObject *arrays) {
+  (void)module;
+  if (!PyList_Check(arrays)) return PyErr_Format(PyExc_TypeError, "versions takes a list of arrays, not %s", Py_TYPE(arrays)->tp_name);
+  PyObject *numbers = PyList_New(0);
+  for (Py_ssize_t i = 0; numbers != NULL && i < PyList_GET_SIZE(arrays); i++) {
+    const mpg_array *array = mpg_py_expect_array(PyList_GET_ITEM(arrays, i), "versions");
+    PyObject *number = array != NULL && mpg_py_expect_value(array, "versions") == 0 ? PyLong_FromUnsignedLong(array->tensor.storage->version) : NULL;
+    if (number == NULL || PyList_Append(numbers, number) < 0) Py_CLEAR(numbers);
+    Py_XDECREF(number);
+  }
+  return numbers;
+}
+
 static PyMethodDef methods[] = {
     {"holds", holds, METH_VARARGS, "holds(dict, keys, values)\n--\n\nWhether the dict has these very objects under these keys, both given as lists."},
+    {"versions", versions, METH_O, "versions(arrays)\n--\n\nHow often the memory of each array of a list was written; while the number stays, nothing was written."},
     {0}};
 
 int mpg_py_update_init(PyObject *module) {

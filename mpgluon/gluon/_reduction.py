@@ -1,9 +1,10 @@
 """Sums of the gradients of replicas, and copies of what one replica updated for all."""
 
 import math
+from functools import partial
 
 from .. import ndarray as nd
-from .._core import dtype_name, sum_replicas
+from .._core import at_once, dtype_name, sum_replicas
 
 _BUCKET = 1 << 20  # bytes; smaller arrays travel together
 
@@ -35,11 +36,15 @@ class Bucket:
     def _joined(self, arrays):
         return arrays[0] if len(arrays) == 1 else nd.concat(*arrays, dim=0)
 
-    def _hand_out(self, value, arrays):
+    def _hand_out(self, value, ctx, arrays):
+        """The changes (`_core.at_once`) that copy the joined values into the arrays, which are on device `ctx`."""
         if len(arrays) == 1:
-            value.copyto(arrays[0])
-        else:
-            nd._internal._split_v2(value.as_in_context(arrays[0].context), indices=self._begins, axis=0, squeeze_axis=False, sections=0, out=arrays)
+            return [(value.copyto, arrays[0])]
+        changes = []
+        if value.context != ctx:
+            here = nd.empty(value.shape, ctx=ctx, dtype=value.dtype)
+            changes, value = [(value.copyto, here)], here
+        return [*changes, (partial(nd._internal._split_v2, value, indices=self._begins, axis=0, squeeze_axis=False, sections=0, out=arrays),)]
 
     def sum(self, everywhere):
         """Sums the gradients, in the order of the devices: on the bucket's own device, or for all of them.
@@ -50,15 +55,16 @@ class Bucket:
         if sum_replicas(self._lists, self.contexts.index(self.home), everywhere):
             return
         total = nd.add_n(*[self._joined(self._grads[ctx]).as_in_context(self.home) for ctx in self.contexts])
-        for ctx in self.contexts if everywhere else [self.home]:
-            self._hand_out(total, self._grads[ctx])
+        at_once(*[change for ctx in (self.contexts if everywhere else [self.home]) for change in self._hand_out(total, ctx, self._grads[ctx])])
 
     def spread(self):
-        """Copies the weights of the bucket's own device to the others."""
-        value = self._joined(self._weights[self.home])
-        for ctx in self.contexts:
-            if ctx != self.home:
-                self._hand_out(value, self._weights[ctx])
+        """The changes (`_core.at_once`) that copy the weights of the bucket's own device to the others."""
+        weights, changes = self._weights[self.home], []
+        value = weights[0]
+        if len(weights) > 1:
+            value = nd.empty((sum(weight.size for weight in weights),), ctx=self.home, dtype=value.dtype)
+            changes.append((partial(nd.concat, *weights, dim=0, out=value),))
+        return changes + [change for ctx in self.contexts if ctx != self.home for change in self._hand_out(value, ctx, self._weights[ctx])]
 
 
 def make_buckets(params):

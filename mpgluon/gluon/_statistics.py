@@ -88,10 +88,12 @@ class Update:
         return combine
 
     def __call__(self, outputs):
-        """Queues it; ``outputs``: for each call of a layer, means and inverse deviations of all pieces."""
+        """Queues it, all at once; ``outputs``: for each call of a layer, means and inverse deviations of all pieces."""
+        newest = {}  # averages that are updated: (parameter, device) -> array
         with autograd.pause():
             for numbers, op in zip(self._rounds, self._ops):
-                targets = [param._data[ctx] for k in numbers for *params, ctx in (self._targets[k],) for param in params]
-                inputs = [a for i, k in enumerate(numbers) for a in (*outputs[2 * k : 2 * k + 2], *targets[2 * i : 2 * i + 2])]
-                for result, target in zip(op(*inputs), targets):
-                    result.copyto(target)
+                keys = [(param, ctx) for k in numbers for *params, ctx in (self._targets[k],) for param in params]
+                current = [newest.get(key, key[0]._data[key[1]]) for key in keys]
+                inputs = [a for i, k in enumerate(numbers) for a in (*outputs[2 * k : 2 * k + 2], *current[2 * i : 2 * i + 2])]
+                newest.update(zip(keys, op(*inputs)))
+            _core.at_once(*[(value.copyto, param._data[ctx]) for (param, ctx), value in newest.items()])

@@ -356,7 +356,7 @@ class Block:
         there = {params[name] for name in arrays if name in params}
         wanted = {name: param for name, param in params.items() if name in arrays or param not in there}
         check_names(wanted, arrays, source, allow_missing, True)
-        check_names(params, arrays, source, True, ignore_extra)
+        check_names(params, arrays, source, True, ignore_extra, extra=ValueError)
         load_values([(name, params[name], array) for name, array in arrays.items() if name in params], source, ctx, cast_dtype, dtype_source)
 
     # Computation

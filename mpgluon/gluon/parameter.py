@@ -7,7 +7,7 @@ import numpy as np
 
 from .. import autograd, initializer, random
 from .. import ndarray as nd
-from .._core import dtype_name
+from .._core import at_once, dtype_name
 from ..base import MXNetAssertionError, MXNetError
 from ..context import Context, current_context
 from . import _tracing
@@ -127,11 +127,12 @@ class Parameter:
         if name in _COUNTED:
             changes[0] += 1
 
-    def _hold(self, **values):
-        """Sets `_data` and what goes with it all at once: an interrupt finds what was, or what is."""
+    def _hold(self, *before, **values):
+        """Sets `_data` and what goes with it all at once: an interrupt finds what was, or what is. before: changes (`_core.at_once`) that
+        belong to it."""
         self._unbind()  # an interrupt right behind the change can't keep this from being done
         changes[0] += 1
-        vars(self).update(values)
+        at_once(*before, (vars(self).update, values))
         self._unbind()
         changes[0] += 1
 
@@ -313,8 +314,12 @@ class Parameter:
             self._deferred_init = (init, contexts, default_init, data, key)
             return
         with autograd.pause():
-            for ctx, array in self._data.items():
-                array[:] = data.as_in_context(ctx).astype(array.dtype, copy=False)
+            at_once(*self._copies(data))
+
+    def _copies(self, data):
+        """The changes (`_core.at_once`) that copy an array of the parameter's shape to all devices."""
+        data = data.astype(self.dtype, copy=False)
+        return [(data.copyto, array) for array in self._data.values() if array is not data]
 
     def _reduce(self):
         """One array for all copies: their mean, which of equal copies is exactly that value."""
@@ -395,11 +400,11 @@ class Parameter:
 
     def _hold_data(self, data, req):
         """Takes `data`, arrays by device, with new gradients."""
-        grad = None
+        grad, marks = None, ()
         if req != "null":
             grad = {ctx: nd.zeros(array.shape, ctx=ctx, dtype=array.dtype) for ctx, array in data.items()}
-            autograd.mark_variables(list(data.values()), list(grad.values()), req)
-        self._hold(_data=data, _grad=grad, _grad_req=req, _deferred_init=())
+            marks = [(autograd.mark_variables, list(data.values()), list(grad.values()), req)]
+        self._hold(*marks, _data=data, _grad=grad, _grad_req=req, _deferred_init=())
 
     def _check_load(self, data, ctx, cast_dtype, dtype_source, source="saved params"):
         """Raises when `data` is no value for this parameter, before anything is changed. `source`: where it is from, in words."""
@@ -426,16 +431,14 @@ class Parameter:
             )
 
     def _load_init(self, data, ctx, cast_dtype=False, dtype_source="current"):
-        """Takes over a loaded value, initializing the parameter where it isn't yet."""
-        self._check_load(data, ctx, cast_dtype, dtype_source)
+        """Takes over a loaded value, initializing the parameter where it isn't yet. Returns the changes (`_core.at_once`) that are left to be made."""
         self._shape = tuple(data.shape)
         if cast_dtype and dtype_source == "saved" and not _same_dtype(self.dtype, data.dtype):
             self.cast(data.dtype)
         if self._data is not None:
-            self.set_data(data)
-            return
-        with autograd.pause():
-            self._init_impl(data, self.list_ctx() if self._deferred_init else _context_list(ctx))
+            return self._copies(data)
+        self._init_impl(data, self.list_ctx() if self._deferred_init else _context_list(ctx))
+        return []
 
     def reset_ctx(self, ctx):
         """Moves the parameter to device `ctx`, or replicates it on a list of devices. Gradients start at zero there."""
@@ -734,27 +737,27 @@ class ParameterDict:
         )  # fmt: skip
 
 
-def check_names(params, arrays, source, allow_missing, ignore_extra, skip=0):
-    """Raises when arrays are missing for parameters, or belong to none, before any of them is touched."""
+def check_names(params, arrays, source, allow_missing, ignore_extra, skip=0, extra=AssertionError):
+    """Raises when arrays are missing for parameters, or (`extra`) belong to none, before any of them is touched."""
     if not allow_missing:
         for name in params:
             if name not in arrays:
                 raise AssertionError(
                     f"Parameter '{name[skip:]}' is missing in {source}, which contains parameters: {brief(arrays)}. "
-                    "Set allow_missing=True to leave it as it is."
+                    "Set allow_missing=True to ignore missing parameters."
                 )
     if not ignore_extra:
         for name in arrays:
             if name not in params:
-                raise AssertionError(
-                    f"Parameter '{name[skip:]}' loaded from {source} is not present in the Block, which contains parameters: "
+                raise extra(
+                    f"Parameter '{name[skip:]}' loaded from {source} is not present in the Block's ParameterDict, which contains parameters: "
                     f"{brief(params)}. Set ignore_extra=True to ignore."
                 )
 
 
 def load_values(items, source, ctx, cast_dtype, dtype_source):
-    """Loads (name in the source, parameter, array): all of them or, when one does not fit, none."""
+    """Loads (name in the source, parameter, array): all of them or, when one does not fit, none. Values of parameters that have some change all at once."""
     for name, param, array in items:
         param._check_load(array, ctx, cast_dtype, dtype_source, f"'{name}' of {source}")
-    for _, param, array in items:
-        param._load_init(array, ctx, cast_dtype, dtype_source)
+    with autograd.pause():
+        at_once(*[change for _, param, array in items for change in param._load_init(array, ctx, cast_dtype, dtype_source)])

@@ -83,7 +83,8 @@ class Trainer:
             raise ValueError(f"Trainer: clip_global_norm must be positive, not {clip_global_norm!r}")
         self._shard_updates, self._accumulate, self._max_norm = bool(shard_updates), accumulate, clip_global_norm
         self._init_optimizer(optimizer, optimizer_params or {})
-        self._waiting, self._waiting_size = 0, 0  # calls of step that wait for an update, and the samples they had
+        self._waiting = 0, 0  # calls of step that wait for an update, and the samples they had
+        self._unequal = False  # a step has begun, and replicas may have got other updates than each other
         for param in self._params:
             param.list_ctx()  # raises for those that were never initialized
             param._set_trainer(self)
@@ -139,13 +140,13 @@ class Trainer:
         UserWarning
             When a gradient is stale.
         """
-        self._set_scale(self._waiting_size + batch_size)
-        if self._waiting + 1 < self._accumulate:
+        waiting, size = self._waiting
+        self._set_scale(size + batch_size)
+        if waiting + 1 < self._accumulate:
             self._wait(batch_size, ignore_stale_grad)
             return
         self._allreduce_grads()
         self._update(ignore_stale_grad)
-        self._end_accumulation()
 
     def _wait(self, batch_size, ignore_stale_grad):
         """Leaves the gradients where they are until there are enough of them."""
@@ -153,18 +154,9 @@ class Trainer:
         fresh = _core.gradients_fresh(plan.weights)
         if not fresh:
             self._check_stale(plan, ignore_stale_grad)
-        elif not ignore_stale_grad:
-            _core.gradients_used(plan.weights)
-        self._waiting += 1
-        self._waiting_size += batch_size
-
-    def _end_accumulation(self):
-        self._waiting = self._waiting_size = 0
-        if self._accumulate > 1:
-            with autograd.pause():
-                for param in self._params:
-                    if param.grad_req == "add":
-                        param.zero_grad()
+        waiting, size = self._waiting
+        used = [(_core.gradients_used, plan.weights)] if fresh and not ignore_stale_grad else []
+        _core.at_once(*used, (vars(self), "_waiting", (waiting + 1, size + batch_size)))
 
     def allreduce_grads(self):
         """Sums the gradients of replicas, so that all of them hold the sum (with `shard_updates`, the one that updates); for use with `update`."""
@@ -172,9 +164,8 @@ class Trainer:
 
     def update(self, batch_size, ignore_stale_grad=False):
         """Updates all parameters with their gradients as they are, whatever `accumulate` says; see `step`."""
-        self._set_scale(self._waiting_size + batch_size)
+        self._set_scale(self._waiting[1] + batch_size)
         self._update(ignore_stale_grad)
-        self._end_accumulation()
 
     def _set_scale(self, batch_size):
         if not batch_size > 0:
@@ -237,19 +228,56 @@ class Trainer:
         with autograd.pause():
             if self._max_norm is not None:
                 self._clip(plan)
+            if self._unequal:
+                self._equalize(plan)
             for group in work:  # for all devices before any state changes
                 updater = self._updater(group.ctx)
                 if not group.holds(updater) and not updater.states.keys() >= group.known:
                     for index in group.indices:
                         if index not in updater.states:
                             self._bring_state(index, group.ctx)
+                group.prepare(updater, plan.changes)
+            self._unequal = bool(plan.buckets)
+            steps, num_update = [], self._optimizer.num_update
             for group in work:
-                group.update(self._updater(group.ctx), plan.changes)
-                _core.gradients_used(group.weights)
-            if self._shard_updates:
-                for bucket in plan.buckets:
-                    bucket.spread()
-                _core.gradients_used(plan.weights)
+                updater, used = self._updater(group.ctx), (_core.gradients_used, group.weights)
+                step = group.multi and group.multi.step(group.ctx.device_id, plan.changes, num_update)
+                if step:
+                    steps += [*step[0], used]
+                    num_update = step[1]
+                    continue
+                _core.at_once(*steps)
+                group.update(updater)
+                steps, num_update = [used], self._optimizer.num_update
+            _core.at_once(*steps, *self._ended(plan))
+
+    def _ended(self, plan):
+        """The changes (`_core.at_once`) behind the update of all weights."""
+        changes = []
+        if self._shard_updates:
+            changes += [change for bucket in plan.buckets for change in bucket.spread()] + [(_core.gradients_used, plan.weights)]
+        if self._accumulate > 1:
+            changes += [(grad.__setitem__, slice(None), 0) for param in self._params if param.grad_req == "add" for grad in param._grad.values()]
+        return [*changes, (vars(self).update, {"_waiting": (0, 0), "_unequal": False})]
+
+    def _equalize(self, plan):
+        """Makes the replicas of each parameter, and what the optimizer remembers of them, equal again: an interrupted step may have updated some of them."""
+        if self._shard_updates:
+            _core.at_once(*[change for bucket in plan.buckets for change in bucket.spread()])
+            return
+        counts = self._optimizer._all_index_update_counts
+        for index in plan.owners:
+            (first, weight), *others = self._params[index]._data.items()
+            known, count = self._updater(first).states, counts.get(first.device_id, {}).get(index)
+            for ctx, other in others:
+                weight.copyto(other)
+                updater, its_counts = self._updater(ctx), counts.setdefault(ctx.device_id, {})
+                updater.states.pop(index, None)
+                its_counts.pop(index, None)
+                if index in known:
+                    updater.states[index], updater.states_synced[index] = _copy_state(known[index], ctx), True
+                if count is not None:
+                    its_counts[index] = count
 
     def _check_stale(self, plan, ignore_stale_grad):
         """Raises for gradients that backward has not written, unless they are to be left alone."""
@@ -368,17 +396,14 @@ class Trainer:
         self._take_over(header, loaded, {self._param2idx[name]: count for name, count in header["counts"].items() if name in self._param2idx})
 
     def _take_over(self, header, loaded, counts):
-        """Goes on with the states and numbers of updates of another trainer, by index."""
-        self._updaters.clear()
-        self._loaded = loaded
+        """Goes on with the states and numbers of updates of another trainer, by index; all at once."""
         optimizer = self._optimizer
-        optimizer.num_update = header["num_update"]
+        optimizer._settle()
+        every = {ctx.device_id: dict(counts) for param in self._params for ctx in param.list_ctx()} or {0: {}}
+        numbers = {"num_update": header["num_update"], "_all_counts": every, "_counts": next(iter(every.values()))}
         if optimizer.lr_scheduler is None and header["learning_rate"] is not None:
-            optimizer.lr = header["learning_rate"]
-        optimizer._all_index_update_counts.clear()
-        for ctx in {ctx for param in self._params for ctx in param.list_ctx()}:
-            optimizer._all_index_update_counts[ctx.device_id] = dict(counts)
-        optimizer._index_update_count = next(iter(optimizer._all_index_update_counts.values()))
+            numbers["lr"] = header["learning_rate"]
+        _core.at_once((vars(self).update, {"_updaters": {}, "_loaded": loaded}), (vars(optimizer).update, numbers))
 
 
 class _Group:
@@ -392,7 +417,7 @@ class _Group:
         self.known = set()  # the indices
         self.parts, self.size = None, 0  # what Updater.alike has made of them, for parts of that size
         self.multi = None  # all of these in one call, once they have been updated before
-        self.updates = 0
+        self.updates = 0  # steps without it so far
 
     def holds(self, updater):
         """Whether `multi` may be used: the states are those that it was made for."""
@@ -400,19 +425,21 @@ class _Group:
             self.multi = None
         return self.multi is not None
 
-    def update(self, updater, changes):
+    def prepare(self, updater, changes):
+        """Makes `multi` where it can be; tries more and more rarely where it can't, or does not last."""
+        if self.multi is None and updater.optimizer.aggregate_num > 0 and self.updates & (self.updates - 1) == 0:
+            self.multi = multi.prepare(updater, updater.alike(self.indices, self.grads, self.weights, len(self.weights)), changes)
+
+    def update(self, updater):
+        self.multi = None
+        self.updates += 1
         size = updater.optimizer.aggregate_num
         if size <= 0:
             updater(self.indices, self.grads, self.weights)
             return
-        if self.multi is not None and self.multi.step(self.ctx.device_id, changes):
-            return
         if self.size != size:
             self.parts, self.size = updater.alike(self.indices, self.grads, self.weights, size), size
         updater.update_alike(self.ctx.device_id, self.parts)
-        self.updates += 1
-        if self.updates > 1 and self.updates & (self.updates - 1) == 0:  # more and more rarely where it can't be, or does not last
-            self.multi = multi.prepare(updater, updater.alike(self.indices, self.grads, self.weights, len(self.weights)), changes)
 
     def add(self, index, grad, weight):
         self.known.add(index)
@@ -423,6 +450,7 @@ class _Group:
     def fresh(self):
         """Those whose gradient backward has written since the last step."""
         group = _Group(self.ctx)
+        group.updates = 3  # one for this step alone is not worth while
         for index, grad, weight in zip(self.indices, self.grads, self.weights):
             if weight._fresh_grad:
                 group.add(index, grad, weight)

@@ -1,9 +1,11 @@
 """Optimizers that scale each element's step by what its gradients have been."""
 
 import math
+from functools import partial
 
 from .. import ndarray as nd
-from .optimizer import GroupedOptimizer, register, update_group, zeros_like_state
+from .._core import at_once
+from .optimizer import GroupedOptimizer, register, replace, update_group, zeros_like_state
 
 
 @register
@@ -118,12 +120,10 @@ class AdaDelta(GroupedOptimizer):
     def _step_one(self, index, weight, grad, state, lr, wd):
         squares, step_squares = state
         grad = self._gradient(grad)
-        squares *= self.rho
-        squares += (1.0 - self.rho) * grad * grad
-        step = nd.sqrt(step_squares + self.epsilon) / nd.sqrt(squares + self.epsilon) * grad
-        step_squares *= self.rho
-        step_squares += (1.0 - self.rho) * step * step
-        weight -= step + wd * weight
+        new_squares = squares * self.rho + (1.0 - self.rho) * grad * grad
+        step = nd.sqrt(step_squares + self.epsilon) / nd.sqrt(new_squares + self.epsilon) * grad
+        new_step_squares = step_squares * self.rho + (1.0 - self.rho) * step * step
+        replace((squares, new_squares), (step_squares, new_step_squares), (weight, weight - (step + wd * weight)))
 
 
 @register
@@ -147,10 +147,9 @@ class Adamax(GroupedOptimizer):
         mean, largest = state
         lr /= 1.0 - self.beta1 ** self._index_update_count[index]
         grad = self._decayed_gradient(weight, grad, wd)
-        mean *= self.beta1
-        mean += (1.0 - self.beta1) * grad
-        largest[:] = nd.maximum(self.beta2 * largest, nd.abs(grad))
-        weight -= lr * mean / largest
+        new_mean = mean * self.beta1 + (1.0 - self.beta1) * grad
+        new_largest = nd.maximum(self.beta2 * largest, nd.abs(grad))
+        replace((mean, new_mean), (largest, new_largest), (weight, weight - lr * new_mean / new_largest))
 
 
 @register
@@ -177,12 +176,11 @@ class Nadam(Adamax):
         momentum, next_momentum = self._momentum(t), self._momentum(t + 1)
         product = self._schedule[t]
         grad = self._decayed_gradient(weight, grad, wd)
-        mean *= self.beta1
-        mean += (1.0 - self.beta1) * grad
-        var *= self.beta2
-        var += (1.0 - self.beta2) * grad * grad
-        ahead = (1.0 - momentum) * (grad / (1.0 - product)) + next_momentum * (mean / (1.0 - product * next_momentum))
-        weight -= lr * ahead / (nd.sqrt(var / (1.0 - self.beta2**t)) + self.epsilon)
+        new_mean = mean * self.beta1 + (1.0 - self.beta1) * grad
+        new_var = var * self.beta2 + (1.0 - self.beta2) * grad * grad
+        ahead = (1.0 - momentum) * (grad / (1.0 - product)) + next_momentum * (new_mean / (1.0 - product * next_momentum))
+        step = lr * ahead / (nd.sqrt(new_var / (1.0 - self.beta2**t)) + self.epsilon)
+        replace((mean, new_mean), (var, new_var), (weight, weight - step))
 
 
 @register
@@ -250,11 +248,12 @@ class LAMB(GroupedOptimizer):
         return (zeros_like_state(weight), zeros_like_state(weight))
 
     def _step_one(self, index, weight, grad, state, lr, wd):
-        step = nd.lamb_update_phase1(
-            weight, grad, *state, beta1=self.beta1, beta2=self.beta2, epsilon=self.epsilon, t=self._index_update_count[index],
-            bias_correction=self.bias_correction, **self._options(wd=wd),
-        )  # fmt: skip
         bounds = {"lower_bound": self.lower_bound, "upper_bound": self.upper_bound}
-        nd.lamb_update_phase2(
-            weight, step, nd.norm(weight), nd.norm(step), out=weight, lr=lr, **{name: value for name, value in bounds.items() if value}
-        )
+        options = {name: value for name, value in bounds.items() if value}
+        norm = nd.norm(weight)
+        step, norm_of_step = nd.empty(grad.shape, ctx=weight.context, dtype=grad.dtype), nd.empty(norm.shape, ctx=weight.context, dtype=norm.dtype)
+        first = partial(
+            nd.lamb_update_phase1, weight, grad, *state, out=step, beta1=self.beta1, beta2=self.beta2, epsilon=self.epsilon,
+            t=self._index_update_count[index], bias_correction=self.bias_correction, **self._options(wd=wd),
+        )  # fmt: skip
+        at_once((first,), (partial(nd.norm, step, out=norm_of_step),), (partial(nd.lamb_update_phase2, weight, step, norm, norm_of_step, out=weight, lr=lr, **options),))

@@ -1,7 +1,7 @@
 """Optimizers outside MXNet's main set."""
 
 from .. import ndarray as nd
-from .optimizer import GroupedOptimizer, register
+from .optimizer import GroupedOptimizer, register, replace
 
 __all__ = ["GroupAdaGrad"]
 
@@ -23,5 +23,5 @@ class GroupAdaGrad(GroupedOptimizer):
         if wd != 0:
             raise ValueError(f"GroupAdaGrad has no weight decay, but parameter {self.idx2name.get(index, index)!r} has {wd}")
         grad = self._gradient(grad)
-        state += nd.mean(nd.square(grad), axis=1, keepdims=True)
-        weight -= nd.broadcast_div(lr * grad, nd.sqrt(state + self.float_stable_eps))
+        history = state + nd.mean(nd.square(grad), axis=1, keepdims=True)
+        replace((state, history), (weight, weight - nd.broadcast_div(lr * grad, nd.sqrt(history + self.float_stable_eps))))

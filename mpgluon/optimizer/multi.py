@@ -1,13 +1,14 @@
 """A step of all weights of one device at once: prepared when they have been updated before, then a few numbers for each step."""
 
 import math
+from functools import partial
 
 from .._core import MultiUpdate, holds
 from ..base import MXNetError
 
 # What a subclass may have defined anew: then its own code runs.
 _STEPS = (
-    "update", "update_multi_precision", "_begin", "_step", "_step_one", "_step_alike", "_through_master", "_update_count", "_uncount", "_get_lr", "_get_lrs", "_get_wd",
+    "update", "update_multi_precision", "_update_all", "_begin", "_step", "_step_one", "_step_alike", "_through_master", "_update_count", "_get_lr", "_get_lrs", "_get_wd",
     "_get_wds", "_multiplier", "_multipliers", "_options", "_sgd", "_momentum_option", "learning_rate",
 )  # fmt: skip
 
@@ -60,9 +61,9 @@ class MultiStep:
         for step in optimizer._counting:
             step.write_counts()
         counts = optimizer._counts
-        known = {counts.get(i) for i in self.indices}
+        known = {counts.get(i, optimizer.begin_num_update) for i in self.indices}
         count = known.pop()
-        if known or count is None:
+        if known:
             return False
         self.counts, self.count = counts, count
         optimizer._counting.add(self)
@@ -78,37 +79,25 @@ class MultiStep:
         """Whether the updater still has the states that this was made for."""
         return updater.optimizer is self._optimizer and updater.states is self._states and holds(self._states, self.indices, self._held)
 
-    def step(self, device_id, changes):
-        """Updates the weights; False when something else is not what it was, and nothing has happened."""
+    def step(self, device_id, changes, num_update):
+        """The changes (`_core.at_once`) that update the weights and count it, and what `num_update` is then; None when something else is not what it was."""
         optimizer = self._optimizer
         if optimizer.param_dict is not self._params:
-            return False
+            return None
         if not self._good or not math.isfinite(optimizer.rescale_grad) or (changes != self._changes and not self._same_factors(changes)):
-            return False
+            return None
         optimizer._set_current_context(device_id)
         if not self._same_counts(optimizer) or not all(update.ready() for update in self._updates):
-            return False
-        num_update, count = optimizer.num_update, self.count + 1
-        optimizer.num_update = max(num_update, count)
-        done = False
-        try:
-            lr, wd = optimizer.learning_rate, optimizer.wd
-            largest_lr, largest_wd = self._largest
-            if not (lr >= 0 and math.isfinite(lr * largest_lr) and math.isfinite(wd * largest_wd)):
-                return False
-            correction, options = optimizer._multi_numbers(count)
-            done = True
-        finally:
-            if not done:
-                optimizer.num_update = num_update
-        ahead, self.count, self._ahead = self._ahead, count, True  # before: an interrupt may come behind an update that is queued
-        try:
-            for update in self._updates:
-                update(lr, correction, wd, **options)
-        except Exception:
-            self.count, self._ahead, optimizer.num_update = count - 1, ahead, num_update
-            raise
-        return True
+            return None
+        count = self.count + 1
+        num_update = max(num_update, count)
+        lr, wd = optimizer.lr if optimizer.lr_scheduler is None else optimizer.lr_scheduler(num_update), optimizer.wd
+        largest_lr, largest_wd = self._largest
+        if not (lr >= 0 and math.isfinite(lr * largest_lr) and math.isfinite(wd * largest_wd)):
+            return None
+        correction, options = optimizer._multi_numbers(count)
+        updates = [(partial(update, lr, correction, wd, **options),) for update in self._updates]
+        return [*updates, (vars(self).update, {"count": count, "_ahead": True}), (vars(optimizer), "num_update", num_update)], num_update
 
 
 def prepare(updater, parts, changes):
@@ -117,7 +106,8 @@ def prepare(updater, parts, changes):
     if not parts or not _known_steps(optimizer) or not optimizer.param_dict:
         return None
     for indices, _, weights in parts:
-        if not all(i in optimizer.param_dict and i in updater.states for i in indices) or optimizer._multi(weights, [updater.states[i] for i in indices]) is None:
+        updater.prepare(indices, weights)
+        if not all(i in optimizer.param_dict for i in indices) or optimizer._multi(weights, [updater.states[i] for i in indices]) is None:
             return None
     try:
         return MultiStep(updater, parts, changes)

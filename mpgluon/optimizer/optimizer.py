@@ -5,8 +5,10 @@ import math
 import operator
 import os
 import warnings
+from functools import partial
 
 from .. import ndarray as nd
+from .._core import at_once, versions
 from .._hints import constructed, near
 
 # A parameter update op takes at most this many weights; more are updated in several calls.
@@ -243,10 +245,10 @@ class Optimizer:
 
     def _settle(self):
         """All counts are where they belong, and may change."""
-        while self._counting:
-            step = self._counting.pop()
+        for step in list(self._counting):
             step.write_counts()
             step.counts = None
+            self._counting.discard(step)
 
     @property
     def _all_index_update_counts(self):
@@ -281,15 +283,6 @@ class Optimizer:
             now = [counts.get(i, self.begin_num_update) + 1 for i in indices]
         counts.update(zip(indices, now))
         self.num_update = max(self.num_update, max(now, default=0))
-
-    def _uncount(self, indices, num_update):
-        """Takes back what `_update_count` has counted."""
-        counts = self._index_update_count
-        for i in set(indices):
-            counts[i] -= 1
-            if counts[i] == self.begin_num_update:
-                del counts[i]
-        self.num_update = num_update
 
     def _multiplier(self, index, attribute, table):
         parameter = self.param_dict.get(index)
@@ -379,6 +372,21 @@ class GroupedOptimizer(Optimizer):
 
     def update(self, index, weight, grad, state):
         indices, weights, grads, states = as_lists(index, weight, grad, state)
+        counts, num_update, before = self._index_update_count, self.num_update, versions(weights)
+        known = {i: counts.get(i) for i in indices}
+        try:
+            self._update_all(indices, weights, grads, states)
+        except BaseException:  # an interrupt, too: what was not updated is not counted
+            same = [i for i, w, version in zip(indices, weights, before) if versions([w]) == [version]]
+            for i in same:
+                counts[i] = known[i]
+                if known[i] is None:
+                    del counts[i]
+            if len(same) == len(indices):
+                self.num_update = num_update
+            raise
+
+    def _update_all(self, indices, weights, grads, states):
         lrs, wds = self._begin(indices)
         if len(indices) <= LARGEST_GROUP:
             self._step(indices, weights, grads, states, lrs, wds)
@@ -391,13 +399,8 @@ class GroupedOptimizer(Optimizer):
         """Counts the updates; returns learning rates and weight decays, all checked before anything changes."""
         if not math.isfinite(self.rescale_grad):
             raise ValueError(f"{type(self).__name__}: rescale_grad must be a finite number, got {self.rescale_grad}")
-        num_update = self.num_update
         self._update_count(indices)
-        try:
-            return self._get_lrs(indices), self._get_wds(indices)
-        except BaseException:  # an interrupt, too
-            self._uncount(indices, num_update)
-            raise
+        return self._get_lrs(indices), self._get_wds(indices)
 
     def _step(self, indices, weights, grads, states, lrs, wds):
         for arguments in zip(indices, weights, grads, states, lrs, wds):
@@ -423,14 +426,20 @@ class GroupedOptimizer(Optimizer):
         return grad if self.clip_gradient is None else nd.clip(grad, -self.clip_gradient, self.clip_gradient)
 
 
-def update_group(op, weights, others, lrs, wds, **options):
-    """Calls an update op for several weights: `others` are lists (gradients, states...) as long as `weights`."""
+def replace(*pairs):
+    """Gives arrays the values of others, all at once: pairs (array, new value), in this order."""
+    at_once(*[(value.copyto, array) for array, value in pairs])
+
+
+def update_group(op, weights, others, lrs, wds, also=(), **options):
+    """Calls an update op for several weights: `others` are lists (gradients, states...) as long as `weights`; `also`: changes
+    (`_core.at_once`) that belong to it."""
     every = 1 + len(others)
     arrays = [None] * (len(weights) * every)
     arrays[::every] = weights
     for i, part in enumerate(others, 1):
         arrays[i::every] = part
-    op(*arrays, out=weights, num_weights=len(weights), lrs=lrs, wds=wds, **options)
+    at_once((partial(op, *arrays, out=weights, num_weights=len(weights), lrs=lrs, wds=wds, **options),), *also)
 
 
 @register

@@ -5,7 +5,8 @@ import math
 
 from .. import ndarray as nd
 from .. import random
-from .optimizer import GroupedOptimizer, _HALF, as_lists, dtype_name, register, update_group, zeros_like_state
+from .._core import at_once
+from .optimizer import GroupedOptimizer, _HALF, dtype_name, register, replace, update_group, zeros_like_state
 
 
 class _Momentum(GroupedOptimizer):
@@ -44,9 +45,9 @@ class _Momentum(GroupedOptimizer):
         """Updates weights that all go, or all do not go, through float32 copies."""
         raise NotImplementedError(f"{type(self).__name__} does not define _step_alike")
 
-    def _sgd(self, weights, grads, states, lrs, wds, master, plain=False, **more):
-        """Plain or momentum SGD; `plain` gradients are taken as they are, neither rescaled nor clipped."""
-        options = more if plain else self._options(**more)
+    def _sgd(self, weights, grads, states, lrs, wds, master, plain=False, also=(), **more):
+        """Plain or momentum SGD; `plain` gradients are taken as they are, neither rescaled nor clipped; `also` as of `update_group`."""
+        options = {**(more if plain else self._options(**more)), "also": also}
         if master:
             masters = [state[1] for state in states]
             if states[0][0] is None:
@@ -154,8 +155,8 @@ class SGLD(GroupedOptimizer):
 
     def _step_one(self, index, weight, grad, state, lr, wd):
         grad = self._gradient(grad)
-        weight += -lr / 2 * (grad + wd * weight)
-        weight += random.normal(0, math.sqrt(lr), shape=weight.shape, dtype=dtype_name(weight), ctx=weight.context)
+        moved = weight + -lr / 2 * (grad + wd * weight)
+        weight[:] = moved + random.normal(0, math.sqrt(lr), shape=weight.shape, dtype=dtype_name(weight), ctx=weight.context)
 
 
 @register
@@ -174,12 +175,11 @@ class DCASGD(GroupedOptimizer):
         momentum, previous = state
         grad = self._gradient(grad)
         change = -lr * (grad + wd * weight + self.lamda * grad * grad * (weight - previous))
+        pairs = []
         if momentum is not None:
-            momentum *= self.momentum
-            momentum += change
-            change = momentum
-        previous[:] = weight
-        weight += change
+            change = momentum * self.momentum + change
+            pairs = [(momentum, change)]
+        replace(*pairs, (previous, weight), (weight, weight + change))
 
 
 @register
@@ -296,9 +296,8 @@ class LBSGD(_Momentum):
         curve = {"linear": part, "power2": part * part, "sqrt": math.sqrt(part)}
         return 1.0 + rise * curve.get(self.warmup_strategy, 0.0)
 
-    def update(self, index, weight, grad, state):
+    def _update_all(self, indices, weights, grads, states):
         # The scheduler is asked before the updates are counted.
-        indices, weights, grads, states = as_lists(index, weight, grad, state)
         lrs, wds = self._get_lrs(indices), self._get_wds(indices)
         self._update_count(indices)
         self._step(indices, weights, grads, states, lrs, wds)
@@ -312,15 +311,16 @@ class LBSGD(_Momentum):
                 total = total + grad
             else:
                 total = grad if due else grad.copy()
-            self.cumgrads[index] = (None if due else total, seen)
+            seen_now = (self.cumgrads, index, (None if due else total, seen))
             if not due:
+                at_once(seen_now)
                 continue
             mean = total / self.batch_scale if self.batch_scale != 1 else total
             if self.warmup_strategy == "lars":
-                self._sgd([weight], [self._lars(weight, mean, wd)], [state], [lr], [0.0], master, plain=True, **self._momentum_option())
+                self._sgd([weight], [self._lars(weight, mean, wd)], [state], [lr], [0.0], master, plain=True, also=[seen_now], **self._momentum_option())
             else:
                 lr *= self._warmup_factor(seen)
-                self._sgd([weight], [mean], [state], [lr], [wd], master, **self._momentum_option())
+                self._sgd([weight], [mean], [state], [lr], [wd], master, also=[seen_now], **self._momentum_option())
 
     def _lars(self, weight, grad, wd):
         """The gradient, rescaled, clipped and with the decay, times the layer's factor; all on the device."""

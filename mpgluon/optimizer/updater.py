@@ -75,9 +75,7 @@ class Updater:
             return
         indices = [i.decode("utf-8") if isinstance(i, bytes) else i for i in indices]
         self.optimizer._set_current_context(weights[0].context.device_id)
-        if not all(map(self.states_synced.get, indices)):
-            for i, w in zip(indices, weights):
-                self._prepare(i, w)
+        self.prepare(indices, weights)
         if not self.aggregate_updates:
             for i, w, g in zip(indices, weights, grads):
                 self.optimizer.update_multi_precision(i, w, g, self.states[i])
@@ -99,23 +97,24 @@ class Updater:
     def update_alike(self, device_id, parts):
         """What a call does, for lists that `alike` has made before."""
         self.optimizer._set_current_context(device_id)
-        synced = self.states_synced.get
         for indices, grads, weights in parts:
-            if not all(map(synced, indices)):
-                for i, w in zip(indices, weights):
-                    self._prepare(i, w)
+            self.prepare(indices, weights)
             self._update(indices, grads, weights)
 
     def _update(self, indices, grads, weights):
         states = self.states
         self.optimizer.update_multi_precision(indices, weights, grads, [states[i] for i in indices])
 
-    def _prepare(self, index, weight):
-        if index not in self.states:
-            self.states[index] = self.optimizer.create_state_multi_precision(index, weight)
-        elif not self.states_synced[index]:
-            self.states[index] = self.sync_state_context(self.states[index], weight.context)
-        self.states_synced[index] = True
+    def prepare(self, indices, weights):
+        """Makes the states that there aren't yet, and brings loaded ones to where their weights lie."""
+        if all(map(self.states_synced.get, indices)):
+            return
+        for index, weight in zip(indices, weights):
+            if index not in self.states:
+                self.states[index] = self.optimizer.create_state_multi_precision(index, weight)
+            elif not self.states_synced.get(index):
+                self.states[index] = self.sync_state_context(self.states[index], weight.context)
+            self.states_synced[index] = True
 
     def sync_state_context(self, state, context):
         """The state on that device; parts that are there already are kept."""
@@ -133,9 +132,8 @@ class Updater:
             loaded, optimizer = loaded
         if not isinstance(loaded, dict):
             raise MXNetError(f"these bytes hold a {type(loaded).__name__}, and no states of an optimizer")
-        self.states = {index: _taken_over(state) for index, state in loaded.items()}
-        self.optimizer = optimizer
-        self.states_synced = dict.fromkeys(self.states, False)
+        states = {index: _taken_over(state) for index, state in loaded.items()}
+        vars(self).update(states=states, optimizer=optimizer, states_synced=dict.fromkeys(states, False))
 
     def get_states(self, dump_optimizer=False):
         """The states as bytes, with the optimizer itself if `dump_optimizer`."""

@@ -32,7 +32,7 @@ class HomeParameter(Parameter):
         super().initialize(init, self.homes, default_init, force_reinit)
 
     def _load_init(self, data, ctx, cast_dtype=False, dtype_source="current"):
-        super()._load_init(data, self.homes, cast_dtype, dtype_source)
+        return super()._load_init(data, self.homes, cast_dtype, dtype_source)
 
     def _check_load(self, data, ctx, *options):
         super()._check_load(data, None, *options)
