@@ -380,14 +380,22 @@ class Executor:
 
         MXNetError for an array of another shape.
         """
+        _core.at_once(*self._copies(arg_params, aux_params, allow_extra_params))
+
+    def _copies(self, arg_params, aux_params, allow_extra_params):
+        """The changes (`_core.at_once`) that copy the values; what may fail is done before."""
+        changes = []
         for arrays, there, what in ((arg_params, self.arg_dict, "arguments"), (aux_params or {}, self.aux_dict, "auxiliary states")):
             for name, array in arrays.items():
-                if name in there:
-                    if array.shape != there[name].shape:
-                        raise MXNetError(f"copy_params_from: {name} has the shape {array.shape}, needed is {there[name].shape}")
-                    there[name][:] = array.astype(there[name].dtype).as_in_context(there[name].context)
+                target = there.get(name)
+                if target is not None:
+                    if array.shape != target.shape:
+                        raise MXNetError(f"copy_params_from: {name} has the shape {array.shape}, needed is {target.shape}")
+                    if array is not target:
+                        changes.append((array.astype(target.dtype, copy=False).copyto, target))
                 elif not allow_extra_params:
                     raise ValueError(f'Find name "{name}" that is not in the {what}')
+        return changes
 
     def set_monitor_callback(self, callback, monitor_all=False):
         """From now on the graph runs node by node, and ``callback(name, array)`` is called with every output.

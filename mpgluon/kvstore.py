@@ -6,6 +6,7 @@ the same order; a store is for programs that call it.
 """
 
 from . import optimizer as optimizers
+from ._core import write_file
 from .base import MXNetError
 from .ndarray import NDArray
 
@@ -189,8 +190,7 @@ class KVStore(KVStoreBase):
     def save_optimizer_states(self, fname, dump_optimizer=False):
         if not isinstance(self._updater, optimizers.Updater):
             raise AssertionError("save_optimizer_states: the store has no optimizer")
-        with open(fname, "wb") as file:
-            file.write(self._updater.get_states(dump_optimizer))
+        write_file(fname, self._updater.get_states(dump_optimizer))
 
     def load_optimizer_states(self, fname):
         if not isinstance(self._updater, optimizers.Updater):

@@ -5,6 +5,7 @@ from collections import namedtuple
 
 from . import ndarray as nd
 from . import symbol as sym
+from .base import MXNetError
 
 __all__ = ["BatchEndParam", "load_checkpoint", "load_params", "save_checkpoint"]
 
@@ -25,22 +26,29 @@ def save_checkpoint(prefix, epoch, symbol, arg_params, aux_params, remove_amp_ca
     logging.info('Saved checkpoint to "%s"', path)
 
 
-def load_params(prefix, epoch):
-    """The dicts of arguments and auxiliary states in ``prefix-0001.params``."""
-    arrays = nd.load(f"{prefix}-{epoch:04d}.params")
-    arguments, states = {}, {}
-    if not arrays:
-        logging.warning("Params file '%s' is empty", f"{prefix}-{epoch:04d}.params")
-        return arguments, states
+def split_params(arrays, fname, strict):
+    """What was loaded from a file, as dicts of arguments and of auxiliary states; strict: names of other kinds are errors, too."""
+    found = {"arg": {}, "aux": {}}
     if not isinstance(arrays, dict):
-        raise ValueError(f"{prefix}-{epoch:04d}.params holds arrays without names")
+        raise ValueError(f"Invalid param file {fname}: it holds arrays without names")
     for key, array in arrays.items():
-        kind, _, name = key.partition(":")
-        if kind == "arg":
-            arguments[name] = array
-        elif kind == "aux":
-            states[name] = array
-    return arguments, states
+        kind, colon, name = key.partition(":")
+        if not colon or strict and kind not in found:
+            raise ValueError(f"Invalid param file {fname}: {key!r} is neither an argument (arg:) nor an auxiliary state (aux:)")
+        if array is None:
+            raise MXNetError(f"Invalid param file {fname}: it leaves the array {key!r} out")
+        found.setdefault(kind, {})[name] = array
+    return found["arg"], found["aux"]
+
+
+def load_params(prefix, epoch):
+    """The dicts of arguments and auxiliary states in ``prefix-0001.params``. ValueError for files of other kinds."""
+    fname = f"{prefix}-{epoch:04d}.params"
+    arrays = nd.load(fname)
+    if not arrays:
+        logging.warning("Params file '%s' is empty", fname)
+        return {}, {}
+    return split_params(arrays, fname, False)
 
 
 def load_checkpoint(prefix, epoch):

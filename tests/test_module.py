@@ -118,6 +118,86 @@ def test_logs_of_training(caplog, tmp_path):
     ]  # fmt: skip
 
 
+def _values(module):
+    """The parameters as the module tells them, and as its executors have them."""
+    told = {name: array.asnumpy() for part in module.get_params() for name, array in part.items()}
+    held = [{**executor.arg_dict, **executor.aux_dict} for executor in module._execs]
+    assert all((executor[name].asnumpy() == value).all() for executor in held for name, value in told.items())
+    return {name: set(value.ravel()) for name, value in told.items()}
+
+
+_GIVEN = {
+    "as needed": lambda given: None,
+    "missing": lambda given: given.pop("arg:fc2_weight"),
+    "missing state": lambda given: given.pop("aux:norm_moving_var"),
+    "extra": lambda given: given.update({"arg:other": mx.nd.ones(2)}),
+    "extra state": lambda given: given.update({"aux:other": mx.nd.ones(2)}),
+    "shape": lambda given: given.update({"arg:fc2_bias": mx.nd.ones(5)}),
+    "shape of one size": lambda given: given.update({"arg:fc2_weight": mx.nd.full((3, 2), 2)}),
+    "shape of a state": lambda given: given.update({"aux:norm_moving_var": mx.nd.ones(5)}),
+    "dtype": lambda given: given.update({"arg:fc2_bias": mx.nd.full(2, 2, dtype="float64"), "aux:norm_moving_var": mx.nd.full(3, 2, dtype="int32")}),
+}
+
+
+@pytest.mark.parametrize("kind", _GIVEN)
+def test_parameters_that_do_not_fit(kind, tmp_path):
+    """What MXNet 1.9.1 does with such files and dicts; where that is an error, nothing is changed here."""
+    hidden = mx.sym.BatchNorm(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="fc1"), name="norm")
+    symbol = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(hidden, num_hidden=2, name="fc2"), name="softmax")
+
+    def made():
+        module = mx.mod.Module(symbol, context=[on(0), on(1)])
+        module.bind([("data", (4, 6))], [("softmax_label", (4,))])
+        module.init_params(mx.init.One())
+        return module
+
+    arguments, states = made().get_params()
+    given = {f"{prefix}:{name}": mx.nd.full(array.shape, 2) for prefix, part in (("arg", arguments), ("aux", states)) for name, array in part.items()}
+    _GIVEN[kind](given)
+    path = str(tmp_path / "given.params")
+    mx.nd.save(path, given)
+    parts = [{name[4:]: array for name, array in given.items() if name.startswith(prefix)} for prefix in ("arg:", "aux:")]
+    new = {name[4:]: {2.0} for name in given if not name.endswith("other")}
+
+    def check(do, error, missing=False):
+        module = made()
+        before = _values(module)
+        if error is None:
+            do(module)
+            assert _values(module) == ({**before, **new} if missing else new)
+            return
+        with pytest.raises(error):
+            do(module)
+        assert _values(module) == before
+
+    wrong = mx.MXNetError if kind.startswith("shape") else RuntimeError if kind.startswith("missing") else None
+    check(lambda module: module.load_params(path), wrong)
+    check(lambda module: module.set_params(*parts), wrong)
+    check(lambda module: module.init_params(mx.init.One(), *parts, force_init=True), wrong)
+    for extra in (False, True):
+        wrong = mx.MXNetError if kind.startswith("shape") else ValueError if kind.startswith("extra") and not extra else None
+        check(lambda module: module.set_params(*parts, allow_missing=True, allow_extra=extra), wrong, True)
+        check(lambda module: [one.copy_params_from(*parts, allow_extra_params=extra) for one in module._execs] and setattr(module, "_params_dirty", True), wrong, True)
+
+
+def test_files_of_other_kinds(tmp_path):
+    module = mx.mod.Module(classifier())
+    module.bind([("data", (4, 6))], [("softmax_label", (4,))])
+    module.init_params(mx.init.One())
+    before = _values(module)
+    path, one = str(tmp_path / "other-0001.params"), mx.nd.ones(2)
+    for arrays, strict in (([one], False), ({"fc1_bias": one}, False), ({"foo:fc1_bias": one}, True)):
+        mx.nd.save(path, arrays)
+        with pytest.raises(ValueError, match="Invalid param file"):
+            module.load_params(path)
+        if strict:
+            assert mx.model.load_params(str(tmp_path / "other"), 1) == ({}, {})
+            continue
+        with pytest.raises(ValueError, match="Invalid param file"):
+            mx.model.load_params(str(tmp_path / "other"), 1)
+    assert _values(module) == before
+
+
 def test_parameters():
     module = mx.mod.Module(classifier(), fixed_param_names=["fc1_weight"])
     with pytest.raises(AssertionError):
@@ -130,8 +210,9 @@ def test_parameters():
     with pytest.raises(RuntimeError, match="fc1_bias"):
         module.set_params(some, states)
     module.set_params(some, states, allow_missing=True)
+    module.set_params({**arguments, "extra": mx.nd.ones(1)}, states)  # passed over, as in MXNet
     with pytest.raises(ValueError, match="extra"):
-        module.set_params({**arguments, "extra": mx.nd.ones(1)}, states)
+        module.set_params({**arguments, "extra": mx.nd.ones(1)}, states, allow_missing=True)
     with pytest.raises(mx.MXNetError, match="shape"):
         module.set_params({**arguments, "fc1_bias": mx.nd.ones(1)}, states)
     with pytest.raises(ValueError):

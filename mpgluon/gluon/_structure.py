@@ -6,12 +6,13 @@ the names under which it holds its children, and their entries.
 
 import json
 
+from .._core import at_once, write_file
+
 
 def save_structure(block, path):
     """Writes the tree of blocks into a file."""
     counter = [0]
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump(dict([_entry(block, counter)]), file)
+    write_file(path, json.dumps(dict([_entry(block, counter)])).encode())
 
 
 def _key(block, counter):
@@ -39,10 +40,8 @@ def load_structure(block, path):
             raise ValueError(f"{path} is no description of a model: {error}") from None
     steps = []
     _match(block, [0], tree, path, steps)
-    for one, entry, names in steps:
-        if entry.get("hybridized"):
-            one._active = True
-        one._children = dict(zip(names, one._children.values()))
+    changes = [(vars(one), "_children", dict(zip(names, one._children.values()))) for one, _, names in steps]
+    at_once(*changes, *[(vars(one), "_active", True) for one, entry, _ in steps if entry.get("hybridized")])
 
 
 def _match(block, counter, tree, path, steps):

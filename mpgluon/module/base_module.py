@@ -9,7 +9,7 @@ from .. import metric as metrics
 from .. import ndarray as nd
 from ..context import cpu
 from ..initializer import Uniform
-from ..model import BatchEndParam
+from ..model import BatchEndParam, split_params
 
 __all__ = ["BaseModule"]
 
@@ -149,13 +149,7 @@ class BaseModule:
 
     def load_params(self, fname):
         """Reads what `save_params` wrote. ValueError for files of other kinds."""
-        arguments, states = {}, {}
-        for key, array in nd.load(fname).items():
-            kind, _, name = key.partition(":")
-            if kind not in ("arg", "aux"):
-                raise ValueError(f"Invalid param file {fname}: {key!r} is neither an argument nor an auxiliary state")
-            (arguments if kind == "arg" else states)[name] = array
-        self.set_params(arguments, states)
+        self.set_params(*split_params(nd.load(fname), fname, True))
 
     def _batches(self, eval_data, num_batch, reset):
         self._require(params=True)

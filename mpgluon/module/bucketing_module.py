@@ -129,9 +129,22 @@ class BucketingModule(BaseModule):
             return
         self._require()
         self._buckets[self._default_bucket_key].init_params(initializer, arg_params, aux_params, allow_missing, force_init, allow_extra)
-        self.params_initialized = True
+        self._note_params()
+
+    def _note_params(self):
+        """The default bucket, whose arrays are those of all, has got parameters."""
         for module in self._buckets.values():
             module.params_initialized = True
+        self.params_initialized = True
+
+    def set_params(self, arg_params, aux_params, allow_missing=False, force_init=True, allow_extra=False):
+        """See `Module.set_params`."""
+        if not allow_missing or self.params_initialized and not force_init:
+            self.init_params(None, arg_params, aux_params, allow_missing, force_init, allow_extra)
+            return
+        self._require()
+        self._buckets[self._default_bucket_key].set_params(arg_params, aux_params, allow_missing, force_init, allow_extra)
+        self._note_params()
 
     def get_params(self):
         """See `Module.get_params`."""

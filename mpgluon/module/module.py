@@ -4,6 +4,7 @@ import logging
 import warnings
 from collections import namedtuple
 
+from .. import _core
 from .. import kvstore as kvstores
 from .. import ndarray as nd
 from .. import optimizer as optimizers
@@ -86,6 +87,7 @@ class Module(BaseModule):
         self._output_axes = [DataDesc.get_batch_axis(out.attr("__layout__")) for out in symbol]
         self._arg_params = self._aux_params = None
         self._params_dirty = False
+        self._replicas_behind = False  # an update has begun, and only the parameters of the first executor are new
         self._optimizer = self._updater = self._kvstore = None
         self._compression_params = compression_params
         self._preload_opt_states = None
@@ -230,7 +232,7 @@ class Module(BaseModule):
             self._arg_params, self._aux_params = shared_module._arg_params, shared_module._aux_params
             self.params_initialized = True
         elif self.params_initialized:
-            self._spread()
+            self._spread(self._arg_params, self._aux_params)
         if shared_module is not None and shared_module.optimizer_initialized:
             self.borrow_optimizer(shared_module)
 
@@ -271,9 +273,10 @@ class Module(BaseModule):
     # Parameters
 
     def init_params(self, initializer=Uniform(0.01), arg_params=None, aux_params=None, allow_missing=False, force_init=False, allow_extra=False):
-        """Sets the parameters: from the dicts where they are there, else by the initializer.
+        """Sets the parameters: from the dicts where they are there, else by the initializer; all of them or, when one does not fit, none.
 
-        RuntimeError when one is missing without `allow_missing`, ValueError for extra ones without `allow_extra`.
+        RuntimeError when one is missing without `allow_missing`, MXNetError for one of another shape; other dtypes are cast. Names that the symbol does not
+        have are passed over, as in MXNet, whatever `allow_extra` says.
         """
         if self.params_initialized and not force_init:
             warnings.warn("Parameters already initialized and force_init=False. init_params call ignored.", stacklevel=2)
@@ -290,7 +293,7 @@ class Module(BaseModule):
                 if given is not None and name in given:
                     if given[name].shape != array.shape:
                         raise MXNetError(f"init_params: {name} has the shape {given[name].shape}, needed is {array.shape}")
-                    given[name].copyto(array) if given[name].dtype == array.dtype else given[name].astype(array.dtype).copyto(array)
+                    given[name].copyto(array)
                 elif given is not None and not allow_missing:
                     raise RuntimeError(f"{name} is not presented")
                 elif initializer is not None:
@@ -298,32 +301,42 @@ class Module(BaseModule):
                 elif self.params_initialized:
                     there[name].copyto(array)
                 values[name] = array
-            extra = [name for name in given or () if name not in values]
-            if extra and not allow_extra:
-                raise ValueError(f"init_params: {', '.join(extra)} are no parameters of this module; set allow_extra=True to pass over them")
             found.append(values)
-        self._arg_params, self._aux_params = found
-        self.params_initialized = True
-        self._params_dirty = False
-        self._spread()
+        self._spread(*found)
 
-    def _spread(self):
-        """Copies the parameters to all executors."""
-        for executor in self._execs:
-            executor.copy_params_from(self._arg_params, self._aux_params, allow_extra_params=True)
+    def set_params(self, arg_params, aux_params, allow_missing=False, force_init=True, allow_extra=False):
+        """Takes over parameters from dicts of name to NDArray: all of them or, when one does not fit, none.
+
+        allow_missing: those that are not there keep what they have; else RuntimeError. Then extra ones are a ValueError unless `allow_extra`; without
+        `allow_missing` they are passed over, as in MXNet. MXNetError for arrays of another shape; other dtypes are cast.
+        """
+        if not allow_missing:
+            self.init_params(None, arg_params, aux_params, allow_missing, force_init, allow_extra)
+            return
+        if self.params_initialized and not force_init:
+            warnings.warn("Parameters already initialized and force_init=False. set_params call ignored.", stacklevel=2)
+            return
+        self._require()
+        changes = [change for executor in self._execs for change in executor._copies(arg_params, aux_params, allow_extra)]
+        _core.at_once(*changes, (vars(self).update, {"params_initialized": True, "_params_dirty": True}))
+
+    def _spread(self, arg_params, aux_params):
+        """These are the parameters from now on, in all executors."""
+        changes = [change for executor in self._execs for change in executor._copies(arg_params, aux_params, True)]
+        values = {"_arg_params": arg_params, "_aux_params": aux_params, "params_initialized": True, "_params_dirty": False}
+        _core.at_once(*changes, (vars(self).update, values))
 
     def get_params(self):
         """The dicts of parameters and of auxiliary states; the latter are averaged over the contexts."""
         self._require(params=True)
         if self._params_dirty:
             first = self._execs[0]
-            self._arg_params = copied({name: first.arg_dict[name] for name in self._param_names})
+            arguments = copied({name: first.arg_dict[name] for name in self._param_names})
             averaged = {}
             for name in self._aux_names:
                 parts = [one.aux_dict[name].as_in_context(cpu()) for one in self._execs]
                 averaged[name] = (sum(parts[1:], parts[0]) / len(parts)).astype(parts[0].dtype)
-            self._aux_params = averaged
-            self._params_dirty = False
+            vars(self).update(_arg_params=arguments, _aux_params=averaged, _params_dirty=False)
         return self._arg_params, self._aux_params
 
     # Optimizer
@@ -350,13 +363,12 @@ class Module(BaseModule):
             raise TypeError(f"optimizer is a name or an Optimizer, not {type(optimizer).__name__}")
         elif not optimizer.idx2name:
             optimizer.idx2name = names
-        self._optimizer = optimizer
-        self._updater = optimizers.get_updater(optimizer)
+        updater = optimizers.get_updater(optimizer)
         # `update` does what pushing and pulling would, in one call for all parameters of a device; the store is there to be asked.
-        self._kvstore = store if len(self._context) > 1 or not isinstance(kvstore, str) else None
-        if isinstance(self._kvstore, kvstores.KVStore):
-            self._kvstore._set_updater(self._updater)
-        self.optimizer_initialized = True
+        store = store if len(self._context) > 1 or not isinstance(kvstore, str) else None
+        if isinstance(store, kvstores.KVStore):
+            store._set_updater(updater)
+        vars(self).update(_optimizer=optimizer, _updater=updater, _kvstore=store, optimizer_initialized=True)
         if self._preload_opt_states is not None:
             self.load_optimizer_states(self._preload_opt_states)
             self._preload_opt_states = None
@@ -364,14 +376,12 @@ class Module(BaseModule):
     def borrow_optimizer(self, shared_module):
         """Uses the optimizer of another module."""
         shared_module._require(params=True, optimizer=True)
-        self._optimizer, self._updater, self._kvstore = shared_module._optimizer, shared_module._updater, shared_module._kvstore
-        self.optimizer_initialized = True
+        vars(self).update(_optimizer=shared_module._optimizer, _updater=shared_module._updater, _kvstore=shared_module._kvstore, optimizer_initialized=True)
 
     def save_optimizer_states(self, fname):
         """Writes the optimizer's states into a file."""
         self._require(params=True, optimizer=True)
-        with open(fname, "wb") as file:
-            file.write(self._updater.get_states())
+        _core.write_file(fname, self._updater.get_states())
 
     def load_optimizer_states(self, fname):
         """Reads what `save_optimizer_states` wrote, here or in MXNet; load only what you trust.
@@ -392,14 +402,14 @@ class Module(BaseModule):
         unknown = [str(key) for key in states if key not in self._param_names]
         if unknown:
             raise MXNetError(f"{fname} holds states of {', '.join(unknown[:5])}, and the module has the parameters {', '.join(self._param_names[:5])}")
-        self._updater.optimizer, self._updater.states = updater.optimizer, states
-        self._updater.states_synced = dict.fromkeys(states, False)
+        vars(self._updater).update(optimizer=updater.optimizer, states=states, states_synced=dict.fromkeys(states, False))
 
     # Computing
 
     def forward(self, data_batch, is_train=None):
         """Computes the outputs for a batch. A batch of other shapes than bound reshapes the module."""
         self._require(params=True)
+        self._replicate()
         is_train = self.for_training if is_train is None else is_train
         given = list(zip(self._data_shapes, data_batch.data))
         given_labels = getattr(data_batch, "label", None)
@@ -456,11 +466,18 @@ class Module(BaseModule):
             for other in gradients[1:]:
                 grad = grad + other[name].as_in_context(grad.context)
             groups.setdefault(grad.context, []).append((name, grad, arguments[0][name]))
+        self._replicas_behind = len(arguments) > 1
         for group in groups.values():
             self._updater(*[list(part) for part in zip(*group)])
-            for name, _, weight in group:
-                for other in arguments[1:]:
-                    weight.copyto(other[name])
+        self._replicate()
+
+    def _replicate(self):
+        """Copies the parameters of the first executor to the others: behind an update, or later where that was interrupted."""
+        if not self._replicas_behind:
+            return
+        first, *others = [one.arg_dict for one in self._execs]
+        copies = [(first[name].copyto, other[name]) for name in self._param_names for other in others]
+        _core.at_once(*copies, (vars(self), "_replicas_behind", False))
 
     def update_metric(self, eval_metric, labels, pre_sliced=False):
         """Takes the outputs of the last forward into a metric."""

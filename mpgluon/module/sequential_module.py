@@ -107,16 +107,13 @@ class SequentialModule(BaseModule):
             return
         self._require()
         for module in self._modules:
-            module.init_params(initializer, arg_params, aux_params, allow_missing, force_init, allow_extra or arg_params is not None)
+            module.init_params(initializer, arg_params, aux_params, allow_missing, force_init, allow_extra)
         owners = {}
         for i, module in enumerate(self._modules):
             for name in [name for arrays in module.get_params() for name in arrays]:
                 if name in owners:
                     raise AssertionError(f"Duplicated parameter names: {name!r} is one of module {i} and of module {owners[name]}")
                 owners[name] = i
-        extra = [name for name in arg_params or () if name not in owners]
-        if extra and not allow_extra:
-            raise ValueError(f"init_params: {', '.join(extra)} are no parameters of these modules; set allow_extra=True to pass over them")
         self.params_initialized = True
 
     def init_optimizer(self, kvstore="local", optimizer="sgd", optimizer_params=(("learning_rate", 0.01),), force_init=False):

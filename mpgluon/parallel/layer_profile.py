@@ -76,8 +76,7 @@ class SavedAsJson:
 
     def save(self, path):
         """Writes it as JSON; OSError when the file can't be written."""
-        with open(path, "w") as f:
-            json.dump(self.to_json(), f, indent=1)
+        _core.write_file(path, json.dumps(self.to_json(), indent=1).encode())
 
     @classmethod
     def load(cls, path):

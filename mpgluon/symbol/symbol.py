@@ -270,8 +270,7 @@ class Symbol:
 
     def save(self, fname, remove_amp_cast=True):
         """Writes the symbol into a file, for `load`."""
-        with open(fname, "w", encoding="utf-8") as file:
-            file.write(self.tojson(remove_amp_cast))
+        _core.write_file(fname, self.tojson(remove_amp_cast).encode())
 
     def debug_str(self):
         """What the symbol is made of, node by node."""
