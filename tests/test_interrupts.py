@@ -4,6 +4,8 @@ Python runs signal handlers when a function is entered, behind calls and when a 
 after the other, wherever code of this package runs; `test_signals` has real signals raise it.
 """
 
+import dis
+import functools
 import os
 import random
 import signal
@@ -19,29 +21,67 @@ from mpgluon import _core, _groups, _split, autograd, gluon, nd
 from mpgluon.gluon import _statistics, _tracing, nn
 from test_failures import Session
 
+os.register_at_fork(after_in_child=lambda: (sys.settrace(None), sys.setprofile(None)))  # interrupts reach one process
 PACKAGE = os.path.dirname(mx.__file__) + os.sep
 # What is raised in a finalizer or a callback of the collector is told on stderr, as Python does.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@functools.cache
+def _places_of(code):
+    """Where the interpreter looks for signals in a function: offsets of instructions. What is raised behind a call is raised at the next
+    instruction here, so it has to have the call's handlers."""
+    table = dis._parse_exception_table(code)
+
+    def handlers(offset):
+        return [entry.target for entry in table if entry.start <= offset < entry.end]
+
+    places, former = set(), None
+    for instruction in dis.get_instructions(code):
+        call = former is not None and former.opname.startswith("CALL") and "INTRINSIC" not in former.opname
+        if instruction.opname.startswith("JUMP_BACKWARD") or call and handlers(former.offset) == handlers(instruction.offset):
+            places.add(instruction.offset)
+        former = instruction
+    return places
 
 
 def interrupted(work, n):
     """Runs `work` with an interrupt at its n-th place (0: at none); how many places were met."""
     places = 0
 
-    def watch(frame, event, _):
+    def met():
         nonlocal places
-        if event in ("call", "c_return") and frame.f_code.co_filename.startswith(PACKAGE):
-            places += 1
-            if places == n:
-                raise KeyboardInterrupt
+        places += 1
+        if places == n:
+            raise KeyboardInterrupt
 
-    sys.setprofile(watch)
+    def watch(frame, event, _):  # for versions of Python without tables of handlers: not behind calls of types and other objects
+        if event in ("call", "c_return") and frame.f_code.co_filename.startswith(PACKAGE):
+            met()
+
+    def enter(frame, event, _):
+        if not frame.f_code.co_filename.startswith(PACKAGE):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        offsets = _places_of(frame.f_code)
+
+        def trace(frame, event, _):
+            if event == "opcode" and frame.f_lasti in offsets:
+                met()
+            return trace
+
+        met()
+        return trace
+
+    fine = hasattr(dis, "_parse_exception_table")
+    former = sys.gettrace()
+    (sys.settrace if fine else sys.setprofile)(enter if fine else watch)
     try:
         work()
     except KeyboardInterrupt:
         pass
     finally:
-        sys.setprofile(None)
+        (sys.settrace if fine else sys.setprofile)(former if fine else None)
     return places
 
 
@@ -284,6 +324,333 @@ def test_many_places_of_checkpoints_plans_and_modules(tmp_path):
     checkpoints(tmp_path, 60)
     plans(12, 1)
     modules(150)
+
+
+def whole(read, make, work, places, heal=lambda thing: None):
+    """What `read` says of a thing (parts of it by name) is, for each part, what it was before an interrupted work, or what it is behind one that ends."""
+    for thing in (make(), make()):
+        before = read(thing)
+        work(thing)
+        after = read(thing)
+
+    def check(thing):
+        heal(thing)
+        for name, value in read(thing).items():
+            assert value in (before.get(name), after.get(name)), f"{name} is neither what it was nor what it is to be"
+
+    sweep(make, work, check, places)
+
+
+def bits(state):
+    if isinstance(state, (tuple, list)):
+        return tuple(map(bits, state))
+    return state.asnumpy().tobytes() if isinstance(state, nd.NDArray) else state
+
+
+def in_training(optimizer, steps, contexts=None, **options):
+    """A network with gradients, after some steps."""
+    mx.random.seed(4)
+    net = Chain()
+    net.initialize(mx.init.Xavier(), ctx=contexts)
+    trainer = gluon.Trainer(net.collect_params(), optimizer, {"learning_rate": 0.01}, **options)
+    for number in range(steps + 1):
+        losses = []
+        with autograd.record():
+            for ctx in contexts or [mx.cpu()]:
+                losses.append((net(nd.array(np.random.RandomState(number).rand(4, 5), ctx=ctx)) ** 2).mean())
+        autograd.backward(losses)
+        if number < steps:
+            trainer.step(1)
+    return net, trainer
+
+
+def by_parameter(thing):
+    """Weight, state and number of updates of each parameter, and whether all its copies are the same."""
+    net, trainer = thing
+    found, every = {}, trainer.optimizer._all_index_update_counts
+    for index, param in enumerate(trainer._params):
+        found[param.name] = copies = set()
+        for ctx, array in param._data.items():
+            count = every.get(ctx.device_id, {}).get(index, 0)
+            copies.add((bits(array), bits(trainer._updater(ctx).states.get(index)) if count else None, count))  # a state that was not used yet is none
+    found["waiting"] = trainer._waiting
+    return found
+
+
+def steps_of(optimizer, places, steps=2):
+    whole(by_parameter, lambda: in_training(optimizer, steps), lambda thing: thing[1].step(1), places)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "adadelta", "lamb", "nadam", "dcasgd", "lbsgd"])
+def test_an_interrupted_step_has_updated_a_parameter_or_not(optimizer):
+    steps_of(optimizer, 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [0, 3])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "nag", "adadelta", "adamax", "lamb", "lars", "nadam", "dcasgd", "lbsgd", "sgld", "ftml", "ftrl", "signum", "rmsprop"])
+def test_many_places_of_steps(optimizer, steps):
+    steps_of(optimizer, 60, steps)
+
+
+def replicas(places, options, steps):
+    """Once trained on, all copies are the same, however far the interrupted step had come."""
+    contexts = [mx.cpu(0), mx.cpu(1)]
+
+    def check(thing):
+        net, trainer = thing
+        for number in range(2):
+            x = nd.array(np.random.RandomState(9 + number).rand(4, 5))
+            with autograd.record():
+                losses = [(net(x.as_in_context(ctx)) ** 2).mean() for ctx in contexts]
+            autograd.backward(losses)
+            trainer.step(1)
+        for copies in list(by_parameter(thing).values())[:-1]:
+            assert len({copy[0] for copy in copies}) == 1 and (options or len(copies) == 1)
+
+    sweep(lambda: in_training("adam", steps, contexts, **options), lambda thing: thing[1].step(1), check, places)
+
+
+@pytest.mark.parametrize("options", [{}, {"shard_updates": True}], ids=["updated", "sharded"])
+def test_replicas_stay_equal(options):
+    replicas(6, options, 1)
+    replicas(4, options, 3)
+
+
+def test_accumulated_gradients():
+    """A call of step counts, and what is accumulated is zero behind an update, or not."""
+    for steps in (0, 1):
+
+        def read(thing):
+            used = {param.name: bits(param.grad()) for param in thing[1]._params}
+            return {"all": (*by_parameter(thing).items(), *used.items())}
+
+        whole(lambda thing: {name: str(value) for name, value in read(thing).items()}, lambda: in_training("adam", steps, accumulate=2), lambda thing: thing[1].step(1), 25)
+
+
+def parameters(net):
+    found = {}
+    for name, param in net.collect_params().items():
+        assert _core.dtype_name(param.dtype) == _core.dtype_name(param.data().dtype)
+        if param.grad_req != "null":  # the gradient of the array that it has goes where it says
+            with autograd.record():
+                out = (param.data() * 2).sum()
+            out.backward()
+            assert (param.grad().asnumpy() == 2).all() and param.grad().dtype == param.data().dtype
+            param.zero_grad()
+        found[name] = param.grad_req, str(param.data().dtype), param.list_ctx(), bits(param.data())
+    return found
+
+
+SETTINGS = {
+    "add": lambda net: net.collect_params().setattr("grad_req", "add"),
+    "null": lambda net: net.collect_params().setattr("grad_req", "null"),
+    "write again": lambda net: (net.collect_params().setattr("grad_req", "null"), net.collect_params().setattr("grad_req", "write")),
+    "cast": lambda net: net.cast("float64"),
+    "reset_ctx": lambda net: net.reset_ctx(mx.cpu(1)),
+    "set_data": lambda net: [param.set_data(nd.ones(param.shape)) for param in net.collect_params().values()],
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_of_parameters(name):
+    net, change = chain()[0], SETTINGS[name]
+    change(net)
+    final = parameters(net)
+
+    def check(net):
+        parameters(net)
+        change(net)
+        assert parameters(net) == final
+
+    sweep(lambda: chain()[0], change, check, 8)
+
+
+def test_a_load_takes_all_or_nothing(tmp_path):
+    other = Chain()
+    other.initialize(mx.init.One())
+    other.save_parameters(str(tmp_path / "net"))
+    full = str(tmp_path / "names")
+    other.collect_params().save(full)
+    everything = lambda thing: {"all": tuple(bits(param.data()) for param in thing[0].collect_params().values())}  # noqa: E731
+    whole(everything, chain, lambda thing: thing[0].load_parameters(str(tmp_path / "net")), 12)
+    whole(everything, chain, lambda thing: thing[0].collect_params().load(full), 12)
+    other = in_training("adam", 3)[1]
+    other.save_states(str(tmp_path / "states"))
+    whole(lambda thing: {"all": str(states(thing[1]))}, lambda: in_training("adam", 1), lambda thing: thing[1].load_states(str(tmp_path / "states")), 15)
+
+
+def states(trainer):
+    arrays = {}
+    return trainer._describe_states(arrays, {i: param.name for i, param in enumerate(trainer._params)}), {name: bits(array) for name, array in arrays.items()}
+
+
+def module_in_training(folder=None):
+    data = mx.sym.var("data")
+    out = mx.sym.SoftmaxOutput(mx.sym.BatchNorm(mx.sym.FullyConnected(data, num_hidden=3, name="fc"), name="norm"), name="softmax")
+    module = mx.mod.Module(out, context=[mx.cpu(0), mx.cpu(1)])
+    module.bind([("data", (4, 5))], [("softmax_label", (4,))])
+    module.init_params(mx.init.Constant(0.5))
+    module.init_optimizer(optimizer="adam")
+    return module
+
+
+def of_executors(module):
+    found = {}
+    for executor in module._execs:
+        for name in module._param_names:
+            found.setdefault(name, []).append(bits(executor.arg_dict[name]))
+        for name in module._aux_names:
+            found.setdefault(name, []).append(bits(executor.aux_dict[name]))
+    return found
+
+
+def test_modules_take_parameters_all_at_once(tmp_path):
+    module = module_in_training()
+    arguments, auxiliary = ({name: array * 3 for name, array in part.items()} for part in module.get_params())
+    read = lambda module: {"all": (of_executors(module), [{name: bits(array) for name, array in part.items()} for part in module.get_params()])}  # noqa: E731
+    whole(read, module_in_training, lambda module: module.set_params(arguments, auxiliary), 10)
+    whole(read, module_in_training, lambda module: module.set_params(arguments, auxiliary, allow_missing=True), 6)
+
+
+def test_an_interrupted_update_of_a_module():
+    batch = mx.io.DataBatch([nd.array(np.random.RandomState(1).rand(4, 5))], [nd.zeros((4,))])
+
+    def check(module):
+        module.forward_backward(batch)
+        for name in module._param_names:  # the copies are the same
+            assert len(set(of_executors(module)[name])) == 1
+        module.update()
+
+    def make():
+        module = module_in_training()
+        module.forward_backward(batch)
+        return module
+
+    sweep(make, lambda module: module.update(), check, 10)
+    train = mx.io.NDArrayIter(np.random.RandomState(1).rand(8, 5).astype("float32"), np.zeros(8), 4)
+
+    def fit(module):
+        train.reset()
+        module.fit(train, num_epoch=1, optimizer="adam", initializer=mx.init.Constant(0.5))
+
+    sweep(module_in_training, fit, check, 8)
+
+
+def test_files_are_what_they_were_or_new(tmp_path):
+    """A file that existed is never lost."""
+    net, trainer = in_training("adam", 1)
+    module, store = module_in_training(), mx.kv.create()
+    store.set_optimizer(mx.optimizer.create("adam"))
+    store.init(1, nd.ones((2,)))
+    store.push(1, nd.ones((2,)))
+    path = str(tmp_path / "file")
+    numbers = iter(range(10**6))
+    ways = {
+        "nd.save": lambda: nd.save(path, {"a": nd.full((3,), next(numbers))}), "parameters": lambda: net.save_parameters(path),
+        "states": lambda: trainer.save_states(path), "symbol": lambda: module.symbol.save(path), "module": lambda: module.save_params(path),
+        "states of a module": lambda: module.save_optimizer_states(path), "states of a store": lambda: store.save_optimizer_states(path),
+        "a network": lambda: net.save(path), "a checkpoint": lambda: module.save_checkpoint(path, 1, True),
+    }  # fmt: skip
+    for name, save in ways.items():
+        save()
+        files = {entry: entry.read_bytes() for entry in tmp_path.iterdir()}
+
+        def check(_, files=files, name=name):
+            for entry, former in files.items():
+                assert entry.exists() and (name == "nd.save" or entry.read_bytes() == former), name
+                if name == "nd.save":
+                    nd.load(str(entry))
+            assert set(tmp_path.iterdir()) == set(files), name
+
+        sweep(lambda: None, lambda _, save=save: save(), check, 6)
+        for entry in files:
+            entry.unlink()
+
+
+def test_stores():
+    def make():
+        store = mx.kv.create()
+        store.set_optimizer(mx.optimizer.create("adam", learning_rate=0.1))
+        for key in "abc":
+            store.init(key, nd.ones((2,)))
+            store.push(key, nd.ones((2,)))
+        return store
+
+    def read(store):
+        return {key: (bits(store._values[key]), bits(store._updater.states.get(key)), store._updater.optimizer._index_update_count.get(key)) for key in "abc"}
+
+    grads = [[nd.full((2,), 2), nd.full((2,), 3, ctx=mx.cpu(1))]] * 3
+    whole(read, make, lambda store: store.push(list("abc"), grads), 20)
+    out = [nd.zeros((2,)) for _ in range(3)]
+    sweep(make, lambda store: store.pull(list("abc"), out), lambda store: store.pull(list("abc"), out), 8)
+
+
+def loaders(places, **options):
+    data = gluon.data.ArrayDataset(np.arange(40, dtype="float32"), np.arange(40))
+    loader = gluon.data.DataLoader(data, batch_size=4, **options)
+    expected = [(bits(x), bits(y)) for x, y in loader]
+    assert len(expected) == 10
+
+    def work(_):
+        for number, _batch in enumerate(loader):
+            if number == 3:
+                break
+
+    def check(_):
+        assert [(bits(x), bits(y)) for x, y in loader] == expected
+        assert not getattr(loader._pool, "_rounds", None), "batches that nobody asks for are kept"
+
+    sweep(lambda: None, work, check, places)
+
+
+def test_loaders():
+    loaders(10)
+    loaders(10, num_workers=2, thread_pool=True)
+    loaders(8, num_workers=1)
+
+
+@pytest.mark.slow
+def test_many_places_of_loaders():
+    loaders(60, num_workers=2)
+    loaders(60, num_workers=2, thread_pool=True)
+
+
+def test_prefetching():
+    source = mx.io.NDArrayIter(np.arange(24, dtype="float32").reshape(12, 2), np.arange(12), 4)
+    batches = mx.io.PrefetchingIter(source)
+
+    def epoch(_):
+        batches.reset()
+        return [bits(batch.data[0]) for batch in batches]
+
+    expected = epoch(None)
+    sweep(lambda: None, epoch, lambda _: epoch(None) == expected or pytest.fail("other batches"), 12)
+
+
+def test_averages_of_a_pipeline_are_updated_together():
+    class Twice(gluon.nn.HybridSequential):
+        def hybrid_forward(self, F, x):
+            return self[1](self[0](self[1](x)))
+
+    x, y = nd.array(np.random.RandomState(0).rand(6, 4)), nd.zeros((6, 4))
+
+    def make():
+        mx.random.seed(1)
+        net = Twice()
+        net.add(nn.BatchNorm(in_channels=4), nn.BatchNorm(in_channels=4))
+        net.initialize()
+        step = mx.parallel.TrainStep(net, gluon.loss.L2Loss(), None, mx.parallel.Pipeline(2, statistics="batch"))
+        step(x, y)
+        return net, step
+
+    read = lambda thing: {"all": tuple(bits(p.data()) for name, p in thing[0].collect_params().items() if "running" in name)}  # noqa: E731
+    whole(read, make, lambda thing: thing[1](x, y), 10)
+
+
+def test_schedulers():
+    for make in (lambda: mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=1.0), lambda: mx.lr_scheduler.MultiFactorScheduler([2, 4, 6], 0.5, base_lr=1.0)):
+        sweep(make, lambda scheduler: scheduler(9), lambda scheduler, make=make: scheduler(9) == make()(9) or pytest.fail("another rate"), 30)
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there are no interval timers")

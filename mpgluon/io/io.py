@@ -2,10 +2,11 @@
 
 import queue
 import threading
-from collections import namedtuple
+from collections import deque, namedtuple
 
 import numpy as np
 
+from .. import _core
 from .. import ndarray as nd
 
 __all__ = ["DataBatch", "DataDesc", "DataIter", "NDArrayIter", "PrefetchingIter", "ResizeIter"]
@@ -312,35 +313,45 @@ class ResizeIter(_WholeBatchIter):
 
 
 class _Fetcher:
-    """A thread that fetches batches of one iterator ahead of time."""
+    """A thread that fetches batches of one iterator ahead of time, each by an order."""
 
     def __init__(self, source):
         self._source = source
         self._orders = queue.SimpleQueue()
-        self._results = queue.SimpleQueue()
+        self._arrived = threading.Condition()
+        self.results = deque()  # (batch or None, what the iterator raised or None)
+        self.closed = False
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
-        self.order()
 
     def _work(self):
-        while self._orders.get():
+        while self._orders.get() and not self.closed:
             try:
-                self._results.put((self._source.next(), None))
+                result = self._source.next(), None
             except BaseException as error:  # handed to who asks for the batch
-                self._results.put((None, error))
+                result = None, error
+            with self._arrived:
+                self.results.append(result)
+                self._arrived.notify()
 
     def order(self):
         self._orders.put(True)
 
-    def take(self):
-        """The batch ordered first. Raises what the iterator raised, StopIteration at its end."""
-        batch, error = self._results.get()
-        if error is not None:
-            raise error
-        return batch
+    def first(self):
+        """The first result that was ordered, and not taken out yet."""
+        with self._arrived:
+            self._arrived.wait_for(lambda: self.results)
+        return self.results[0]
 
     def close(self):
+        """The thread ends, once it is done with what it does."""
+        self.closed = True
         self._orders.put(False)
+
+    def end(self):
+        """The thread has ended."""
+        self.close()
+        self._thread.join()
 
 
 class PrefetchingIter(_WholeBatchIter):
@@ -363,8 +374,9 @@ class PrefetchingIter(_WholeBatchIter):
         self.rename_label = rename_label
         self.batch_size = self.provide_data[0][1][0]
         self.current_batch = None
-        self._fetchers = [_Fetcher(source) for source in self.iters]
-        self._ordered = True
+        self._fetchers = []
+        self._ended = False
+        self._begin()
 
     def __del__(self):
         for fetcher in getattr(self, "_fetchers", ()):
@@ -389,44 +401,43 @@ class PrefetchingIter(_WholeBatchIter):
         """Names and shapes of a batch's labels."""
         return self._described([source.provide_label for source in self.iters], self.rename_label)
 
-    def _drain(self):
-        for fetcher in self._fetchers:
-            try:
-                fetcher.take()
-            except StopIteration:
-                continue
-        self._ordered = False
-
-    def reset(self):
-        if self._ordered:
-            self._drain()
-        for source in self.iters:
-            source.reset()
+    def _begin(self):
+        self._fetchers = [_Fetcher(source) for source in self.iters]
+        self._ended = False
         for fetcher in self._fetchers:
             fetcher.order()
-        self._ordered = True
+
+    def reset(self):
+        for fetcher in self._fetchers:
+            fetcher.end()
+        for source in self.iters:
+            source.reset()
+        self._begin()
 
     def iter_next(self):
-        if not self._ordered:
+        if self._ended or any(fetcher.closed for fetcher in self._fetchers):
             return False
-        batches, ended = [], 0
-        for fetcher in self._fetchers:
-            try:
-                batches.append(fetcher.take())
-            except StopIteration:
-                ended += 1
-        if ended:
-            self._ordered = False
-            if batches:
+        for fetcher in self._fetchers:  # before something is taken: an interrupt finds one order too many, and never one too few
+            fetcher.order()
+        results = [fetcher.first() for fetcher in self._fetchers]
+        taken = [(fetcher.results.popleft,) for fetcher in self._fetchers]
+        errors = [error for _, error in results if error is not None]
+        for error in errors:
+            if not isinstance(error, StopIteration):
+                _core.at_once(*taken)
+                raise error
+        if errors:
+            self._ended = True
+            if len(errors) < len(results):
                 raise ValueError("PrefetchingIter: the iterators have different numbers of batches")
             return False
+        batches = [batch for batch, _ in results]
         if len({batch.pad for batch in batches}) > 1:
-            self._ordered = False
+            self._ended = True
             raise ValueError("PrefetchingIter: the iterators' batches are padded differently")
-        self.current_batch = DataBatch(
+        batch = DataBatch(
             [array for batch in batches for array in batch.data], [array for batch in batches for array in batch.label or ()], batches[0].pad, batches[0].index,
             provide_data=self.provide_data, provide_label=self.provide_label,
         )  # fmt: skip
-        for fetcher in self._fetchers:
-            fetcher.order()
+        _core.at_once(*taken, (vars(self), "current_batch", batch))  # all iterators stay at the same batch
         return True

@@ -1,5 +1,6 @@
 """Batches of a data set, made ahead of time by worker processes or threads."""
 
+import itertools
 import weakref
 import zlib
 
@@ -46,6 +47,16 @@ def _from_numpy(batch):
     return _to_array(batch)
 
 
+class Round:
+    """Batches that were asked for, as they arrive: `done`, by number."""
+
+    _numbers = itertools.count()
+
+    def __init__(self):
+        self.number = next(Round._numbers)
+        self.done = {}
+
+
 class _ThreadPool:
     """The interface of WorkerPool with threads of this process."""
 
@@ -60,22 +71,23 @@ class _ThreadPool:
     def _make(self, samples):
         return self._batchify([self._dataset[i] for i in samples])
 
-    def submit(self, samples, seed, seed_ticket):
-        return self._executor.submit(self._make, samples)
+    def submit(self, round_, number, samples, seed):
+        round_.done[number] = self._executor.submit(self._make, samples)
 
-    def get(self, ticket, timeout):
+    def get(self, round_, number, timeout):
         from concurrent.futures import TimeoutError as FutureTimeout
 
+        batch = round_.done.pop(number)
         try:
-            return ticket.result(timeout)
+            return batch.result(timeout)
         except FutureTimeout:
-            if ticket.done():  # the user's code itself raised it
+            if batch.done():  # the user's code itself raised it
                 raise
             raise TimeoutError(f"DataLoader: no batch arrived within {timeout} s; loading is slower than that (raise timeout=), or it hangs") from None
 
-    def abandon(self, tickets):
-        for ticket in tickets:
-            ticket.cancel()
+    def abandon(self, round_):
+        for batch in round_.done.values():
+            batch.cancel()
 
     def close(self):
         self.closed = True
@@ -87,39 +99,40 @@ class _Prefetcher:
 
     def __init__(self, pool, batches, prefetch, seed, timeout, finish):
         self._pool = pool
-        self._tickets = []
+        self._round = Round()
         self._batches = iter(batches)
         self._seed = seed
         self._timeout = timeout
         self._finish = finish
-        self._submitted = 0
+        self._submitted = self._given = 0
         for _ in range(prefetch):
             self._submit()
 
     def _submit(self):
         batch = next(self._batches, None)
         if batch is not None:
-            self._tickets.append(self._pool.submit(batch, self._seed, self._submitted))
+            self._pool.submit(self._round, self._submitted, batch, self._seed)
             self._submitted += 1
 
     def __iter__(self):
         return self
 
     def __next__(self):
-        self._submit()
-        if not self._tickets:
-            raise StopIteration
         try:
-            return self._finish(self._pool.get(self._tickets.pop(0), self._timeout))
+            self._submit()
+            if self._given == self._submitted:
+                raise StopIteration
+            batch = self._pool.get(self._round, self._given, self._timeout)
+            self._given += 1
+            return self._finish(batch)
         except BaseException:
             self.close()
             raise
 
     def close(self):
-        tickets, self._tickets = self._tickets, []
-        self._batches = iter(())
+        self._batches, self._given = iter(()), self._submitted
         if not self._pool.closed:
-            self._pool.abandon(tickets)
+            self._pool.abandon(self._round)
 
     def __del__(self):
         self.close()

@@ -16,13 +16,14 @@ import tempfile
 import time
 import traceback
 import warnings
+import weakref
 
 import numpy as np
 
 from ...context import set_threads
 from ...ndarray import NDArray, array
 
-_HEADER = struct.Struct("<QBQQ")  # ticket, kind, bytes of the pickle, bytes of the whole payload
+_HEADER = struct.Struct("<QQBQQ")  # round, number of the batch, kind, bytes of the pickle, bytes of the whole payload
 _BATCH, _ERROR = 0, 1
 _INLINE = 2048  # payloads up to this size travel in the message
 _ALIGNMENT = 64
@@ -67,13 +68,14 @@ def _encode(value):
 
 
 def _send(connection, ticket, kind, value):
+    """ticket: the number of the round, and that of the batch in it."""
     body, buffers = _encode(value)
     # Laid out as: sizes of the buffers (as a pickle's prefix), the pickle, then each buffer, aligned.
     body = struct.pack(f"<Q{len(buffers)}Q", len(buffers), *(buffer.nbytes for buffer in buffers)) + body
     total = len(body)
     for buffer in buffers:
         total += _pad(total) + buffer.nbytes
-    header = _HEADER.pack(ticket, kind, len(body), total)
+    header = _HEADER.pack(*ticket, kind, len(body), total)
     if total <= _INLINE and not buffers:
         connection.send_bytes(header + body)
         return
@@ -93,7 +95,7 @@ def _send(connection, ticket, kind, value):
 def _receive(connection):
     """(ticket, kind, value) of the next message."""
     message = connection.recv_bytes()
-    ticket, kind, body_size, total = _HEADER.unpack_from(message)
+    round_, number, kind, body_size, total = _HEADER.unpack_from(message)
     if len(message) > _HEADER.size:
         payload = memoryview(message)[_HEADER.size :]
     else:
@@ -112,7 +114,7 @@ def _receive(connection):
         position += _pad(position)
         buffers.append(payload[position : position + size])
         position += size
-    return ticket, kind, pickle.loads(payload[8 + 8 * count : body_size], buffers=buffers)
+    return (round_, number), kind, pickle.loads(payload[8 + 8 * count : body_size], buffers=buffers)
 
 
 class RemoteError(Exception):
@@ -129,13 +131,13 @@ def _describe(error):
     return error, text
 
 
-def _seed(base, ticket):
+def _seed(base, number):
     """Random numbers of a batch depend on the loader's seed and the batch's number, not on the worker that makes it."""
     import random
 
     from ... import random as mx_random
 
-    mixed = int(np.random.SeedSequence([base, ticket]).generate_state(1)[0])
+    mixed = int(np.random.SeedSequence([base, number]).generate_state(1)[0])
     random.seed(mixed)
     np.random.seed(mixed)
     mx_random.seed(mixed)
@@ -153,9 +155,9 @@ def _work(connection, to_close, dataset, batchify, parent):
             while not connection.poll(_PARENT_CHECK_S):
                 if os.getppid() != parent:
                     return
-            ticket, seed, seed_ticket, samples = pickle.loads(connection.recv_bytes())
+            ticket, seed, samples = pickle.loads(connection.recv_bytes())
             try:
-                _seed(seed, seed_ticket)
+                _seed(seed, ticket[1])
                 value, kind = batchify([dataset[i] for i in samples]), _BATCH
                 _send(connection, ticket, kind, value)
             except (BrokenPipeError, ConnectionResetError):
@@ -169,7 +171,8 @@ def _work(connection, to_close, dataset, batchify, parent):
 class WorkerPool:
     """Forked processes that make batches. Used by one thread of one process at a time.
 
-    `submit` gives a ticket, `get(ticket)` its batch. After a worker died, the pool is closed and `get` raises.
+    What is made lands in the round (`dataloader.Round`) that asked for it; where that is gone, it is dropped. After a worker died, the pool is closed and
+    `get` raises.
     """
 
     def __init__(self, num_workers, dataset, batchify):
@@ -179,11 +182,9 @@ class WorkerPool:
             raise RuntimeError("DataLoader: worker processes need fork, which this system does not have; use thread_pool=True")
         context = multiprocessing.get_context("fork")
         self._owner = os.getpid()
-        self._next_ticket = 0
         self._workers = []  # (process, connection)
-        self._load = []  # tickets not answered, per worker
-        self._done = {}  # ticket -> (kind, value)
-        self._abandoned = set()
+        self._load = []  # (round, number) not answered, per worker
+        self._rounds = weakref.WeakValueDictionary()  # those that somebody goes through
         self._death = None
         sys.stdout.flush()
         sys.stderr.flush()
@@ -208,29 +209,28 @@ class WorkerPool:
         """Whether the workers have been stopped: no more batches can be asked for."""
         return not self._workers
 
-    def submit(self, samples, seed, seed_ticket):
-        """Hands a list of sample indices to the worker with the least to do; returns a ticket."""
+    def submit(self, round_, number, samples, seed):
+        """Hands a list of sample indices to the worker with the least to do."""
         self._check()
-        ticket = self._next_ticket
-        self._next_ticket += 1
+        self._rounds[round_.number] = round_
         worker = min(range(len(self._workers)), key=lambda i: len(self._load[i]))
+        ticket = (round_.number, number)
         try:
-            self._workers[worker][1].send_bytes(pickle.dumps((ticket, seed, seed_ticket, samples), 5))
+            self._workers[worker][1].send_bytes(pickle.dumps((ticket, seed, samples), 5))
+            self._load[worker].add(ticket)
         except (BrokenPipeError, ConnectionResetError):
             self._bury(worker)
         except BaseException:  # an interrupt: a message may be half sent
             self.close()
             raise
-        self._load[worker].add(ticket)
-        return ticket
 
-    def get(self, ticket, timeout):
-        """The batch of a ticket. Raises what the worker raised; RuntimeError when one died; TimeoutError after `timeout` seconds."""
+    def get(self, round_, number, timeout):
+        """A batch. Raises what the worker raised; RuntimeError when one died; TimeoutError after `timeout` seconds."""
         deadline = time.monotonic() + timeout
-        while ticket not in self._done:
+        while number not in round_.done:
             self._check()
             self._collect(max(0.0, deadline - time.monotonic()), timeout)
-        kind, value = self._done.pop(ticket)
+        kind, value = round_.done.pop(number)
         if kind == _ERROR:
             error, text = value
             if error is None:
@@ -238,11 +238,9 @@ class WorkerPool:
             raise error from RemoteError(f"in a DataLoader worker:\n{text}")
         return value
 
-    def abandon(self, tickets):
-        """Nobody will ask for these any more."""
-        for ticket in tickets:
-            if self._done.pop(ticket, None) is None:
-                self._abandoned.add(ticket)
+    def abandon(self, round_):
+        """Nobody will ask for batches of the round any more."""
+        self._rounds.pop(round_.number, None)
 
     def _check(self):
         if self._death:
@@ -266,16 +264,15 @@ class WorkerPool:
             if worker is not None:
                 try:
                     ticket, kind, value = _receive(item)
+                    self._load[worker].discard(ticket)
+                    round_ = self._rounds.get(ticket[0])
+                    if round_ is not None:
+                        round_.done[ticket[1]] = (kind, value)
                 except (EOFError, ConnectionResetError, BrokenPipeError):
                     self._bury(worker)
                 except BaseException:  # an interrupt: a message may be half read
                     self.close()
                     raise
-                self._load[worker].discard(ticket)
-                if ticket in self._abandoned:
-                    self._abandoned.discard(ticket)
-                else:
-                    self._done[ticket] = (kind, value)
         for item in ready:
             worker = sentinels.get(item)
             if worker is not None and not self._workers[worker][1].poll():
@@ -302,7 +299,7 @@ class WorkerPool:
     def close(self):
         """Ends the workers; whatever they were doing is lost. May be called again."""
         workers, self._workers = self._workers, []
-        self._load, self._done = [], {}
+        self._load = []
         if os.getpid() != self._owner:  # a forked copy: the workers belong to the parent
             return
         for _, connection in workers:
