@@ -51,9 +51,12 @@ PYTEST_SANITIZED = pytest -p no:cacheprovider --capture=sys
 	MPGLUON_CUDA=0 MPGLUON_SANITIZE=thread MPGLUON_ISA=$(SANITIZED_ISA) .venv-tsan/bin/python -m pip install -q '.[viz,test]'
 	touch $@
 
+# Tests ask for more memory than there is: that fails, as without ASan, instead of ending the process.
+UNDER_ASAN = PYTHONSAFEPATH=1 LD_PRELOAD=$(ASAN_LIBRARY) ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:allocator_may_return_null=1 \
+	  UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
+
 asan: .venv-asan/.made
-	PYTHONSAFEPATH=1 LD_PRELOAD=$(ASAN_LIBRARY) ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-	  .venv-asan/bin/python .venv-asan/bin/$(PYTEST_SANITIZED) $(SANITIZED_TESTS)
+	$(UNDER_ASAN) .venv-asan/bin/python .venv-asan/bin/$(PYTEST_SANITIZED) $(SANITIZED_TESTS)
 	PYTHONSAFEPATH=1 LD_PRELOAD=$(ASAN_LIBRARY) ASAN_OPTIONS=detect_leaks=1:exitcode=0 .venv-asan/bin/python tests/leaks.py 2>&1 | .venv-asan/bin/python tests/leaks.py --judge
 
 tsan: .venv-tsan/.made
@@ -80,8 +83,7 @@ hostcuda-test: hostcuda $(if $(filter $(BIN)/python,$(HOSTCUDA_PYTHON)),$(VENV)/
 # The same under ASan and UBSan, the library and its stand-in too: every third of the many tests of ops and networks, and what else kernels,
 # programs and pipelines have of their own.
 HOSTCUDA_ASAN = cd tests && MPGLUON_CUDA_LIBRARY=$(CURDIR)/build/hostcuda-address-undefined/mpgluon_hostcuda.so HOSTCUDA_DEVICES=8 \
-	  MPGLUON_TEST_DEVICES='gpu(0),gpu(1),gpu(2),gpu(3)' PYTHONSAFEPATH=1 LD_PRELOAD=$(ASAN_LIBRARY) ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:allocator_may_return_null=1 \
-	  UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
+	  MPGLUON_TEST_DEVICES='gpu(0),gpu(1),gpu(2),gpu(3)' $(UNDER_ASAN)
 
 hostcuda-asan: .venv-asan/.made
 	HOSTCUDA_SANITIZE=address,undefined python3 tests/hostcuda/build.py
