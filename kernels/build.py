@@ -89,7 +89,8 @@ def build_groups(nvcc, folder):
 
 # What the source of a specialised group includes (kernels/cuda/specialise.h); the last three are NVRTC's own business, and empty.
 GENERATED = ["kernels/cuda/generated.h", "kernels/cuda/elements.h", "kernels/common/unary.h", "kernels/common/unary.def", "kernels/common/binary.h",
-             "kernels/common/binary.def", "kernels/common/vector_math.h", "kernels/common/vector_math_double.h", "kernels/common/half.h", "csrc/base/anywhere.h"]  # fmt: skip
+             "kernels/common/binary.def", "kernels/common/vector_math.h", "kernels/common/vector_math_double.h",
+             "kernels/common/vector_math_mixed.h", "kernels/common/polynomial.h", "kernels/common/half.h", "csrc/base/anywhere.h"]  # fmt: skip
 STANDARD = ["math.h", "stdint.h", "string.h"]
 
 

@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 #include "base/anywhere.h"
-#include "kernels/common/vector_math_double.h"
+#include "kernels/common/vector_math_mixed.h"
 
 /* The remainder has the sign of the divisor, as in Python; it is 0 for a divisor of 0. */
 #define REMAINDER(T, operation)                                      \

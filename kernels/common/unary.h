@@ -5,7 +5,7 @@
 #include <math.h>
 
 #include "base/anywhere.h"
-#include "kernels/common/vector_math_double.h"
+#include "kernels/common/vector_math_mixed.h"
 
 #define SELU_ALPHA 1.6732632423543772848170429916717
 #define SELU_SCALE 1.0507009873554804934193349852946
@@ -16,7 +16,7 @@ MPG_ANYWHERE double unit_of_double(double x) { return x <= 0 ? 0 : x >= 1 ? 1 : 
 
 /* The derivative of GELU. */
 #define GELU_SLOPE_F(x) (0.5f * (1 + mpg_erff((x) * (float)ROOT_HALF)) + (x)*0.39894228040143267794f * mpg_expf(-0.5f * (x) * (x)))
-#define GELU_SLOPE_D(x) (0.5 * (1 + erf((x)*ROOT_HALF)) + (x)*0.39894228040143267794 * exp(-0.5 * (x) * (x)))
+#define GELU_SLOPE_D(x) (0.5 * (1 + mpg_erf((x)*ROOT_HALF)) + (x)*0.39894228040143267794 * mpg_exp(-0.5 * (x) * (x)))
 
 /* The inverse of erf: Winitzki's approximation, then three steps of Halley's method in double. */
 MPG_ANYWHERE double inverse_erf(double y) {
@@ -29,6 +29,10 @@ MPG_ANYWHERE double inverse_erf(double y) {
   }
   return x;
 }
+
+#ifdef __CUDACC__
+#define mpg_erfinvf(x) ((float)inverse_erf(x))
+#endif
 
 /* log |gamma(x)|; the library's sign variable is not touched. */
 MPG_ANYWHERE double log_gamma(double x) {

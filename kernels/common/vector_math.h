@@ -1,8 +1,9 @@
 /* Functions of float, written without branches so that loops over them are vectorised, and with fused multiply-adds only
  * where the processor has them, so that an element's bits do not depend on its place in a loop. Largest errors in units of
  * the last place, with fused multiply-adds: exp, log, log1p, log2, log10, sinh, cosh, tanh and erf 1, sine and cosine 1.2 up to
- * MPG_TRIG_LIMIT, beyond which the caller uses the C library, expm1 1.5, sigmoid 2.5; zeros keep their sign. The coefficients are minimax fits over the reduced ranges.
- * Doubles: vector_math_double.h. MPG_MATH_WITHOUT_FMA, defined before: plain products and sums everywhere. Stateless; any thread.
+ * MPG_TRIG_LIMIT, beyond which the caller uses the C library, expm1 1.5, sigmoid 2.5; zeros keep their sign. The coefficients
+ * are minimax fits over the reduced ranges. Of float, computed in double: vector_math_mixed.h. Of double: vector_math_double.h.
+ * MPG_MATH_WITHOUT_FMA, defined before: plain products and sums everywhere. Stateless; any thread.
  */
 #ifndef KERNELS_COMMON_VECTOR_MATH_H
 #define KERNELS_COMMON_VECTOR_MATH_H
@@ -10,6 +11,7 @@
 #include <math.h>
 
 #include "kernels/common/half.h"
+#include "kernels/common/polynomial.h"
 
 #ifdef __CUDACC__
 #define MPG_INLINE MPG_ANYWHERE
@@ -17,11 +19,12 @@
 #define MPG_INLINE static inline __attribute__((always_inline))
 #endif
 
+#if defined(__CUDA_ARCH__) || (defined(__FMA__) && !defined(MPG_MATH_WITHOUT_FMA))
+#define MPG_MATH_FUSED
+#endif
 MPG_INLINE float mpg_fma(float a, float b, float c) {
-#ifdef __CUDA_ARCH__
+#ifdef MPG_MATH_FUSED
   return fmaf(a, b, c);
-#elif defined(__FMA__) && !defined(MPG_MATH_WITHOUT_FMA)
-  return __builtin_fmaf(a, b, c);
 #else
   return a * b + c;
 #endif
@@ -45,16 +48,14 @@ MPG_INLINE float mpg_exp_reduced(float x, int32_t *n) {
   float whole = shifted - MPG_ROUNDER;
   float r = mpg_fma(whole, -MPG_LN2_HIGH, x);
   r = mpg_fma(whole, -MPG_LN2_LOW, r);
-  float q = 0x1.6b6ddep-10f;
-  q = mpg_fma(q, r, 0x1.123002p-7f);
-  q = mpg_fma(q, r, 0x1.55568ap-5f);
-  q = mpg_fma(q, r, 0x1.5554a2p-3f);
-  q = mpg_fma(q, r, 0.5f);
+  float q = MPG_POLY(mpg_fma, r, 0x1.6b6ddep-10f, 0x1.123002p-7f, 0x1.55568ap-5f, 0x1.5554a2p-3f,
+      0.5f);
   return mpg_fma(q, r * r, r);
 }
 
 MPG_INLINE float mpg_expf(float x) {
-  float bounded = x < -105.0f ? -105.0f : x > 89.0f ? 89.0f : x; /* NaN stays */
+  float magnitude = fabsf(x); /* bounded by one comparison: compilers make branches of two. NaN stays */
+  float bounded = copysignf(magnitude > 105.0f ? 105.0f : magnitude, x);
   int32_t n;
   float y = 1.0f + mpg_exp_reduced(bounded, &n);
   int32_t half = n >> 1; /* two factors: the result may be subnormal, or overflow */
@@ -86,23 +87,19 @@ MPG_INLINE float mpg_log_parts(float x, float *exponent) {
   return mpg_float_from_bits((shifted & 0x007fffffu) + 0x3f3504f3u) - 1.0f;
 }
 MPG_INLINE float mpg_log_rest(float f, float tail) { /* log(1 + f) - f + tail */
-  float q = 0x1.14573ep-4f;
-  q = mpg_fma(q, f, -0x1.de3bf8p-4f);
-  q = mpg_fma(q, f, 0x1.e6f08cp-4f);
-  q = mpg_fma(q, f, -0x1.fc220ep-4f);
-  q = mpg_fma(q, f, 0x1.233766p-3f);
-  q = mpg_fma(q, f, -0x1.555c4ep-3f);
-  q = mpg_fma(q, f, 0x1.99a4b6p-3f);
-  q = mpg_fma(q, f, -0x1.000006p-2f);
-  q = mpg_fma(q, f, 0x1.555548p-2f);
+  float q = MPG_POLY(mpg_fma, f, 0x1.14573ep-4f, -0x1.de3bf8p-4f, 0x1.e6f08cp-4f, -0x1.fc220ep-4f,
+      0x1.233766p-3f, -0x1.555c4ep-3f, 0x1.99a4b6p-3f, -0x1.000006p-2f, 0x1.555548p-2f);
   float square = f * f;
   return mpg_fma(-0.5f, square, mpg_fma(q * f, square, tail));
 }
-MPG_INLINE float mpg_log_special(float x, float y) { /* y = log(x) but for the ends of the range */
-  y = x == 0.0f ? -INFINITY : y;
-  y = x < 0.0f ? NAN : y;
-  return x == INFINITY || x != x ? x : y;
-}
+/* y, which is log(x) but for the ends of the range, with these. */
+#define MPG_LOG_SPECIAL(name, T)             \
+  MPG_INLINE T name(T x, T y) {              \
+    y = x == 0 ? -(T)INFINITY : y;           \
+    y = x < 0 ? (T)NAN : y;                  \
+    return x == (T)INFINITY || x != x ? x : y; \
+  }
+MPG_LOG_SPECIAL(mpg_log_special, float)
 
 MPG_INLINE float mpg_logf(float x) {
   int subnormal = x < 0x1p-126f;
@@ -117,50 +114,42 @@ MPG_INLINE float mpg_log1pf(float x) {
   float lost = x > 1.0f ? 1.0f - (u - x) : x - (u - 1.0f); /* what rounding took from u */
   float f = mpg_log_parts(u, &e);
   float y = mpg_fma(e, MPG_LN2_HIGH, f + mpg_log_rest(f, mpg_fma(e, MPG_LN2_LOW, lost / u)));
-  y = u == 1.0f ? x : y;
-  y = x == -1.0f ? -INFINITY : y;
-  y = x < -1.0f ? NAN : y;
-  return x == INFINITY || x != x ? x : y;
+  return mpg_log_special(u, u == 1.0f ? x : y);
 }
 
-MPG_INLINE float mpg_log2f(float x) {
+/* log(x) * factor, where factor * ln 2 is `two`; each comes in two parts, and `two` is short: its products are exact. */
+MPG_INLINE float mpg_log_of_base(float x, float factor, float factor_low, float two, float two_low) {
   int subnormal = x < 0x1p-126f;
   float scaled = x * (subnormal ? 0x1p23f : 1.0f), e;
-  float f = mpg_log_parts(scaled, &e);
-  float small = mpg_fma(mpg_log_rest(f, 0.0f), MPG_LOG2_E, f * 0x1.4ae0cp-26f); /* 1 / ln 2, and its low part */
-  return mpg_log_special(x, mpg_fma(f, MPG_LOG2_E, small) + (e - (subnormal ? 23.0f : 0.0f)));
-}
-
-MPG_INLINE float mpg_log10f(float x) {
-  int subnormal = x < 0x1p-126f;
-  float scaled = x * (subnormal ? 0x1p23f : 1.0f), e;
-  float f = mpg_log_parts(scaled, &e);
+  float f = mpg_log_parts(scaled, &e), rest = mpg_log_rest(f, 0.0f);
   e -= subnormal ? 23.0f : 0.0f;
-  float small = mpg_fma(f, -0x1.5b235ep-27f, e * 0x1.3509f8p-18f); /* the low parts of 1 / ln 10 and of log10(2) */
-  small = mpg_fma(mpg_log_rest(f, 0.0f), 0x1.bcb7b2p-2f, small);
-  return mpg_log_special(x, mpg_fma(e, 0x1.344p-2f, mpg_fma(f, 0x1.bcb7b2p-2f, small)));
+#ifdef MPG_MATH_FUSED
+  float small = mpg_fma(rest, factor, mpg_fma(f, factor_low, e * two_low));
+  return mpg_log_special(x, mpg_fma(e, two, mpg_fma(f, factor, small)));
+#else
+  double near = ((double)f + rest) * ((double)factor + factor_low);
+  return mpg_log_special(x, (float)(e * ((double)two + two_low) + near));
+#endif
+}
+MPG_INLINE float mpg_log2f(float x) {
+  return mpg_log_of_base(x, MPG_LOG2_E, 0x1.4ae0cp-26f, 1.0f, 0.0f);
+}
+MPG_INLINE float mpg_log10f(float x) {
+  return mpg_log_of_base(x, 0x1.bcb7b2p-2f, -0x1.5b235ep-27f, 0x1.344p-2f, 0x1.3509f8p-18f);
 }
 
 MPG_INLINE float mpg_tanhf(float x) {
   float s = x * x, magnitude = fabsf(x);
-  float p = -0x1.77ecc4p-12f;
-  p = mpg_fma(p, s, 0x1.2da716p-9f);
-  p = mpg_fma(p, s, -0x1.0460d8p-7f);
-  p = mpg_fma(p, s, 0x1.6009b6p-6f);
-  p = mpg_fma(p, s, -0x1.b9623ap-5f);
-  p = mpg_fma(p, s, 0x1.110be4p-3f);
-  p = mpg_fma(p, s, -0x1.55553cp-2f);
+  float p = MPG_POLY(mpg_fma, s, -0x1.77ecc4p-12f, 0x1.2da716p-9f, -0x1.0460d8p-7f,
+      0x1.6009b6p-6f, -0x1.b9623ap-5f, 0x1.110be4p-3f, -0x1.55553cp-2f);
   float near = mpg_fma(p * s, x, x);
   /* 1 - 2 / (exp(2|x|) + 1); of |x| >= 1, so that errors of the quotient count for a quarter */
   float bounded = magnitude > 10.0f ? 10.0f : magnitude;
   float shifted = mpg_fma(bounded, 2 * MPG_LOG2_E, MPG_ROUNDER), whole = shifted - MPG_ROUNDER;
   float scale = mpg_power_of_two((int32_t)(mpg_float_bits(shifted) - 0x4b400000u));
   float r = mpg_fma(whole, -0x1.62e43p-1f, bounded + bounded);
-  float q = 0x1.6db3f4p-10f;
-  q = mpg_fma(q, r, 0x1.123b4ep-7f);
-  q = mpg_fma(q, r, 0x1.55545ep-5f);
-  q = mpg_fma(q, r, 0x1.55549p-3f);
-  q = mpg_fma(q, r, 0.5f);
+  float q = MPG_POLY(mpg_fma, r, 0x1.6db3f4p-10f, 0x1.123b4ep-7f, 0x1.55545ep-5f, 0x1.55549p-3f,
+      0.5f);
   float far = 1.0f - 2.0f / mpg_fma(scale, mpg_fma(q, r * r, r), scale + 1.0f);
   return copysignf(magnitude < 1.0f ? near : x != x ? x : far, x);
 }
@@ -173,9 +162,8 @@ MPG_INLINE float mpg_half_hyperbolic(float x, float sign, int32_t *n, float *cos
   *n = (int32_t)(mpg_float_bits(shifted) - 0x4b400000u);
   float high = mpg_fma(whole, -MPG_LN2_HIGH, bounded), r = mpg_fma(whole, -MPG_LN2_LOW, high);
   float rest = mpg_fma(whole, -MPG_LN2_LOW, high - r), square = r * r;
-  float sine = 0x1.a2e2f6p-13f; /* sinh(r) - r */
-  sine = mpg_fma(sine, square, 0x1.110fbep-7f);
-  sine = mpg_fma(sine, square, 0x1.555556p-3f);
+  /* sinh(r) - r */
+  float sine = MPG_POLY(mpg_fma, square, 0x1.a2e2f6p-13f, 0x1.110fbep-7f, 0x1.555556p-3f);
   sine = mpg_fma(sine * square, r, rest);
   float c = 0x1.6d4f24p-10f;
   c = mpg_fma(c, square, 0x1.5554e6p-5f);
@@ -193,10 +181,8 @@ MPG_INLINE float mpg_coshf(float x) {
 }
 MPG_INLINE float mpg_sinhf(float x) {
   float s = x * x;
-  float near = 0x1.75a6f4p-19f;
-  near = mpg_fma(near, s, 0x1.a02156p-13f);
-  near = mpg_fma(near, s, 0x1.1110e2p-7f);
-  near = mpg_fma(near, s, 0x1.555556p-3f);
+  float near = MPG_POLY(mpg_fma, s, 0x1.75a6f4p-19f, 0x1.a02156p-13f, 0x1.1110e2p-7f,
+      0x1.555556p-3f);
   near = mpg_fma(near * s, x, x);
   int32_t n;
   float c, far = copysignf(mpg_half_hyperbolic(x, -1.0f, &n, &c) * 2.0f, x);
@@ -214,22 +200,13 @@ MPG_INLINE float mpg_softreluf(float x) {
 
 MPG_INLINE float mpg_erff(float x) {
   float t = fabsf(x), s = x * x;
-  float p = 0x1.603ab6p-14f;
-  p = mpg_fma(p, s, -0x1.ab48dcp-11f);
-  p = mpg_fma(p, s, 0x1.54e65p-8f);
-  p = mpg_fma(p, s, -0x1.b811c2p-6f);
-  p = mpg_fma(p, s, 0x1.ce2e3p-4f);
-  p = mpg_fma(p, s, -0x1.812744p-2f);
-  p = mpg_fma(p, s, 0x1.06eba8p-3f);
+  float p = MPG_POLY(mpg_fma, s, 0x1.603ab6p-14f, -0x1.ab48dcp-11f, 0x1.54e65p-8f,
+      -0x1.b811c2p-6f, 0x1.ce2e3p-4f, -0x1.812744p-2f, 0x1.06eba8p-3f);
   float near = mpg_fma(p, x, x);
   float u = t > 4.0f ? 4.0f : t;
-  float r = 0x1.7b4b1ep-17f; /* 1 - erf(u) = exp(-(u + u r(u))) */
-  r = mpg_fma(r, u, -0x1.533ebep-12f);
-  r = mpg_fma(r, u, 0x1.ddcf92p-9f);
-  r = mpg_fma(r, u, -0x1.856b74p-6f);
-  r = mpg_fma(r, u, 0x1.b32d06p-4f);
-  r = mpg_fma(r, u, 0x1.4531fcp-1f);
-  r = mpg_fma(r, u, 0x1.07796cp-3f);
+  /* 1 - erf(u) = exp(-(u + u r(u))) */
+  float r = MPG_POLY(mpg_fma, u, 0x1.7b4b1ep-17f, -0x1.533ebep-12f, 0x1.ddcf92p-9f,
+      -0x1.856b74p-6f, 0x1.b32d06p-4f, 0x1.4531fcp-1f, 0x1.07796cp-3f);
   float far = copysignf(1.0f - mpg_expf(-mpg_fma(r, u, u)), x);
   return t < 0.921875f ? near : t != t ? x : far;
 }
@@ -249,13 +226,9 @@ MPG_INLINE float mpg_quarter_turns(float x, uint32_t *quarter, float *over) {
 }
 MPG_INLINE float mpg_sine_or_cosine(float r, float over, uint32_t quarter) { /* sin(r - over + quarter * pi / 2) */
   float s = r * r;
-  float sine = 0x1.9955aep-13f; /* r - sin(r): so that zeros keep their sign */
-  sine = mpg_fma(sine, s, -0x1.11077cp-7f);
-  sine = mpg_fma(sine, s, 0x1.555546p-3f);
-  float cosine = 0x1.99e0eep-16f;
-  cosine = mpg_fma(cosine, s, -0x1.6c0c1ap-10f);
-  cosine = mpg_fma(cosine, s, 0x1.55554ap-5f);
-  cosine = mpg_fma(cosine, s, -0.5f);
+  /* r - sin(r): so that zeros keep their sign */
+  float sine = MPG_POLY(mpg_fma, s, 0x1.9955aep-13f, -0x1.11077cp-7f, 0x1.555546p-3f);
+  float cosine = MPG_POLY(mpg_fma, s, 0x1.99e0eep-16f, -0x1.6c0c1ap-10f, 0x1.55554ap-5f, -0.5f);
   sine = r - mpg_fma(sine * s, r, over);
   cosine = 1.0f + mpg_fma(cosine, s, r * over);
   float value = (int32_t)(quarter << 31) < 0 ? cosine : sine; /* a blend by the sign bit */

@@ -41,6 +41,26 @@ typedef void (*row_fn)(const void *a, const void *b, void *out, int64_t count, i
 #define FLOAT_ROWS(name, expression_f, expression_d) ROW(name, f32, float, expression_f) ROW(name, f64, double, expression_d)
 #define INT32_ROW(name, expression) ROW(name, i32, int32_t, expression)
 #define INT64_ROW(name, expression) ROW(name, i64, int64_t, expression)
+/* Two formulas that give the same bits, the first right in a part of the range only: the second for blocks with an element beyond it. */
+#define LIMITED_ROW(name, suffix, T, right, near, far)                                              \
+  ROW(name##_near, suffix, T, near)                                                                 \
+  ROW(name##_far, suffix, T, far)                                                                   \
+  static void name##_##suffix(const void *pa, const void *pb, void *po, int64_t n, int moving) {    \
+    const T *a = pa, *b = pb;                                                                       \
+    T *out = po;                                                                                    \
+    int64_t step_a = moving & 1, step_b = moving >> 1 & 1, count;                                   \
+    for (; n > 0; n -= count, a += step_a * count, b += step_b * count, out += count) {             \
+      count = n < MPG_CPU_BLOCK ? n : MPG_CPU_BLOCK;                                                \
+      int outside = 0;                                                                              \
+      for (int64_t i = 0; i < count; i++) {                                                         \
+        T x = a[step_a * i], y = b[step_b * i];                                                     \
+        outside |= !(right);                                                                        \
+      }                                                                                             \
+      (outside ? name##_far_##suffix : name##_near_##suffix)(a, b, out, count, moving);             \
+    }                                                                                               \
+  }
+#define LIMITED_ROWS(name, right_f, near_f, far_f, right_d, near_d, far_d) \
+  LIMITED_ROW(name, f32, float, right_f, near_f, far_f) LIMITED_ROW(name, f64, double, right_d, near_d, far_d)
 #include "kernels/common/binary.def"
 ROW(leak, f32, float, x > 0 ? x : x *y)
 ROW(leak, f64, double, x > 0 ? x : x *y)
@@ -293,12 +313,13 @@ static void run_scalar(void *context, int64_t begin, int64_t end) {
 static void run_filled(void *context, int64_t begin, int64_t end) {
   const scalar_plan *p = context;
   mpg_block_buffer in, result, numbers;
-  for (int k = 0; k < MPG_CPU_BLOCK; k++) numbers.f32[k] = p->number.f32;
+  for (int k = 0; k < MPG_CPU_BLOCK && p->compute == MPG_COMPUTE_F32; k++) numbers.f32[k] = p->number.f32;
+  for (int k = 0; k < MPG_CPU_BLOCK && p->compute == MPG_COMPUTE_F64; k++) numbers.f64[k] = p->number.f64;
   for (int64_t i = begin; i < end; i += MPG_CPU_BLOCK) {
     int64_t n = end - i < MPG_CPU_BLOCK ? end - i : MPG_CPU_BLOCK;
     const void *values = mpg_cpu_load(p->compute, p->dtype, p->data, i, n, &in);
     void *place = mpg_cpu_place(p->compute, p->dtype, p->out, i, &result);
-    p->row(p->swap ? numbers.f32 : values, p->swap ? values : numbers.f32, place, n, 3);
+    p->row(p->swap ? &numbers : values, p->swap ? values : &numbers, place, n, 3);
     mpg_cpu_store(p->compute, p->dtype, p->out, i, n, place);
   }
 }
@@ -353,6 +374,6 @@ MPG_CPU_KERNEL(scalar) {
     p.number.u8 = (uint8_t)p.number.i32;
   }
   mpg_cpu_parallel_for(call, mpg_shape_size(&call->outputs[0].desc.shape), dear && !power ? 4096 : grain_of(op, dtype),
-                       p.row == power_f32 ? run_filled : run_scalar, &p);
+                       p.row == power_f32 || p.row == power_f64 ? run_filled : run_scalar, &p);
   return MPG_OK;
 }

@@ -22,26 +22,34 @@ typedef void (*row_fn)(const void *in, void *out, int64_t count, const double *c
   }
 #define FLOAT_ROWS(name, expression_f, expression_d) ROW(name, f32, float, expression_f) ROW(name, f64, double, expression_d)
 #define WHOLE_ROW(name, expression) ROW(name, i64, int64_t, expression)
-/* The rest of the formula where a polynomial is right only up to a limit; by element, whatever its neighbours are. */
-#define TRIG_ROWS(name, limited, library, expression_d)                                             \
-  static void name##_f32(const void *in, void *out, int64_t count, const double *constants) {       \
+/* Two formulas, of which the first is right in a part of the range only; by element, whatever its neighbours are. */
+#define LIMITED_ROW(name, suffix, T, right, near, far)                                              \
+  static void name##_##suffix(const void *in, void *out, int64_t count, const double *constants) {  \
     (void)constants;                                                                                \
-    const float *source = in;                                                                       \
-    float *target = out, kept[MPG_CPU_BLOCK];                                                       \
+    const T *source = in;                                                                           \
+    T *target = out, kept[MPG_CPU_BLOCK];                                                           \
     for (int64_t done = 0; done < count; done += MPG_CPU_BLOCK, source += MPG_CPU_BLOCK, target += MPG_CPU_BLOCK) { \
       int64_t n = count - done < MPG_CPU_BLOCK ? count - done : MPG_CPU_BLOCK;                      \
-      int large = 0;                                                                                \
-      for (int64_t i = 0; i < n; i++) large |= !(fabsf(source[i]) < MPG_TRIG_LIMIT);                \
-      if (large) memcpy(kept, source, (size_t)n * sizeof *kept);                                    \
-      MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) {                                                       \
-        float x = source[i];                                                                        \
-        target[i] = limited(x);                                                                     \
+      int outside = 0;                                                                              \
+      for (int64_t i = 0; i < n; i++) {                                                             \
+        T x = source[i];                                                                            \
+        outside |= !(right);                                                                        \
       }                                                                                             \
-      for (int64_t i = 0; large && i < n; i++)                                                      \
-        if (!(fabsf(kept[i]) < MPG_TRIG_LIMIT)) target[i] = library(kept[i]);                       \
+      if (outside) memcpy(kept, source, (size_t)n * sizeof *kept);                                  \
+      MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) {                                             \
+        T x = source[i];                                                                            \
+        target[i] = near;                                                                           \
+      }                                                                                             \
+      for (int64_t i = 0; outside && i < n; i++) {                                                  \
+        T x = kept[i];                                                                              \
+        if (!(right)) target[i] = far;                                                              \
+      }                                                                                             \
     }                                                                                               \
-  }                                                                                                 \
-  ROW(name, f64, double, expression_d)
+  }
+#define LIMITED_FLOAT_ROWS(name, right_f, near_f, far_f, expression_d) \
+  LIMITED_ROW(name, f32, float, right_f, near_f, far_f) ROW(name, f64, double, expression_d)
+#define LIMITED_ROWS(name, right_f, near_f, far_f, right_d, near_d, far_d) \
+  LIMITED_ROW(name, f32, float, right_f, near_f, far_f) LIMITED_ROW(name, f64, double, right_d, near_d, far_d)
 #include "kernels/common/unary.def"
 
 typedef struct unary_op {

@@ -17,13 +17,11 @@ struct numbers {
       return (float)(expression_f);                  \
     }                                                \
   };
-#define TRIG_ROWS(name, limited, library, expression_d) FLOAT_ROWS(name, fabsf(x) < MPG_TRIG_LIMIT ? limited(x) : library(x), expression_d)
 namespace row {
 #include "kernels/common/unary.def"
 }
 enum row_number {
 #define FLOAT_ROWS(name, expression_f, expression_d) number_##name,
-#define TRIG_ROWS(name, limited, library, expression_d) number_##name,
 #include "kernels/common/unary.def"
   number_whole
 };
@@ -31,8 +29,6 @@ enum row_number {
 __device__ double row_of_double(int row, double x, const double *constants) {
   switch (row) {
 #define FLOAT_ROWS(name, expression_f, expression_d) \
-  case number_##name: return (expression_d);
-#define TRIG_ROWS(name, limited, library, expression_d) \
   case number_##name: return (expression_d);
 #include "kernels/common/unary.def"
   }

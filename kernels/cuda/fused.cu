@@ -35,7 +35,6 @@ typedef program<MPG_FUSED_MAX_MEMBERS + 2 * MPG_FUSED_MAX_VALUES, MPG_FUSED_MAX_
 namespace unary {
 enum number : uint8_t {
 #define FLOAT_ROWS(name, expression_f, expression_d) number_##name,
-#define TRIG_ROWS(name, limited, library, expression_d) number_##name,
 #include "kernels/common/unary.def"
 };
 } // namespace unary
@@ -52,7 +51,6 @@ __device__ void run_unary(int row, const float *x, const float *constants, float
   case unary::number_##name:                                                                \
     _Pragma("unroll 1") for (int k = 0; k < ELEMENTS; k++) y[k] = mpg_unary::name::at(x[k], constants); \
     break;
-#define TRIG_ROWS(name, limited, library, expression_d) FLOAT_ROWS(name, , )
 #include "kernels/common/unary.def"
   }
 }

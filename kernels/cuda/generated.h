@@ -36,7 +36,6 @@ namespace mpg_unary {
       return (float)(expression_f);                       \
     }                                                     \
   };
-#define TRIG_ROWS(name, limited, library, expression_d) FLOAT_ROWS(name, fabsf(x) < MPG_TRIG_LIMIT ? limited(x) : library(x), expression_d)
 #include "kernels/common/unary.def"
 } // namespace mpg_unary
 namespace mpg_binary {

@@ -35,7 +35,6 @@ struct text {
 
 const char *const unary_names[] = {
 #define FLOAT_ROWS(name, expression_f, expression_d) #name,
-#define TRIG_ROWS(name, limited, library, expression_d) #name,
 #include "kernels/common/unary.def"
 };
 const char *const binary_names[] = {
