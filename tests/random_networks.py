@@ -11,16 +11,16 @@ on one device and on several, and so have default ones among themselves, with st
 recomputed, too.
 """
 
-import argparse
 import sys
-import time
 
 import numpy as np
 
 import mpgluon as mx
-from mpgluon import autograd, gluon, nd
+import random_blocks
+from mpgluon import autograd, nd
 from mpgluon.gluon import nn, rnn
 from places import on
+from random_blocks import Node, hunt
 
 WIDTH = 6
 
@@ -105,24 +105,15 @@ LAYERS = {
 PLANES = ("convolution", "deconvolution", "batch_norm", "group_norm", "instance_norm")
 
 
-class Network(gluon.HybridBlock):
+class Network(random_blocks.Network):
     """The nodes of a `Case`, on several devices or `together` on one."""
 
-    def __init__(self, case, together):
-        super().__init__(prefix="net_")
-        self.case, self.layers = case, {}
-        self.places = [on(0 if together else d) for d in range(case.devices)]
-        mx.random.seed(case.seed)
-        with self.name_scope():
-            for kind, device, _, layer in case.nodes:
-                if layer is None or layer in self.layers:
-                    continue
-                self.layers[layer] = made = LAYERS[kind]()
-                setattr(self, f"layer{layer}", made)
-                made.initialize(mx.init.Uniform(0.7), ctx=self.places[device])
-        self.cast(case.dtype)
+    @staticmethod
+    def make(kind):
+        return LAYERS[kind]()
 
-    def node(self, F, kind, layer, inputs):
+    def compute(self, F, node, inputs):
+        kind, layer = node.kind, node.layer
         if kind in UNARY:
             return UNARY[kind](F, inputs[0])
         if kind in BINARY:
@@ -136,8 +127,8 @@ class Network(gluon.HybridBlock):
 
     def hybrid_forward(self, F, x):
         values = [x]
-        for kind, device, inputs, layer in self.case.nodes:
-            values.append(self.node(F, kind, layer, [values[i].as_in_context(self.places[device]) for i in inputs]))
+        for node in self.case.nodes:
+            values.append(self.compute(F, node, self.inputs(node, values)))
         return [values[i].as_in_context(self.places[0]) for i in self.case.outputs]
 
 
@@ -163,14 +154,11 @@ class Case:
                 else:
                     layer = len(made)
                     made.append((kind, device, layer))
-            self.nodes.append((kind, device, inputs, layer))
+            self.nodes.append(Node(kind, device, inputs, layer))
         self.outputs = [len(self.nodes), *[int(i) for i in draw.randint(0, len(self.nodes) + 1, draw.randint(0, 3))]]
 
     def __str__(self):
-        steps = "".join(
-            f"\n  v{i + 1} = {kind}{'' if layer is None else layer}({', '.join(f'v{k}' for k in inputs)}) on {device}"
-            for i, (kind, device, inputs, layer) in enumerate(self.nodes)
-        )
+        steps = "".join(f"\n  v{i + 1} = {node}" for i, node in enumerate(self.nodes))
         order = "second" if self.second else "first"
         return f"seed {self.seed}: {self.dtype}, {order} order, {self.devices} devices, rows {self.sizes}{steps}\n  results {self.outputs}"
 
@@ -216,23 +204,5 @@ class Case:
                         np.testing.assert_array_equal(a, b, err_msg=f"{flags} on {where}, array {i}\n{self}")
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=None)
-    given = parser.parse_args()
-    first = int(np.random.SeedSequence().generate_state(1)[0] % 10**9) if given.seed is None else given.seed
-    print(f"networks with seeds {first} to {first + given.count - 1}", flush=True)
-    found, begin = 0, time.time()
-    for done in range(given.count):
-        try:
-            Case(first + done).check()
-        except (AssertionError, mx.MXNetError) as error:
-            found += 1
-            print(f"seed {first + done}: {error}\n", flush=True)
-    print(f"{given.count} networks, {found} findings, {time.time() - begin:.0f} s")
-    sys.exit(1 if found else 0)
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(hunt(lambda seed, options: Case(seed)))

@@ -12,15 +12,16 @@ a state that is carried on, from a random device to a random device) along time,
 
 import argparse
 import sys
-import time
 
 import numpy as np
 
 import mpgluon as mx
+import random_blocks
 from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn
 from mpgluon.parallel import Pipeline, TrainStep, schedules
 from places import on
+from random_blocks import Node, hunt
 
 WIDTH = 4
 UNARY = (
@@ -30,34 +31,11 @@ LAYERS = ("dense", "unbiased", "prelu", "norm", "batch_norm")
 BINARY = ("add", "multiply", "concat", "where")
 
 
-class Node:
-    """An operator on a device, of values by their numbers. `layer`: the number of its layer, which
-    others may share."""
-
-    def __init__(self, kind, device, inputs, layer=None):
-        self.kind, self.device, self.inputs, self.layer = kind, device, inputs, layer
-
-    def __repr__(self):
-        name = self.kind if self.layer is None else f"{self.kind}{self.layer}"
-        return f"{name}({', '.join(f'v{i}' for i in self.inputs)}) on {self.device}"
-
-
-class Network(gluon.HybridBlock):
+class Network(random_blocks.Network):
     """The nodes of a `Case`; with `together` all on one device."""
 
     def __init__(self, case, together):
-        super().__init__(prefix="net_")
-        self.case, self.layers = case, {}
-        self.places = [on(0 if together else d) for d in range(case.devices)]
-        mx.random.seed(case.seed)
-        with self.name_scope():
-            for node in case.nodes:
-                if node.layer is None or node.layer in self.layers:
-                    continue
-                self.layers[node.layer] = layer = self.make(node.kind)
-                setattr(self, f"layer{node.layer}", layer)
-                layer.initialize(mx.init.Uniform(0.7), ctx=self.places[node.device])
-        self.cast(case.dtype)
+        super().__init__(case, together)
         if case.recompute == "all":
             self.hybridize(recompute=True)
         for layer in self.layers.values():
@@ -77,8 +55,7 @@ class Network(gluon.HybridBlock):
     def hybrid_forward(self, F, x, state=None):
         values = [x] if state is None else [x, F.broadcast_like(state, x)]
         for node in self.case.nodes:
-            inputs = [values[i].as_in_context(self.places[node.device]) for i in node.inputs]
-            values.append(self.compute(F, node, *inputs))
+            values.append(self.compute(F, node, *self.inputs(node, values)))
         outputs = [values[i].as_in_context(self.places[d]) for i, d in self.case.outputs]
         if state is None:
             return outputs
@@ -113,7 +90,7 @@ class Case:
     """What follows from a seed, but for what is given."""
 
     def __init__(self, seed, devices=6, **given):
-        self.seed = seed
+        self.seed, self.every_schedule = seed, False
         random = np.random.RandomState(seed)
         choose = lambda items: items[random.randint(len(items))]  # noqa: E731
         self.devices = int(random.randint(2, devices + 1))
@@ -289,10 +266,10 @@ class Case:
         count = len(self.parts())
         return schedules.make_table(graph, count, "1f1b", times, in_flight=int(self.random.randint(1, count + 1)))
 
-    def check(self, every_schedule=False):
+    def check(self):
         """Raises AssertionError where something differs."""
         names = [*schedules.NAMES, "auto"]
-        if not every_schedule:
+        if not self.every_schedule:
             names = [names[i] for i in self.random.permutation(len(names))[:2]]
         wanted = self.by_hand(False), self.by_hand(True)
         for name in names:
@@ -310,25 +287,9 @@ class Case:
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--seed", type=int, help="the first of the seeds; a fresh one by default")
     parser.add_argument("--devices", type=int, default=6)
     parser.add_argument("--every", action="store_true", help="every schedule of every network")
-    args = parser.parse_args()
-    first = args.seed if args.seed is not None else int(np.random.SeedSequence().generate_state(1)[0] % 10**9)
-    print(f"networks with seeds {first} to {first + args.count - 1}", flush=True)
-    findings, begin = 0, time.time()
-    for number in range(args.count):
-        case = Case(first + number, args.devices)
-        try:
-            case.check(args.every)
-        except Exception as error:
-            findings += 1
-            print(f"{case}\n  {type(error).__name__}: {error}", flush=True)
-        if number % 500 == 499:
-            print(f"{number + 1} networks, {findings} findings, {time.time() - begin:.0f} s", flush=True)
-    print(f"{args.count} networks from seed {first}: {findings} findings, {time.time() - begin:.0f} s")
-    return bool(findings)
+    return hunt(lambda seed, options: Case(seed, options.devices, every_schedule=options.every), parser)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ import mpgluon as mx
 from mpgluon import autograd, gluon
 from mpgluon.gluon import nn, rnn
 from mpgluon.parallel import Pipeline
-from random_pipelines import Case, Node
+from random_blocks import Node, check_fresh
+from random_pipelines import Case
 from test_pipeline import DEVICES, data, gradients
 
 
@@ -104,24 +105,15 @@ def test_dropout_between_recurrent_layers(kind, along, layout, bidirectional):
     check(make, True, layout.index("N" if along == "batch" else "T"), along, data((6, 6, 6), 4), *states)
 
 
-def check_networks(count, every_schedule):
-    first = int(np.random.SeedSequence().generate_state(1)[0] % 10**9)
-    print(f"networks with seeds {first} to {first + count - 1}")
-    for seed in range(first, first + count):
-        case = Case(seed)
-        print(case)
-        case.check(every_schedule)
-
-
 def test_networks():
     """Acyclic networks over two to six devices, with fresh seeds: the bits of micro-batches accumulated
     by hand on one device. `random_pipelines.py` repeats a seed, and runs thousands."""
-    check_networks(25, False)
+    check_fresh(Case, 25, "random_pipelines.py")
 
 
 @pytest.mark.slow
 def test_many_networks():
-    check_networks(200, True)
+    check_fresh(lambda seed: Case(seed, every_schedule=True), 200, "random_pipelines.py")
 
 
 FIXED = {
@@ -169,4 +161,4 @@ def test_networks_of_their_own(name):
     }  # fmt: skip
     options["nodes"] = [Node(*node) for node in options["nodes"]]
     options.update(used=[True] * len(options["outputs"]), axes=3 if options["timewise"] else 2)
-    Case(3, **options).check(True)
+    Case(3, every_schedule=True, **options).check()

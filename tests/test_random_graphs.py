@@ -14,6 +14,7 @@ from places import on
 
 import mpgluon as mx
 from mpgluon import _core, autograd, nd
+from random_blocks import Node, check_fresh
 from random_networks import Case
 
 ROWS, WIDTH = 4, 8
@@ -327,32 +328,23 @@ def test_an_array_that_arrives_and_is_not_read():
         same(run(graph, 4, {"exact": True}), expected, "exact on 4 devices")
 
 
-def check_networks(count):
-    first = int(np.random.SeedSequence().generate_state(1)[0] % 10**9)
-    print(f"networks with seeds {first} to {first + count - 1}; python tests/random_networks.py --seed ... --count 1 repeats one")
-    for seed in range(first, first + count):
-        case = Case(seed)
-        print(case)
-        case.check()
-
-
 def test_networks():
     """Operators and layers over one to six devices, with fresh seeds, first and second order. `random_networks.py` repeats a seed, and runs
     thousands."""
-    check_networks(15)
+    check_fresh(Case, 15, "random_networks.py")
 
 
 @pytest.mark.slow
 def test_many_networks():
-    check_networks(250)
+    check_fresh(Case, 250, "random_networks.py")
 
 
 def test_attention_over_moved_arrays_sums_its_gradients_where_the_copy_is():
     """Query, key and value are one array that was moved, and that something else reads, too."""
     case = Case(0)
     case.devices, case.dtype, case.second, case.sizes = 4, "float32", False, [2, 5, 5, 5]
-    case.nodes = [("attend", 0, [0], None), ("sin", 2, [1], None), ("stop", 2, [2], None), ("attend", 3, [3], None), ("pool", 0, [3], None),
-                  ("sum", 2, [4], None), ("gelu", 2, [5], None)]
+    case.nodes = [Node("attend", 0, [0]), Node("sin", 2, [1]), Node("stop", 2, [2]), Node("attend", 3, [3]), Node("pool", 0, [3]),
+                  Node("sum", 2, [4]), Node("gelu", 2, [5])]
     case.outputs = [7, 6]
     for case.seed in range(4):
         case.check()
