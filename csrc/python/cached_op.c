@@ -112,11 +112,16 @@ mpg_compiled *mpg_py_trace_and_compile(PyObject *traced, const mpg_inputs *input
   return compiled;
 }
 
+static bool alive(const cached_op *self) {
+  if (self->trace == NULL) PyErr_SetString(PyExc_RuntimeError, "CachedOp: it was garbage, and has been given up");
+  return self->trace != NULL;
+}
+
 static mpg_compiled *trace_and_compile(cached_op *self, const mpg_inputs *inputs, bool recording) {
   uint32_t count = mpg_inputs_count(inputs);
   mpg_compile_options options = {.recording = recording, .exact = self->exact, .apart = self->apart, .num_parameters = self->parameters < count ? self->parameters : count,
                                  .num_bound = inputs->num_bound, .budget = &self->budget};
-  return mpg_py_trace_and_compile(self->trace, inputs, &options);
+  return alive(self) ? mpg_py_trace_and_compile(self->trace, inputs, &options) : NULL;
 }
 
 /* --- Calling ------------------------------------------------------------------------------------------------------ */
@@ -218,6 +223,7 @@ static PyObject *cached_op_call(PyObject *object, PyObject *args, PyObject *kwar
     PyErr_SetString(PyExc_TypeError, "CachedOp takes arrays, without keywords");
     return NULL;
   }
+  if (!alive(self)) return NULL;
   mpg_array *few[FEW], **given = few;
   bool traced = mpg_trace_active() != NULL;
   PyObject *result = NULL, *bound = Py_XNewRef(self->bound), *pointers = Py_XNewRef(self->pointers);
@@ -659,8 +665,19 @@ static int cached_op_traverse(PyObject *object, visitproc visit, void *arg) {
   return 0;
 }
 
+/* Gives back all that it holds: the function, arrays, and what was compiled with memory kept for them. Calls are errors from then on. */
 static int cached_op_break(PyObject *object) {
-  Py_CLEAR(((cached_op *)object)->trace);
+  cached_op *self = (cached_op *)object;
+  PyObject *trace = self->trace, *bound = self->bound, *pointers = self->pointers;
+  mpg_leaves *leaves = self->leaves;
+  self->trace = self->bound = self->pointers = NULL;
+  self->leaves = NULL;
+  self->binding = 0;
+  if (self->cache != NULL) mpg_cache_clear(self->cache);
+  mpg_leaves_release(leaves);
+  Py_XDECREF(trace);
+  Py_XDECREF(bound);
+  Py_XDECREF(pointers);
   return 0;
 }
 
@@ -668,13 +685,9 @@ static void cached_op_dealloc(PyObject *object) {
   cached_op *self = (cached_op *)object;
   PyTypeObject *type = Py_TYPE(object);
   PyObject_GC_UnTrack(object);
-  Py_CLEAR(self->trace);
-  if (self->cache != NULL) mpg_cache_clear(self->cache);
+  cached_op_break(object);
   PyMem_Free(self->cache);
-  mpg_leaves_release(self->leaves);
   PyMem_Free(self->budget.limits);
-  Py_CLEAR(self->bound);
-  Py_CLEAR(self->pointers);
   type->tp_free(object);
   Py_DECREF(type);
 }

@@ -236,7 +236,7 @@ static PyObject *at_once(PyObject *module, PyObject *const *changes, Py_ssize_t 
   Py_RETURN_NONE;
 }
 
-static PyMethodDef functions[] = {
+static PyMethodDef methods[] = {
     {"at_once", (PyCFunction)(void (*)(void))at_once, METH_FASTCALL,
      "at_once(*changes)\n--\n\nMakes changes that stay, one after the other: an interrupt finds none of them, or all.\n\n"
      "A change is ``(dict, key, value)``, an item that gets a value (as of ``vars(object)``), or ``(function, *args)``, a call of what is written in C.\n"
@@ -267,5 +267,5 @@ static PyType_Spec scope_spec = {"mpgluon._core.Scope", sizeof(scope), 0, Py_TPF
 int mpg_py_scope_init(PyObject *module) {
   mpg_py->change_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &scope_spec, NULL);
   if (mpg_py->change_type == NULL || PyModule_AddObjectRef(module, "Scope", (PyObject *)mpg_py->change_type) < 0) return -1;
-  return PyModule_AddFunctions(module, functions);
+  return PyModule_AddFunctions(module, methods);
 }
