@@ -210,7 +210,7 @@ MPG_INLINE float mpg_gammaf(float x) {
   double reflected = 2.0 * MPG_HALF_PI / (sine * g);
   reflected = mpg_double_from_bits(mpg_double_bits(reflected) ^ mpg_double_bits(shifted) << 63);
   float y = (float)(x < 0.0f ? reflected : g);
-  y = ((x < 0.0f) & (d == 0.0)) | (x < -0x1p30f) ? NAN : y;
+  y = (((x < 0.0f) & (d == 0.0)) | (x < -0x1p30f)) ? NAN : y;
   y = x == 0.0f ? 1.0f / x : y;
   return x < INFINITY ? y : x;
 }
