@@ -15,7 +15,7 @@ MPG_ANYWHERE float unit_of_float(float x) { return x <= 0 ? 0 : x >= 1 ? 1 : x; 
 MPG_ANYWHERE double unit_of_double(double x) { return x <= 0 ? 0 : x >= 1 ? 1 : x; }
 
 /* The derivative of GELU. */
-#define GELU_SLOPE_F(x) (0.5f * (1 + mpg_erff((x) * (float)ROOT_HALF)) + (x)*0.39894228040143267794f * mpg_expf(-0.5f * (x) * (x)))
+#define GELU_SLOPE_F(x) (mpg_normal_cdff(x) + (x)*0.39894228040143267794f * mpg_exp_nonpositive(-0.5f * (x) * (x)))
 #define GELU_SLOPE_D(x) (0.5 * (1 + mpg_erf((x)*ROOT_HALF)) + (x)*0.39894228040143267794 * mpg_exp(-0.5 * (x) * (x)))
 
 /* The inverse of erf: Winitzki's approximation, then three steps of Halley's method in double. */

@@ -189,13 +189,20 @@ MPG_INLINE float mpg_sinhf(float x) {
   return fabsf(x) < 1.0f ? near : x != x ? x : far;
 }
 
-MPG_INLINE float mpg_sigmoidf(float x) { return 1.0f / (1.0f + mpg_expf(-x)); }
+MPG_INLINE float mpg_sigmoidf(float x) { /* 0 where exp(-x) is not below 2^127.5 */
+  float magnitude = fabsf(x), bounded = copysignf(magnitude > 88.3762f ? 88.3762f : magnitude, x);
+  int32_t n;
+  float y = 1.0f + mpg_exp_reduced(-bounded, &n);
+  float result = 1.0f / mpg_fma(y, mpg_power_of_two(n), 1.0f);
+  return x < -88.3762f ? 0.0f : result;
+}
 
-/* log(1 + exp(x)) without overflow. */
+/* log(1 + exp(x)) without overflow: of e = exp(-|x|), which is at most 1, with what rounding takes from 1 + e. */
 MPG_INLINE float mpg_softreluf(float x) {
-  float magnitude = fabsf(x);
-  float y = mpg_log1pf(mpg_expf(-magnitude));
-  return (x > 0.0f ? x : 0.0f) + (x != x ? x : y);
+  float small = mpg_expf(-fabsf(x)), u = 1.0f + small, e;
+  float f = mpg_log_parts(u, &e), lost = (small - (u - 1.0f)) / u;
+  float y = mpg_fma(e, MPG_LN2_HIGH, f + mpg_log_rest(f, mpg_fma(e, MPG_LN2_LOW, lost)));
+  return (x > 0.0f ? x : 0.0f) + (u == 1.0f ? small : y); /* NaN stays */
 }
 
 MPG_INLINE float mpg_erff(float x) {
@@ -207,8 +214,25 @@ MPG_INLINE float mpg_erff(float x) {
   /* 1 - erf(u) = exp(-(u + u r(u))) */
   float r = MPG_POLY(mpg_fma, u, 0x1.7b4b1ep-17f, -0x1.533ebep-12f, 0x1.ddcf92p-9f,
       -0x1.856b74p-6f, 0x1.b32d06p-4f, 0x1.4531fcp-1f, 0x1.07796cp-3f);
-  float far = copysignf(1.0f - mpg_expf(-mpg_fma(r, u, u)), x);
-  return t < 0.921875f ? near : t != t ? x : far;
+  int32_t n;
+  float rest = mpg_exp_reduced(-mpg_fma(r, u, u), &n), scale = mpg_power_of_two(n);
+  float far = copysignf(1.0f - mpg_fma(scale, rest, scale), x);
+  return t < 0.921875f ? near : far;
+}
+
+/* The probability of a normal number below x. That of one above |x| is 2^-(x^2 / (2 ln 2) + r(|x|)); beyond 5, r hardly grows. */
+MPG_INLINE float mpg_normal_cdff(float x) {
+  float magnitude = fabsf(x), u = magnitude > 5.0f ? 5.0f : magnitude;
+  float r = MPG_POLY(mpg_fma, u, -0x1.75bab8p-23f, 0x1.160b1ep-18f, -0x1.4aee1ap-15f,
+      0x1.51eecep-13f, 0x1.de04c4p-13f, -0x1.d818a6p-8f, 0x1.aee5d4p-5f, -0x1.0c7752p-2f,
+      0x1.26af1ap+0f, 0x1.fffffep-1f);
+  float power = mpg_fma(-0x1.715476p-1f * x, x, -r), bounded = power < -126.0f ? -126.0f : power;
+  float shifted = bounded + MPG_ROUNDER, rest = bounded - (shifted - MPG_ROUNDER);
+  float y = MPG_POLY(mpg_fma, rest, 0x1.44402p-13f, 0x1.5f48eep-10f, 0x1.3b2a1cp-7f,
+      0x1.c6aeccp-5f, 0x1.ebfbep-3f, 0x1.62e43p-1f, 1.0f);
+  y *= mpg_power_of_two((int32_t)(mpg_float_bits(shifted) - 0x4b400000u));
+  float above = power < -126.0f ? 0.0f : y;
+  return x > 0.0f ? 1.0f - above : above;
 }
 
 /* Sine and cosine, by quarter turns. Right up to this magnitude only: callers take larger arguments (and those that are

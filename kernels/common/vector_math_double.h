@@ -168,7 +168,7 @@ MPG_INLINE double mpg_erf(double x) {
   uint64_t n;
   double rest = mpg_double_expm1_near(mpg_double_exp_rest(-e, &n)), scale = mpg_double_power_of_two(n);
   double far = copysign(1.0 - mpg_fma_double(scale, rest, scale), x);
-  return t < 1.0 ? near : t != t ? x : far;
+  return t < 1.0 ? near : far;
 }
 
 /* Sine and cosine, as in vector_math.h: right up to this magnitude. */
