@@ -1,5 +1,5 @@
 /* Functions of float that are computed in double, by polynomials just long enough for a float: the largest error is 0.51 units of
- * the last place, of powf and gammaf 0.56. Without branches, as in vector_math.h. GPUs use their own library. Stateless; any thread.
+ * the last place. Without branches, as in vector_math.h. GPUs use their own library. Stateless; any thread.
  */
 #ifndef KERNELS_COMMON_VECTOR_MATH_MIXED_H
 #define KERNELS_COMMON_VECTOR_MATH_MIXED_H
@@ -43,13 +43,14 @@ MPG_INLINE double mpg_short_log1p(double x) { /* of a number from 0 to below 2^1
   return mpg_short_log_of_parts(mpg_fma_double(lost, scale, f), e);
 }
 
-/* With relative error 2^-28.9; beyond the range of floats, some double that is. */
+/* With relative error 2^-34; beyond the range of floats, some double that is. */
 MPG_INLINE double mpg_short_exp(double x) {
   double magnitude = fabs(x), bounded = copysign(magnitude > 200.0 ? 200.0 : magnitude, x);
   double shifted = mpg_fma_double(bounded, MPG_DOUBLE_LOG2_E, MPG_DOUBLE_ROUNDER);
   double r = mpg_fma_double(shifted - MPG_DOUBLE_ROUNDER, -MPG_DOUBLE_LN2, bounded);
-  double y = MPG_POLY(mpg_fma_double, r, 0x1.6d75e5bb8107bp-10, 0x1.12705af4765e4p-7,
-      0x1.5554ac342f261p-5, 0x1.555402e3fd675p-3, 0x1.00000028b7ad4p-1, 0x1.000000a2f7194p+0, 1.0);
+  double y = MPG_POLY(mpg_fma_double, r, 0x1.a17ea987d8dd3p-13, 0x1.6da820aa9c18cp-10,
+      0x1.1110a5b46901ap-7, 0x1.555463a9ca599p-5, 0x1.5555557eb07e9p-3, 0x1.0000005d1883bp-1,
+      0x1.fffffffff60b8p-1, 0x1.ffffffffa65c7p-1);
   return y * mpg_double_power_of_two(mpg_double_bits(shifted) - 0x4338000000000000u);
 }
 
