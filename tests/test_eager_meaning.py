@@ -244,6 +244,24 @@ def test_results_are_as_separate_as_eager_ones(returned, record):
             assert shared <= eager if name in ("first", "rows") and not record else shared == eager, (name, mode)
 
 
+@pytest.mark.parametrize("record", [False, True])
+@pytest.mark.parametrize("mode", ["eager", "hybridized", "exact"])
+@pytest.mark.parametrize("shape", [(1,), (3,), (1, 4), (3, 4)])
+def test_rows_share_memory_where_all_are_taken(shape, mode, record):
+    last = shape[0] - 1
+    for body in (lambda F, x, w, c: x[0], lambda F, x, w, c: x[-1], lambda F, x, w, c: x[0:1], lambda F, x, w, c: x[last:], lambda F, x, w, c: x[:], lambda F, x, w, c: x[0 : last + 1]):
+        x = nd.zeros(shape, ctx=on(0))
+        if record:
+            x.attach_grad()
+        net = make(body, mode, array(1))
+        with autograd.record(record):
+            row = net(x)
+        row[:] = 5
+        everything = row.size == x.size
+        # Of some rows there is a view in eager execution, where nothing is recorded.
+        assert (x.asnumpy() == 5).any() == (everything or (mode == "eager" and not record))
+
+
 def test_results_stay_when_an_input_is_refilled():
     net = gluon.nn.Flatten()
     net.hybridize()
