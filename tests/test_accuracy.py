@@ -294,10 +294,8 @@ NORMS = {
     "InstanceNorm": lambda x, g, b: mx.nd.InstanceNorm(x, g, b, eps=1e-5),
     "GroupNorm": lambda x, g, b: mx.nd.GroupNorm(x, g, b, num_groups=3, eps=1e-5),
 }
-gpu_norms = pytest.mark.skipif(on(0).device_type != "cpu", reason="bounds of the CPU kernels")
 
 
-@gpu_norms
 @pytest.mark.parametrize("name", NORMS)
 @pytest.mark.parametrize("offset", [0, 100, 1e4, 1e6])
 def test_normalisation_far_from_zero(name, offset):
@@ -322,7 +320,24 @@ def test_normalisation_far_from_zero(name, offset):
     np.testing.assert_allclose(x.grad.asnumpy(), slope * inverse * gamma.reshape(along), rtol=0, atol=3e-6 + 1e-8 * offset + far)
 
 
-@gpu_norms
+@pytest.mark.parametrize("axis", [1, 3])
+@pytest.mark.parametrize("dtype, bits", [("float16", 11), ("bfloat16", 8)])
+def test_batch_norm_of_halves_rounds_its_result_once(dtype, bits, axis):
+    """Statistics of halves are float32, and distances are from the mean as it is."""
+    random = np.random.RandomState(0)
+    x = mx.nd.array(random.normal(size=(4, 6, 10, 6)) + 100).astype(dtype)
+    data = x.asnumpy().astype("float64") if dtype == "float16" else x.astype("float32").asnumpy().astype("float64")
+    gamma, beta = mx.nd.array([0.5, 1, 2, 3, 0.25, 1.5]), mx.nd.array([0, 1, -1, 0.5, 0.25, 2])
+    mean, var = mx.nd.zeros((6,)), mx.nd.ones((6,))
+    with mx.autograd.train_mode():
+        y = mx.nd.BatchNorm(x, gamma, beta, mean, var, eps=1e-3, momentum=0.5, fix_gamma=False, axis=axis).astype("float32").asnumpy()
+    axes, along = tuple(i for i in range(4) if i != axis), tuple(6 if i == axis else 1 for i in range(4))
+    exact = (data - data.mean(axes, keepdims=True)) / np.sqrt(data.var(axes, keepdims=True) + 1e-3) * gamma.asnumpy().reshape(along) + beta.asnumpy().reshape(along)
+    np.testing.assert_allclose(y, exact, rtol=2.0**-bits, atol=1e-5)
+    np.testing.assert_allclose(mean.asnumpy(), data.mean(axes) / 2, rtol=2e-7)
+    np.testing.assert_allclose(var.asnumpy(), data.var(axes) / 2 + 0.5, rtol=2e-6)
+
+
 @pytest.mark.parametrize("name", NORMS)
 @pytest.mark.parametrize("value", [1, 1e6, 1e8, 16777217, 3e30])
 def test_constant_channels_are_shifted_alone(name, value):

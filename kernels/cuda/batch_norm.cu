@@ -1,7 +1,7 @@
 /* BatchNorm, alone and with an addition and relu behind it.
  *
  * Data is (outer, channels, inner). Sums over a channel are taken by chunks of a fixed length, in float (double for float64), and chunks added in double by
- * one thread a channel, so bits depend on shapes alone. What elements are then multiplied with and shifted by lies in scratch memory: results of the size
+ * one thread a channel, so bits depend on shapes alone. Normalised are distances from the mean as it is, not as rounding left it. What elements are then multiplied with and shifted by lies in scratch memory: results of the size
  * of the channels may be written over parameters of that size.
  */
 #include "kernels/cuda/access.h"
@@ -41,7 +41,7 @@ __device__ __forceinline__ C through(const batch_norm<T, C> &t, int64_t row, int
   return mask[c / 8] >> c % 8 & 1 ? value : (C)0;
 }
 
-enum sums { VALUES, SQUARES, GRADIENTS };
+enum sums { VALUES, DISTANCES, GRADIENTS };
 
 template <class T, class C>
 __device__ __forceinline__ void add_terms(const batch_norm<T, C> &t, sums what, int64_t at, int64_t row, int64_t c, C center, C *first, C *second, C *third) {
@@ -52,7 +52,8 @@ __device__ __forceinline__ void add_terms(const batch_norm<T, C> &t, sums what, 
     *second += g * x;
     *third += x;
   } else {
-    *first += what == VALUES ? x : x * x;
+    *first += x;
+    *second += x * x; /* of distances only */
   }
 }
 
@@ -115,11 +116,15 @@ template <class T, class C>
 __global__ void statistics_kernel(batch_norm<T, C> t) {
   int64_t c = MPG_CUDA_INDEX;
   if (c >= t.e.channels) return;
-  C gamma = t.gamma ? t.gamma[c] : (C)1, beta = t.beta[c], mean, variance;
+  C gamma = t.gamma ? t.gamma[c] : (C)1, mean, variance;
+  double rest = 0; /* what rounding takes from the mean */
   if (t.batch_stats) {
     C m = (C)t.momentum;
-    mean = t.center[c];
-    variance = (C)(total_of(t, 0, c) / ((double)t.e.outer * (double)t.e.inner));
+    double count = (double)t.e.outer * (double)t.e.inner, away = total_of(t, 0, c) / count, exact = (double)t.center[c] + away;
+    double squares = total_of(t, 1, c) / count - away * away;
+    mean = (C)exact;
+    rest = exact - (double)mean;
+    variance = (C)(squares < 0 ? 0 : squares);
     t.moving_mean[c] = t.moving_mean[c] * m + mean * (1 - m);
     t.moving_var[c] = t.moving_var[c] * m + variance * (1 - m);
   } else {
@@ -129,7 +134,7 @@ __global__ void statistics_kernel(batch_norm<T, C> t) {
   C inverse = variance == 0 && t.eps == 0 ? (C)0 : (C)1 / (C)sqrt(variance + (C)t.eps);
   t.center[c] = mean;
   t.scale[c] = inverse * gamma;
-  t.shift[c] = beta;
+  t.shift[c] = (C)((double)t.beta[c] - rest * (double)t.scale[c]);
   t.mean[c] = mean;
   t.inverse[c] = inverse;
 }
@@ -235,7 +240,7 @@ mpg_status forward(const mpg_kernel_call *call, batch_norm<T, C> t) {
   if (t.batch_stats) {
     MPG_TRY(launch_sums(call, t, VALUES));
     MPG_TRY(mpg_cuda_launch(call, mean_kernel<T, C>, channels, MPG_CUDA_THREADS, 0, t));
-    MPG_TRY(launch_sums(call, t, SQUARES));
+    MPG_TRY(launch_sums(call, t, DISTANCES));
   }
   MPG_TRY(mpg_cuda_launch(call, statistics_kernel<T, C>, channels, MPG_CUDA_THREADS, 0, t));
   if (t.mask) return mpg_cuda_launch(call, apply_relu_kernel<T, C>, mpg_cuda_blocks(count ? t.e.outer : 0, 1), t.e.channels <= 512 ? 64 : MPG_CUDA_THREADS, 0, t);
