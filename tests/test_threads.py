@@ -227,3 +227,21 @@ def test_threads_that_share_arrays_see_whole_ops():
             assert found.min() == found.max()
 
     together(work, range(6), 6)
+
+
+@pytest.mark.parametrize("end", [np.asarray, memoryview, np.from_dlpack, nd.NDArray.wait_to_read, nd.NDArray.wait_to_write])
+def test_a_thread_that_never_stops_queueing_holds_no_other_up(end):
+    x, most = nd.zeros((100000,)), 60000
+    queued, over = [0], threading.Event()
+
+    def write():
+        while queued[0] < most and not over.is_set():
+            x.__iadd__(1)
+            queued[0] += 1
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    end(x)
+    over.set()
+    writer.join()
+    assert queued[0] < most

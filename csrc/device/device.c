@@ -155,7 +155,7 @@ mpg_status mpg_device_make_room(mpg_device *device) {
   uint64_t count = device->submissions;
   if (count % LOOK_INTERVAL || count < RECENT) return MPG_OK;
   if (mpg_tick_reached(device, device->recent[(count + LOOK_INTERVAL) % RECENT].last)) return MPG_OK;
-  return mpg_point_wait((mpg_point){.device = device, .tick = device->recent[(count + RECENT / 2) % RECENT].last});
+  return mpg_point_wait((mpg_point){.device = device, .tick = device->recent[(count + RECENT / 2) % RECENT].last}, false);
 }
 
 static void discard(const mpg_submission *submission) {
@@ -353,7 +353,7 @@ mpg_engine_mode mpg_engine_get_mode(void) { return table.mode; }
 
 mpg_status mpg_engine_set_mode(mpg_engine_mode mode, uint64_t seed) {
   for (int i = 0; i < table.count; i++)
-    MPG_TRY(mpg_point_wait((mpg_point){.device = table.devices[i], .tick = table.devices[i]->submitted}));
+    MPG_TRY(mpg_point_wait((mpg_point){.device = table.devices[i], .tick = table.devices[i]->submitted}, false));
   const mpg_backend *backend = mode == MPG_ENGINE_SHUFFLE ? &mpg_shuffle_backend : &mpg_cpu_backend;
   if (mode == MPG_ENGINE_SHUFFLE) mpg_shuffle_seed(seed);
   for (int i = 0; i < table.count; i++)

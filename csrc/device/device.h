@@ -225,9 +225,9 @@ static inline bool mpg_device_runs_inline(const mpg_device *device) {
   return device->backend->runs_inline && mpg_device_idle(device);
 }
 
-/* Waits for a point; gives the host lock up while it blocks and looks for interrupts. Fails with the point's failure if
- * point.data, or with MPG_INTERRUPTED. */
-mpg_status mpg_point_wait(mpg_point point);
+/* Waits for a point and looks for interrupts; gives the host lock up while it blocks, or keeps it, so that nobody queues more
+ * meanwhile (but for handlers of signals). Fails with the point's failure if point.data, or with MPG_INTERRUPTED. */
+mpg_status mpg_point_wait(mpg_point point, bool keep_lock);
 /* Waits for everything submitted to this device (all devices); reports the first failure not reported before. */
 mpg_status mpg_device_wait_all(mpg_device *device);
 mpg_status mpg_wait_all(void);

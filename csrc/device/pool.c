@@ -88,13 +88,13 @@ bool mpg_uses_finished(const mpg_uses *uses, const mpg_device *owner) {
   return true;
 }
 
-mpg_status mpg_uses_wait(const mpg_uses *uses, mpg_device *owner) {
+mpg_status mpg_uses_wait(const mpg_uses *uses, mpg_device *owner, bool keep_lock) {
   enum { MOST = 64 };
   mpg_foreign_read now[MOST]; /* others may add to them, and move them, while the lock is given up */
   int count = uses->num_foreign < MOST ? uses->num_foreign : MOST;
   for (int i = 0; i < count; i++) now[i] = uses->foreign[i];
-  MPG_TRY(mpg_point_wait((mpg_point){.device = owner, .tick = uses->write > uses->read ? uses->write : uses->read}));
-  for (int i = 0; i < count; i++) MPG_TRY(mpg_point_wait((mpg_point){.device = now[i].device, .tick = now[i].tick}));
+  MPG_TRY(mpg_point_wait((mpg_point){.device = owner, .tick = uses->write > uses->read ? uses->write : uses->read}, keep_lock));
+  for (int i = 0; i < count; i++) MPG_TRY(mpg_point_wait((mpg_point){.device = now[i].device, .tick = now[i].tick}, keep_lock));
   return MPG_OK;
 }
 
@@ -200,7 +200,7 @@ static mpg_status shrink(mpg_pool *pool, size_t target, bool wait, bool give_up_
         if (!wait) continue;
         const mpg_uses *uses = &class->cached[j].uses;
         if (give_up_lock) {
-          MPG_TRY(mpg_uses_wait(uses, pool->device));
+          MPG_TRY(mpg_uses_wait(uses, pool->device, false));
           if (j >= class->count || !mpg_uses_finished(&class->cached[j].uses, pool->device)) continue;
         } else {
           mpg_tick_wait(pool->device, uses->write > uses->read ? uses->write : uses->read, false);

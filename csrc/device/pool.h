@@ -36,9 +36,9 @@ mpg_status mpg_uses_reserve(mpg_uses *uses);
 void mpg_uses_add_read(mpg_uses *uses, mpg_device *owner, mpg_device *reader, mpg_tick tick);
 /* True when nothing queued touches the block any more. */
 bool mpg_uses_finished(const mpg_uses *uses, const mpg_device *owner);
-/* Waits for the work that uses the block now (host lock given up while blocking); failures of that work are not reported. What
- * others queue meanwhile is not waited for. The block must stay: its owner, or the caller, holds it. */
-mpg_status mpg_uses_wait(const mpg_uses *uses, mpg_device *owner);
+/* Waits for the work that uses the block now, as mpg_point_wait does; failures of that work are not reported. What others queue
+ * meanwhile is not waited for. The block must stay: its owner, or the caller, holds it. */
+mpg_status mpg_uses_wait(const mpg_uses *uses, mpg_device *owner, bool keep_lock);
 
 mpg_status mpg_pool_create(mpg_device *device, mpg_pool **pool); /* new */
 void mpg_pool_destroy(mpg_pool *pool);

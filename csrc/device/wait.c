@@ -41,8 +41,8 @@ void mpg_tick_wait(mpg_device *device, mpg_tick tick, bool give_up_lock) {
   if (!mpg_tick_reached(device, tick)) wait_for(device, tick, give_up_lock, false);
 }
 
-mpg_status mpg_point_wait(mpg_point point) {
-  if (!mpg_tick_reached(point.device, point.tick)) MPG_TRY(wait_for(point.device, point.tick, true, true));
+mpg_status mpg_point_wait(mpg_point point, bool keep_lock) {
+  if (!mpg_tick_reached(point.device, point.tick)) MPG_TRY(wait_for(point.device, point.tick, !keep_lock, true));
   return point.data ? mpg_device_failure(point.device, point.tick) : MPG_OK;
 }
 
@@ -52,14 +52,14 @@ static mpg_status report_unreported(mpg_device *device) {
 }
 
 mpg_status mpg_device_wait_all(mpg_device *device) {
-  MPG_TRY(mpg_point_wait((mpg_point){.device = device, .tick = device->submitted}));
+  MPG_TRY(mpg_point_wait((mpg_point){.device = device, .tick = device->submitted}, false));
   return report_unreported(device);
 }
 
 mpg_status mpg_wait_all(void) {
   for (int i = 0; i < mpg_device_count(); i++) {
     mpg_device *device = mpg_device_at(i);
-    MPG_TRY(mpg_point_wait((mpg_point){.device = device, .tick = device->submitted}));
+    MPG_TRY(mpg_point_wait((mpg_point){.device = device, .tick = device->submitted}, false));
   }
   /* All failures count as reported then: the first one is, and reading what the others left undone says so again. */
   const mpg_cause *first = NULL;

@@ -51,23 +51,30 @@ mpg_status mpg_tensor_slice(const mpg_tensor *tensor, int64_t begin, int64_t end
 
 /* --- In and out ---------------------------------------------------------------------------------------------------- */
 
-mpg_status mpg_tensor_wait(const mpg_tensor *tensor) {
+static mpg_status wait_for_write(const mpg_tensor *tensor, bool keep_lock) {
   const mpg_storage *storage = tensor->storage;
-  return mpg_point_wait((mpg_point){.device = storage->device, .tick = storage->block.uses.write, .data = storage->version != 0});
+  return mpg_point_wait((mpg_point){.device = storage->device, .tick = storage->block.uses.write, .data = storage->version != 0}, keep_lock);
 }
+
+mpg_status mpg_tensor_wait(const mpg_tensor *tensor) { return wait_for_write(tensor, false); }
 
 static bool readable(const mpg_tensor *tensor) { return mpg_tick_reached(tensor->storage->device, tensor->storage->block.uses.write); }
 static bool writable(const mpg_tensor *tensor) { return mpg_uses_finished(&tensor->storage->block.uses, tensor->storage->device); }
 static bool is_whole(const mpg_tensor *tensor) { return mpg_tensor_bytes(tensor) == tensor->storage->size; }
 
+/* Threads that queue more than they let finish would never let this one see the end of it. */
+enum { ROUNDS_WITHOUT_LOCK = 4 };
+
 mpg_status mpg_tensor_wait_read(const mpg_tensor *tensor) {
-  do MPG_TRY(mpg_tensor_wait(tensor));
+  int round = 0;
+  do MPG_TRY(wait_for_write(tensor, round++ >= ROUNDS_WITHOUT_LOCK));
   while (!readable(tensor));
   return mpg_storage_failure(tensor->storage);
 }
 
 mpg_status mpg_tensor_wait_write(const mpg_tensor *tensor) {
-  do MPG_TRY(mpg_uses_wait(&tensor->storage->block.uses, tensor->storage->device));
+  int round = 0;
+  do MPG_TRY(mpg_uses_wait(&tensor->storage->block.uses, tensor->storage->device, round++ >= ROUNDS_WITHOUT_LOCK));
   while (!writable(tensor));
   return MPG_OK;
 }
@@ -167,7 +174,7 @@ mpg_status mpg_tensor_copy_from_host(mpg_tensor *tensor, const void *host) {
   mpg_device *device = storage->device;
   /* Part of a storage whose last write failed stays failed. */
   if (!is_whole(tensor)) MPG_TRY(mpg_tensor_wait(tensor));
-  MPG_TRY(mpg_uses_wait(&storage->block.uses, device));
+  MPG_TRY(mpg_uses_wait(&storage->block.uses, device, false));
   if (!writable(tensor)) return write_in_order(tensor, host);
   if (!is_whole(tensor)) MPG_TRY(mpg_storage_failure(storage));
   MPG_TRY(device->backend->copy_from_host(device, mpg_tensor_data(tensor), host, mpg_tensor_bytes(tensor)));

@@ -72,7 +72,8 @@ mpg_status mpg_tensor_slice(const mpg_tensor *tensor, int64_t begin, int64_t end
  * Waits for the work that writes the tensor now, and reports its failure. Others may queue more meanwhile. */
 mpg_status mpg_tensor_wait(const mpg_tensor *tensor);
 /* Waits until the tensor may be read (written) by the host at its address: looks again until nothing is left, and the lock has not
- * been given up since. Reading reports the failure of the work that wrote it. */
+ * been given up since. Where others go on queueing more, it is kept in the end. Reading reports the failure of the work that
+ * wrote it. */
 mpg_status mpg_tensor_wait_read(const mpg_tensor *tensor);
 mpg_status mpg_tensor_wait_write(const mpg_tensor *tensor);
 /* Blocking copies to and from host memory of exactly mpg_tensor_bytes, whole towards work that others queue meanwhile: they wait

@@ -144,7 +144,7 @@ static void test_wake_ups(void) { /* pauses around the length of a spin: no wake
     mpg_tick other = submit(cpu(1), nothing, NULL, 0, &(mpg_point){.device = cpu(0), .tick = tick}, 1);
     for (int64_t end = mpg_clock_ns() + i % 50 * 1000; mpg_clock_ns() < end;) continue;
     int64_t begin = mpg_clock_ns();
-    CHECK_OK(mpg_point_wait((mpg_point){cpu(1), other, true}));
+    CHECK_OK(mpg_point_wait((mpg_point){cpu(1), other, true}, false));
     CHECK(mpg_clock_ns() - begin < 10000000000);
   }
 }
@@ -160,7 +160,7 @@ static void test_waiters_are_woken(void) { /* rather than finding out when they 
   for (int i = 0; i < 20; i++) {
     int64_t begin = mpg_clock_ns();
     mpg_point first = {.device = cpu(0), .tick = submit(cpu(0), sleep_5ms, NULL, 0, NULL, 0)};
-    CHECK_OK(mpg_point_wait((mpg_point){cpu(1), submit(cpu(1), sleep_5ms, NULL, 0, &first, 1), true}));
+    CHECK_OK(mpg_point_wait((mpg_point){cpu(1), submit(cpu(1), sleep_5ms, NULL, 0, &first, 1), true}, false));
     int64_t taken = mpg_clock_ns() - begin;
     if (taken < shortest) shortest = taken;
   }
@@ -289,13 +289,13 @@ static void test_failures(void) {
   mpg_point spread = {.device = cpu(1), .tick = submit(cpu(1), add_one, &s, sizeof s, &bad, 1), .data = true};
   mpg_tick further = submit(cpu(2), add_one, &s, sizeof s, &spread, 1);
   mpg_tick fine = submit(cpu(1), add_one, &t, sizeof t, &order_only, 1);
-  CHECK(mpg_point_wait((mpg_point){cpu(2), further, true}) == MPG_VALUE_ERROR);
+  CHECK(mpg_point_wait((mpg_point){cpu(2), further, true}, false) == MPG_VALUE_ERROR);
   CHECK_TEXT("the broken thing");
   CHECK_TEXT("breaker on cpu(0)");
   CHECK_TEXT("script.py:12 in main");
   CHECK_TEXT("net0.dense1");
-  CHECK_OK(mpg_point_wait((mpg_point){cpu(2), further, false}));
-  CHECK_OK(mpg_point_wait((mpg_point){cpu(1), fine, true}));
+  CHECK_OK(mpg_point_wait((mpg_point){cpu(2), further, false}, false));
+  CHECK_OK(mpg_point_wait((mpg_point){cpu(1), fine, true}, false));
   CHECK(counter == 0 && other == 1 && discarded == 4);
   CHECK_OK(mpg_wait_all()); /* reported already */
   CHECK(mpg_device_failure(cpu(1), spread.tick) == MPG_VALUE_ERROR); /* but not forgotten */
@@ -316,7 +316,7 @@ static mpg_status signal_then_fail(mpg_run *run, void *payload) {
 static void test_failure_after_signal(void) {
   mpg_tick last;
   CHECK_OK(mpg_device_submit(cpu(0), &(mpg_submission){.name = "half", .work = signal_then_fail, .ticks = 4}, &last));
-  CHECK(mpg_point_wait((mpg_point){cpu(0), last, true}) == MPG_ERROR);
+  CHECK(mpg_point_wait((mpg_point){cpu(0), last, true}, false) == MPG_ERROR);
   CHECK_OK(mpg_device_failure(cpu(0), last - 3));
   CHECK_OK(mpg_device_failure(cpu(0), last - 2));
   CHECK(mpg_device_failure(cpu(0), last - 1) == MPG_ERROR);
@@ -331,7 +331,7 @@ static mpg_status pass_on(mpg_run *run, void *payload) {
 static void test_failure_passed_on_by_work(void) { /* keeps telling where it came from */
   mpg_point bad = {.device = cpu(0), .tick = fail_on(cpu(0)), .data = true};
   mpg_tick tick = submit(cpu(1), pass_on, &bad, sizeof bad, NULL, 0);
-  CHECK(mpg_point_wait((mpg_point){cpu(1), tick, true}) == MPG_VALUE_ERROR);
+  CHECK(mpg_point_wait((mpg_point){cpu(1), tick, true}, false) == MPG_VALUE_ERROR);
   CHECK_TEXT("breaker on cpu(0)");
   CHECK_OK(mpg_wait_all());
 }
@@ -366,10 +366,10 @@ static void test_interrupt(void) {
   _Atomic bool go = false;
   mpg_tick tick = hold(cpu(0), &go);
   atomic_store(&interrupted, true);
-  CHECK(mpg_point_wait((mpg_point){cpu(0), tick, true}) == MPG_INTERRUPTED);
+  CHECK(mpg_point_wait((mpg_point){cpu(0), tick, true}, false) == MPG_INTERRUPTED);
   CHECK(!mpg_device_idle(cpu(0)));
   atomic_store(&go, true);
-  CHECK_OK(mpg_point_wait((mpg_point){cpu(0), tick, true}));
+  CHECK_OK(mpg_point_wait((mpg_point){cpu(0), tick, true}, false));
 }
 
 /* --- Fork, exit ----------------------------------------------------------------------------------------------------------------- */
@@ -412,9 +412,9 @@ static void test_shutdown(void) {
   mpg_device_shutdown();
   mpg_device_shutdown();
   CHECK(discarded == 102);
-  CHECK_OK(mpg_point_wait((mpg_point){cpu(0), running, true}));
+  CHECK_OK(mpg_point_wait((mpg_point){cpu(0), running, true}, false));
   CHECK(mpg_device_idle(cpu(0)) && mpg_device_idle(cpu(1)));
-  mpg_status status = mpg_point_wait((mpg_point){cpu(1), waiting, true}); /* run before the stop was seen, or not at all */
+  mpg_status status = mpg_point_wait((mpg_point){cpu(1), waiting, true}, false); /* run before the stop was seen, or not at all */
   CHECK(status == MPG_OK || status == MPG_ERROR);
   CHECK(mpg_device_submit(cpu(0), &(mpg_submission){.name = "late", .work = nothing, .discard = count_discard}, NULL) == MPG_ERROR);
   CHECK_TEXT("shut down");
@@ -462,7 +462,7 @@ static void shuffled(uint64_t seed, int *log) {
     previous.device = device;
   }
   CHECK(length == 0);
-  CHECK_OK(mpg_point_wait(previous));
+  CHECK_OK(mpg_point_wait(previous, false));
   CHECK_OK(mpg_wait_all());
   CHECK(length == NOTES);
   int position[NOTES];
@@ -592,7 +592,7 @@ static void test_allocation_failures(void) {
     CHECK((status != MPG_OK) <= failed);
     if (status != MPG_OK) CHECK(status == MPG_HOST_OUT_OF_MEMORY || status == MPG_DEVICE_OUT_OF_MEMORY);
     CHECK((waited != MPG_OK) == (bad_tick != 0));
-    if (bad_tick) CHECK(mpg_point_wait((mpg_point){devices[1], bad_tick, true}) != MPG_OK);
+    if (bad_tick) CHECK(mpg_point_wait((mpg_point){devices[1], bad_tick, true}, false) != MPG_OK);
     CHECK(discarded == before + queued);
     int64_t counter = 0; /* everything works again */
     mpg_device *device = cpu((int)n * 2);
@@ -624,7 +624,7 @@ static void bench(void) {
   begin = mpg_clock_ns();
   for (int i = 0; i < 20000; i++) {
     mpg_device_submit(device, &empty, &tick);
-    mpg_point_wait((mpg_point){device, tick, true});
+    mpg_point_wait((mpg_point){device, tick, true}, false);
   }
   printf("round trip, worker awake: %.0f ns\n", (double)(mpg_clock_ns() - begin) / 20000);
   int64_t total = 0;
@@ -632,7 +632,7 @@ static void bench(void) {
     sleep_ms(2);
     begin = mpg_clock_ns();
     mpg_device_submit(device, &empty, &tick);
-    mpg_point_wait((mpg_point){device, tick, true});
+    mpg_point_wait((mpg_point){device, tick, true}, false);
     total += mpg_clock_ns() - begin;
   }
   printf("round trip, worker asleep: %.0f ns\n", (double)total / 200);

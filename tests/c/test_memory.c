@@ -129,12 +129,12 @@ static void test_many_readers(void) {
   CHECK(mpg_host_turns() == turns); /* however many they are, noting them lets nobody in */
   CHECK(block.uses.num_foreign == READERS && !mpg_uses_finished(&block.uses, device));
   atomic_store(&go[1], true);
-  CHECK_OK(mpg_point_wait((mpg_point){cpu(2), ticks[1], true}));
+  CHECK_OK(mpg_point_wait((mpg_point){cpu(2), ticks[1], true}, false));
   CHECK_OK(mpg_uses_reserve(&block.uses));
   mpg_uses_add_read(&block.uses, device, cpu(READERS + 1), 0); /* finished ones are dropped */
   CHECK(block.uses.num_foreign == READERS);
   for (int i = 0; i < READERS; i++) atomic_store(&go[i], true);
-  CHECK_OK(mpg_uses_wait(&block.uses, device));
+  CHECK_OK(mpg_uses_wait(&block.uses, device, false));
   CHECK(mpg_uses_finished(&block.uses, device));
   mpg_pool_free(device->pool, &block);
 }
