@@ -395,6 +395,23 @@ def test_from_numpy_shares():
     assert x.asnumpy().tolist() == [[7, 7, 7], [8, 8, 8]] and not source.flags.writeable
     with pytest.raises(ValueError, match="read-only"):
         nd.from_numpy(np.frombuffer(b"abcd", dtype="uint8"))
+    rows = nd.from_numpy(source[1:])  # a view of what is shared already
+    rows[0, 0] = 9
+    assert x[1].asnumpy().tolist() == [9, 8, 8] and not source.flags.writeable
+    view = source[:1]
+    source.flags.writeable = True
+    assert nd.from_numpy(view).shape == (1, 3) and source.flags.writeable and not view.flags.writeable
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "complex64", "float32"])
+def test_from_numpy_that_fails_leaves_the_array_as_it_was(dtype):
+    source = np.ones((4, 4), dtype)
+    for refused in (source.T[1:], source) if dtype != "float32" else (source.T[1:],):
+        with pytest.raises(ValueError):
+            nd.from_numpy(refused)
+        assert refused.flags.writeable and source.flags.writeable
+    with pytest.raises(TypeError, match="not list"):
+        nd.from_numpy([1, 2])
 
 
 def test_storage_is_dense():

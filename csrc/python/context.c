@@ -269,7 +269,7 @@ static PyObject *set_memory_limit(PyObject *module, PyObject *args) {
   if (device == NULL) return NULL;
   Py_ssize_t bytes = 0;
   if (limit != Py_None) {
-    bytes = PyIndex_Check(limit) ? PyNumber_AsSsize_t(limit, PyExc_OverflowError) : -1;
+    bytes = PyIndex_Check(limit) ? PyNumber_AsSsize_t(limit, NULL) : -1; /* beyond the largest: the largest */
     if (bytes == -1 && PyErr_Occurred()) return NULL;
     if (bytes < 0)
       return PyErr_Format(mpg_py->errors[PyIndex_Check(limit) ? MPG_VALUE_ERROR : MPG_TYPE_ERROR],

@@ -21,8 +21,8 @@ mpg_status mpg_shape_check(const mpg_shape *shape, mpg_dtype dtype, size_t *byte
     if (dim == 0)
       empty = true;
     else if (!mpg_size_mul(size, (size_t)dim, &size) || size > INT64_MAX)
-      return mpg_fail(MPG_VALUE_ERROR, "shape %s of %s is too large: its size in bytes does not fit in 63 bits",
-                      mpg_shape_text(shape, text, sizeof text), mpg_dtype_name(dtype));
+      return mpg_fail(MPG_VALUE_ERROR, "shape %s is too large: its size in bytes does not fit in 63 bits",
+                      mpg_shape_text(shape, text, sizeof text));
   }
   if (bytes) *bytes = empty ? 0 : size;
   return MPG_OK;

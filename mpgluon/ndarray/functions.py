@@ -106,18 +106,29 @@ def from_numpy(ndarray, zero_copy=True, array_cls=NDArray):
     The NumPy array is made read-only while memory is shared; it may have been before, by an earlier call or otherwise. ValueError
     when it is not contiguous, or its memory can't be written (a file mapped for reading, an immutable object).
     """
+    if not isinstance(ndarray, np.ndarray):
+        raise TypeError(f"from_numpy takes a NumPy array, not {type(ndarray).__name__}; nd.array takes other things, too")
     if not zero_copy:
         return array(ndarray, dtype=ndarray.dtype)
     if not ndarray.flags["C_CONTIGUOUS"]:
         raise ValueError("from_numpy: only C-contiguous arrays can be shared; pass zero_copy=False or numpy.ascontiguousarray(a)")
+    owner = ndarray
+    while isinstance(owner.base, np.ndarray):
+        owner = owner.base
+    arrays = [ndarray] if owner is ndarray else [ndarray, owner]  # a view can be made writable where its owner is
+    before = [a.flags["WRITEABLE"] for a in arrays]
     try:
-        ndarray.flags["WRITEABLE"] = True  # NumPy refuses where the memory itself is read-only
-    except ValueError:
-        raise ValueError("from_numpy: the array's memory is read-only and can't be shared; pass zero_copy=False") from None
-    try:
-        return from_dlpack(ndarray)
+        try:
+            for a in reversed(arrays):
+                a.flags["WRITEABLE"] = True  # NumPy refuses where the memory itself is read-only
+        except ValueError:
+            raise ValueError("from_numpy: the array's memory is read-only and can't be shared; pass zero_copy=False") from None
+        shared = from_dlpack(ndarray)
+        before[0] = False
+        return shared
     finally:
-        ndarray.flags["WRITEABLE"] = False
+        for a, writable in zip(arrays, before):
+            a.flags["WRITEABLE"] = writable
 
 
 _KINDS = ("add", "subtract", "multiply", "divide", "modulo", "power", "equal", "not_equal", "greater", "greater_equal", "lesser", "lesser_equal", "maximum",
