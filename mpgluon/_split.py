@@ -442,7 +442,7 @@ class Split:
     def unbind(self):
         """As of a `_core.CachedOp`; nothing is bound."""
 
-    def recapture(self, place, array):
+    def recapture(self, pairs):
         """As of a `_core.CachedOp`; it always takes another trace."""
         return False
 

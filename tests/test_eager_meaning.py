@@ -1,7 +1,9 @@
 """Eager execution is the meaning of a block, and its hybridized form has it: values, gradients of all orders, and what shares memory with what."""
 
+import collections
 import gc
 import itertools
+import types
 
 import numpy as np
 import pytest
@@ -526,6 +528,104 @@ def test_captured_arrays_are_found_again():
         assert net.compiled()[0]["calls"] == kept + 1  # without another trace
         net.hybridize(False)
         assert np.array_equal(found, net(x).asnumpy()) and not np.array_equal(found, eager)
+
+
+class Ring(gluon.HybridBlock):
+    """Keeps arrays that change places with each other."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.ring = array(1), array(2), [array(3), array(4), array(5)]
+        self.alias, self.whole = self.a, array(6, (3, 2, 3))
+        self.row = self.whole[1]
+        self.first, self.second = Net(lambda F, x, w, c: x + c, array(7)), Net(lambda F, x, w, c: x * c)
+        self.second.captured = self.first.captured
+
+    def hybrid_forward(self, F, x):
+        return self.second(self.first(x * self.a - self.b)) + self.ring[0] * x - self.ring[1] * 2 + self.row
+
+
+def test_captured_arrays_that_change_places():
+    def exchange(net):
+        net.a, net.b = net.b, net.a
+
+    changes = {
+        "exchanged": exchange,
+        "rotated": lambda net: net.ring.insert(0, net.ring.pop()),
+        "reversed": lambda net: net.ring.reverse(),
+        "one place of two, not used": lambda net: setattr(net, "alias", array(next(seeds))),
+        "one place of two, used": lambda net: setattr(net, "a", net.b.copy()),
+        "one block of two": lambda net: setattr(net.second, "captured", array(next(seeds))),
+        "made one": lambda net: setattr(net, "a", net.b),
+        "and two again": lambda net: setattr(net, "b", array(next(seeds))),
+        "what a view was of": lambda net: setattr(net, "whole", array(next(seeds), (3, 2, 3))),
+        "the view": lambda net: setattr(net, "row", net.whole[2]),
+        "both": lambda net: (setattr(net, "alias", array(next(seeds))), setattr(net, "a", net.alias)),
+    }
+    net, x, seeds = Ring(), array(0), itertools.count(20)
+    net.hybridize(exact=True)
+    for name in [*changes, *changes]:
+        for change in (name, "exchanged", "rotated", "exchanged", name):
+            net(x)
+            changes[change](net)
+            assert np.array_equal(net(x).asnumpy(), net.hybrid_forward(nd, x).asnumpy()), (name, change)
+    net.a, net.b, net.alias = array(1), array(2), None
+    net(x)
+    traced = net.compiled()[0]["calls"]
+    exchange(net)
+    net.ring.reverse()
+    assert np.array_equal(net(x).asnumpy(), net.hybrid_forward(nd, x).asnumpy()) and net.compiled()[0]["calls"] == traced + 1  # without another trace
+
+
+class Settings:
+    __slots__ = ("mask",)
+    scale = None
+
+
+class OfAClass(gluon.HybridBlock):
+    offset, queue, settings = None, collections.deque(), Settings()
+    where = types.ModuleType("where_arrays_are")
+
+    @staticmethod
+    def scaled(x):
+        return x * Settings.scale
+
+    @property
+    def mask(self):
+        return self.settings.mask * GLOBAL[0]
+
+    def helper(self, x, *, factor=[None]):
+        return x * self.mask + self.queue[0] * factor[0]
+
+    def hybrid_forward(self, F, x):
+        return self.scaled(x) + self.helper(x) * where.table["a"] + self.offset
+
+
+where = OfAClass.where
+
+
+def test_captured_arrays_are_found_in_classes():
+    class Derived(OfAClass):
+        pass
+
+    places = {
+        "class": lambda value: setattr(Settings, "scale", value),
+        "slot": lambda value: setattr(OfAClass.settings, "mask", value),
+        "queue": lambda value: (OfAClass.queue.clear(), OfAClass.queue.append(value)),
+        "default by name": lambda value: OfAClass.helper.__kwdefaults__["factor"].__setitem__(0, value),
+        "module": lambda value: where.__dict__.update(table={"a": value}),
+        "class of the block": lambda value: setattr(OfAClass, "offset", value),
+        "derived class": lambda value: setattr(Derived, "offset", value),
+        "block": lambda value: setattr(net, "offset", value),
+    }
+    net, x = Derived(), array(0)
+    for number, place in enumerate(list(places.values())[:6]):
+        place(array(number))
+    net.hybridize(exact=True)
+    for number, (name, place) in enumerate(places.items()):
+        net(x)
+        place(array(30 + number))
+        assert np.array_equal(net(x).asnumpy(), net.hybrid_forward(nd, x).asnumpy()), name
 
 
 def test_captured_arrays_of_other_shapes_and_kinds():

@@ -364,7 +364,7 @@ def replaced_within(skip, captured):
         state["left"] = 1 << 30
         del state["ballast"]
         if captured:
-            assert call.recapture(fixed._place, state["after"])
+            assert call.recapture([(fixed._place, state["after"])])
         _core.replace_array(fixed, state["after"])
         state["others"] = [nd.full((100, 100), 777, ctx=ctx) for _ in range(8)]  # where the former array was, if it went
 

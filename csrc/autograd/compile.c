@@ -365,11 +365,14 @@ fail:
   return status;
 }
 
-bool mpg_compiled_recapture(mpg_compiled *c, const mpg_captured *place, const mpg_array *array, bool recording, bool change) {
+bool mpg_compiled_recapture(mpg_compiled *c, const mpg_captured *captured, size_t count, bool recording, bool change) {
   for (uint32_t i = 0; i < c->num_constants; i++) {
     mpg_array *constant = &c->constants[i];
     const mpg_tensor *tensor = &constant->tensor;
-    if (tensor->storage != place->storage || constant->trace) continue;
+    const mpg_captured *place = captured;
+    while (place < captured + count && place->storage != tensor->storage) place++;
+    if (place == captured + count || constant->trace) continue;
+    const mpg_array *array = place->array;
     bool whole = constant->node == place->node && tensor->offset == place->offset && mpg_shape_equal(&tensor->desc.shape, &array->tensor.desc.shape);
     mpg_tape_node *node = whole ? array->node : NULL;
     size_t ahead = tensor->offset - place->offset; /* of a view, within the array */

@@ -151,14 +151,15 @@ typedef struct mpg_compile_options {
 mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_inputs, mpg_array *const *outputs, uint32_t num_outputs,
                        const mpg_compile_options *options, mpg_compiled **compiled); /* new */
 void mpg_compiled_release(mpg_compiled *compiled);
-/* Where a captured array was: its memory and its place on the tape, only to be compared. */
+/* Where a captured array was, its memory and its place on the tape, only to be compared; and the one that is to be read for it. */
 typedef struct mpg_captured {
   const void *storage;
   size_t offset;
   const void *node;
+  const mpg_array *array;
 } mpg_captured;
-/* Whether the array can stand for the constant that was there, and for views of it; with `change`, it does. recording: while autograd is. */
-bool mpg_compiled_recapture(mpg_compiled *compiled, const mpg_captured *place, const mpg_array *array, bool recording, bool change);
+/* Whether the arrays can stand for the constants that were there, and for views of them; with `change`, they do. recording: while autograd is. */
+bool mpg_compiled_recapture(mpg_compiled *compiled, const mpg_captured *captured, size_t count, bool recording, bool change);
 
 /* budget.c: gives regions to nodes until the plan fits the budget, computing as little again as it can. Fails, naming the bytes
  * needed on each device, when it can't. */

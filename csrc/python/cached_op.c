@@ -291,28 +291,44 @@ static PyObject *bind_arrays(cached_op *self, PyObject *arrays, bool unbound) {
   Py_RETURN_NONE;
 }
 
-/* Whether all compiled calls can take the array for the captured one that was at `place`; they do. */
-static bool recapture(cached_op *self, const mpg_captured *place, const mpg_array *array, bool change) {
+/* Whether all compiled calls can take the arrays for those that they captured; they do. */
+static bool recapture(cached_op *self, const mpg_captured *captured, size_t count, bool change) {
   for (uint32_t i = 0; i < self->cache->count; i++) {
     const mpg_cache_entry *entry = &self->cache->entries[i];
-    if (!mpg_compiled_recapture(entry->compiled, place, array, entry->recording, change)) return false;
+    if (!mpg_compiled_recapture(entry->compiled, captured, count, entry->recording, change)) return false;
   }
   return true;
 }
 
-static PyObject *cached_op_recapture(PyObject *object, PyObject *args) {
-  cached_op *self = (cached_op *)object;
+static int captured_from(PyObject *pair, mpg_captured *captured) {
   PyObject *storage, *node, *item;
   Py_ssize_t offset;
-  if (!PyArg_ParseTuple(args, "(OnO)O:recapture", &storage, &offset, &node, &item)) return NULL;
-  mpg_captured place = {PyLong_AsVoidPtr(storage), (size_t)offset, PyLong_AsVoidPtr(node)};
-  const mpg_array *array = PyErr_Occurred() ? NULL : mpg_py_expect_array(item, "recapture");
-  if (array == NULL) return NULL;
-  if (mpg_py_expect_value(array, "recapture") < 0) return NULL;
-  bool possible = recapture(self, &place, array, false);
-  if (possible) recapture(self, &place, array, true);
+  if (!PyTuple_Check(pair)) return PyErr_SetString(PyExc_TypeError, "recapture: pairs of a place and an array are needed"), -1;
+  if (!PyArg_ParseTuple(pair, "(OnO)O:recapture", &storage, &offset, &node, &item)) return -1;
+  *captured = (mpg_captured){PyLong_AsVoidPtr(storage), (size_t)offset, PyLong_AsVoidPtr(node), NULL};
+  captured->array = PyErr_Occurred() ? NULL : mpg_py_expect_array(item, "recapture");
+  return captured->array == NULL || mpg_py_expect_value(captured->array, "recapture") < 0 ? -1 : 0;
+}
+
+static PyObject *cached_op_recapture(PyObject *object, PyObject *pairs) {
+  cached_op *self = (cached_op *)object;
+  PyObject *items = PySequence_Tuple(pairs), *result = NULL;
+  size_t count = items != NULL ? (size_t)PyTuple_GET_SIZE(items) : 0;
+  mpg_captured *captured = items != NULL ? PyMem_Malloc((count + 1) * sizeof *captured) : NULL;
+  if (captured == NULL) {
+    if (items != NULL) PyErr_NoMemory();
+    goto done;
+  }
+  for (size_t i = 0; i < count; i++)
+    if (captured_from(PyTuple_GET_ITEM(items, (Py_ssize_t)i), &captured[i]) < 0) goto done;
+  bool possible = recapture(self, captured, count, false);
+  if (possible) recapture(self, captured, count, true);
   if (possible) note_binding(self); /* a new number: nobody counts on what was bound */
-  return PyBool_FromLong(possible);
+  result = PyBool_FromLong(possible);
+done:
+  PyMem_Free(captured);
+  Py_XDECREF(items);
+  return result;
 }
 
 /* --- Looking inside ----------------------------------------------------------------------------------------------- */
@@ -714,9 +730,9 @@ static PyMethodDef cached_op_methods[] = {
      "bind(arrays)\n--\n\nMakes `arrays`, a list, the last inputs of every call from now on: calls pass the rest only, and do not look at these\n"
      "arrays again while they stay the same objects. [] binds nothing. The inputs of `trace` are still all of them."},
     {"unbind", cached_op_unbind, METH_NOARGS, "unbind()\n--\n\nGives up what is bound; calls do nothing and return None until `bind` binds anew."},
-    {"recapture", cached_op_recapture, METH_VARARGS,
-     "recapture(place, array)\n--\n\nFrom now on calls read `array` for the captured one whose `_place` was `place`, and for views of it. False, and nothing has changed,\n"
-     "where that takes another trace: its shape, dtype or device is another one, or a gradient is wanted that was not."},
+    {"recapture", cached_op_recapture, METH_O,
+     "recapture(pairs)\n--\n\nFrom now on calls read, for each pair `(place, array)`, `array` for the captured one whose `_place` was `place`, and for views of it.\n"
+     "False, and nothing has changed, where that takes another trace: a shape, dtype or device is another one, or a gradient is wanted that was not."},
     {"dump", cached_op_dump, METH_NOARGS, "dump()\n--\n\nThe graphs as text, one line a node, most recently used signature first."},
     {"groups", cached_op_groups, METH_NOARGS, "groups()\n--\n\nThe fused groups of all programs as text: domains, members, and which values have memory."},
     {"clear", cached_op_clear, METH_NOARGS, "clear()\n--\n\nForgets everything compiled; the next call traces anew."},

@@ -1,30 +1,37 @@
 """Arrays from outside that a block uses when it is traced: where they are kept, so that later calls use what is kept there then.
 
 What is written into such an array is seen by compiled calls anyway. Another array in its place (``block.mask = new``) is looked for before each call, where the
-array was found when the block was traced: in the blocks' attributes, in variables that their functions see, and in lists, dicts, tuples and plain objects
-there.
+array was found when the block was traced: in attributes of the blocks and their classes, in variables that their functions see, and in lists, dicts, tuples,
+modules, classes and plain objects there.
 """
 
+import collections
 import functools
+import sys
 import types
+
+import numpy as np
 
 from .. import ndarray as nd
 from .parameter import Parameter, ParameterDict
 
 # How many objects are looked at, and how far behind an attribute or variable.
 _OBJECTS, _DEPTH = 20000, 6
+# What leads to no array of the user's: values, and functions, classes and modules of these packages.
+_VALUES = (type(None), bool, int, float, complex, str, bytes, bytearray, range, np.ndarray, np.generic, types.BuiltinFunctionType)
+_PACKAGES = sys.stdlib_module_names | {"mpgluon", "numpy"}
 
 
 class Captured:
-    """One array, and how to find it again: `keys` lead to it from `root`, one at a time."""
+    """A place where a captured array is kept: `keys` lead to it from `root`, one at a time. The array may be kept in others, too."""
 
     __slots__ = ("root", "keys", "array", "place")
 
     def __init__(self, root, keys, array):
         self.root, self.keys = root, keys
-        self._note(array)
+        self.note(array)
 
-    def _note(self, array):
+    def note(self, array):
         self.array, self.place = array, array._place
 
     def current(self):
@@ -37,17 +44,37 @@ class Captured:
             return None
         return value if isinstance(value, nd.NDArray) else None
 
-    def renew(self, op):
-        """Makes calls of `op` use the array that is there now. False where that takes another trace."""
-        array, former = self.current(), self.array
-        if array is former and array._place == self.place:
-            return True
-        if array is None or array._traced or (array.shape, array.dtype, array.context) != (former.shape, former.dtype, former.context):
-            return False
-        if op is None or not op.recapture(self.place, array):
-            return False
-        self._note(array)
+
+def are_current(places, op):
+    """Whether calls of `op` use the arrays that are in these places now. It is made so where it is plain which stands for which: where all
+    places that had a captured array's memory have the same other one, and no two captured arrays come to share memory. False: it takes
+    another trace."""
+    for captured in places:
+        array = captured.current()
+        if array is not captured.array or array._place != captured.place:
+            break
+    else:
         return True
+    now = [captured.current() for captured in places]
+    memory, renewed = {}, []
+    for captured, array in zip(places, now):
+        memory.setdefault(captured.place[0], []).append((captured, array))
+    for kept in memory.values():
+        former, array = kept[0]
+        if all([a is captured.array and a._place == captured.place for captured, a in kept]):
+            continue
+        if array is None or array._traced or any([a is not array or captured.place != former.place for captured, a in kept]):
+            return False
+        if (array.shape, array.dtype, array.context) != (former.array.shape, former.array.dtype, former.array.context):
+            return False
+        renewed.append((former.place, array))
+    if len({kept[0][1]._place[0] for kept in memory.values()}) < len(memory):
+        return False
+    if op is None or not op.recapture(renewed):
+        return False
+    for captured, array in zip(places, now):
+        captured.note(array)
+    return True
 
 
 def _item(container, key):
@@ -55,7 +82,15 @@ def _item(container, key):
 
 
 def _attribute(value, name):
-    return vars(value)[name]
+    """An attribute of an object or class as it is kept: no property is computed, and no function bound."""
+    own = getattr(value, "__dict__", ())
+    if name in own:
+        return own[name]
+    for kind in (value if isinstance(value, type) else type(value)).__mro__:
+        if name in kind.__dict__:
+            found = kind.__dict__[name]
+            return found.__get__(value) if isinstance(found, types.MemberDescriptorType) else found  # of __slots__
+    raise AttributeError(name)
 
 
 def _cell(function, index):
@@ -66,8 +101,8 @@ def _global(function, name):
     return function.__globals__[name]
 
 
-def _default(function, index):
-    return function.__defaults__[index]
+def _default(function, key):
+    return function.__defaults__[key] if isinstance(key, int) else function.__kwdefaults__[key]
 
 
 def _names(code):
@@ -79,36 +114,57 @@ def _names(code):
     return names
 
 
+def _of_a_package(value):
+    """Whether a function, class or module is of a package that keeps no arrays of the user's."""
+    module = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
+    return isinstance(module, str) and module.partition(".")[0] in _PACKAGES
+
+
+def _class_parts(kind, value):
+    """What a class, or `value` of it, has of the class and those that it derives from."""
+    parts = {}
+    for base in kind.__mro__:
+        if not _of_a_package(base):
+            for name in base.__dict__:
+                if name not in parts and not (name.startswith("__") and name != "__call__"):
+                    try:
+                        parts[name] = (_attribute, name, _attribute(value, name))
+                    except AttributeError:
+                        pass  # a slot without a value
+    return list(parts.values())
+
+
 def _parts(value, names):
     """(get, key, part) of what may lead to an array."""
     if isinstance(value, dict):
         return [(_item, key, part) for key, part in list(value.items())]
-    if isinstance(value, (list, tuple)):
-        return [(_item, key, part) for key, part in enumerate(value)]
+    if isinstance(value, (list, tuple, collections.deque)):
+        return [(_item, key, part) for key, part in enumerate(list(value))]
     if isinstance(value, types.FunctionType):
-        names = _names(value.__code__)
         parts = [(_global, name, value.__globals__[name]) for name in sorted(names) if name in value.__globals__]
         for index, cell in enumerate(value.__closure__ or ()):
             try:
                 parts.append((_cell, index, cell.cell_contents))
             except ValueError:
                 pass  # the variable has no value yet
-        return parts + [(_default, index, part) for index, part in enumerate(value.__defaults__ or ())]
+        defaults = [*enumerate(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).items()]
+        return parts + [(_default, key, part) for key, part in defaults] + [(_attribute, name, part) for name, part in list(vars(value).items())]
     if isinstance(value, types.MethodType):
         return [(getattr, "__self__", value.__self__), (getattr, "__func__", value.__func__)]
+    if isinstance(value, (staticmethod, classmethod)):
+        return [(getattr, "__func__", value.__func__)]
+    if isinstance(value, property):
+        return [(getattr, "fget", value.fget)]
     if isinstance(value, functools.partial):
         return [(getattr, name, getattr(value, name)) for name in ("func", "args", "keywords")]
     if isinstance(value, types.ModuleType):
-        return [(_attribute, name, vars(value)[name]) for name in sorted(names) if isinstance(vars(value).get(name), nd.NDArray)]
-    if isinstance(value, (type, Parameter, ParameterDict)) or not hasattr(value, "__dict__"):
+        return [(_attribute, name, vars(value)[name]) for name in sorted(names) if name in vars(value)]
+    if isinstance(value, (Parameter, ParameterDict)):
         return []
-    parts = [(_attribute, name, part) for name, part in list(vars(value).items())]
-    functions = [getattr(type(value), name, None) for name in ("hybrid_forward", "forward", "__call__")]
-    return parts + [(_method, name, function) for name, function in zip(("hybrid_forward", "forward", "__call__"), functions) if isinstance(function, types.FunctionType)]
-
-
-def _method(value, name):
-    return getattr(type(value), name)
+    if isinstance(value, type):
+        return _class_parts(value, value)
+    own = [(_attribute, name, part) for name, part in list(getattr(value, "__dict__", {}).items())]
+    return own + _class_parts(type(value), value)
 
 
 def find(block, arrays):
@@ -117,14 +173,15 @@ def find(block, arrays):
     found, seen, queue = [], {id(block)}, [(block, (), frozenset())]
     for value, keys, names in queue:  # it grows
         if isinstance(value, types.FunctionType):
-            names = _names(value.__code__)
+            names = frozenset(_names(value.__code__))
         for get, key, part in _parts(value, names):
+            mark = (id(part), names) if isinstance(part, types.ModuleType) else id(part)  # of a module only what a function names
             if isinstance(part, nd.NDArray):
                 if not part._traced and part._place[0] in memory:
                     found.append(Captured(block, (*keys, (get, key)), part))
-            elif id(part) not in seen and len(seen) < _OBJECTS and (len(keys) < _DEPTH or hasattr(part, "_children")):
-                if isinstance(part, types.FunctionType) and part.__module__ and part.__module__.startswith("mpgluon."):
-                    continue
-                seen.add(id(part))
+            elif isinstance(part, _VALUES) or mark in seen or len(seen) >= _OBJECTS or not (len(keys) < _DEPTH or hasattr(part, "_children")):
+                pass
+            elif not (isinstance(part, (types.FunctionType, types.ModuleType, type)) and _of_a_package(part)):
+                seen.add(mark)
                 queue.append((part, (*keys, (get, key)), names))
     return found

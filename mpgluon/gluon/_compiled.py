@@ -111,7 +111,7 @@ class _Signature:
 
     def is_current(self):
         """Whether calls use the arrays that are now where those were that it captured. False: it takes another trace."""
-        return all([captured.renew(self.op) for captured in self.captured])
+        return _captured.are_current(self.captured, self.op)
 
     def bind(self):
         """Makes the parameters' arrays inputs of every call, until one of the parameters gets others."""

@@ -530,8 +530,8 @@ class HybridBlock(Block):
         """Turns compilation of this block and its descendants on or off.
 
         A hybridized block does what it does eagerly. Arrays that it uses besides its arguments and parameters are read in every call, and found again where the
-        block, its functions' variables, or lists and dicts there keep them; their values can't be read (``asscalar``) while it is traced. Everything else, such
-        as numbers in attributes, is what it was when the block was traced.
+        block, its class, its functions' variables, or lists, dicts and objects there keep them; their values can't be read (``asscalar``) while it is traced.
+        Everything else, such as numbers in attributes, is what it was when the block was traced.
 
         Parameters
         ----------
