@@ -3,8 +3,7 @@
     python benchmarks/ops.py [--threads 2] [--rounds 5] [--only WORDS ...] [--above 1.2] [--json FILE [--add]]
 
 Two processes take turns, op by op and round by round; the least time of all rounds counts, as whatever else the machine does only adds to it.
-With --threads 1 time is what the
-processors have worked for a process. The cases are those of ops_cases.py.
+The cases are those of ops_cases.py.
 """
 
 import argparse

@@ -1,21 +1,16 @@
 """Single ops, as mpgluon and as PyTorch write them: what benchmarks/ops.py times.
 
-An expression is evaluated in the process of its library, with the inputs by name (x, y, ...) and F: `mpgluon.nd` or
-`torch.nn.functional`. Inputs are drawn alike: floats from the normal distribution, integers from 0 to 100.
+An expression is evaluated in the process of its library, with the inputs by name (x, y, ...), F (`mpgluon.nd` or
+`torch.nn.functional`) and step(function, *arrays), which is a training step: function's result with gradients of the arrays, of which it
+gives the first one's. Inputs are drawn alike: floats from the normal distribution, integers from 0 to 100.
 """
 
-import time
 from typing import NamedTuple
 
 import numpy as np
 
 
 SPAN = 5e-4  # seconds of calls before a wait: short, so that some fall between what else the machine does
-
-
-def clock_of(threads):
-    """One thread is timed by what the processors have worked for the process, which other programs hardly change; several by the clock."""
-    return time.process_time if threads == 1 else time.perf_counter
 
 
 class Case(NamedTuple):
@@ -206,6 +201,69 @@ def products():
     yield pair("product", "dot", ((1000000,), (1000000,)), "F.dot(x, y)", "x @ y")
 
 
+def wholes():
+    """Integers, and ops that look for elements."""
+    for dtype in ("int32", "int64", "int8", "uint8"):
+        for axis in (0, 1):
+            yield single("whole", "max", WIDE, f"F.max(x, axis={axis})", f"x.amax({axis})", dtype, f" axis {axis}")
+            yield single("whole", "sum", WIDE, f"F.sum(x, axis={axis})", f"x.sum({axis}, dtype=torch.{dtype})", dtype, f" axis {axis}")
+            yield single("whole", "argmax", WIDE, f"F.argmax(x, axis={axis})", f"x.argmax({axis})", dtype, f" axis {axis}")
+        yield single("whole", "max", IMAGES, "F.max(x, axis=(2, 3))", "x.amax((2, 3))", dtype, " axis (2, 3)")
+        yield single("whole", "prod", WIDE, "F.prod(x, axis=1)", f"x.prod(1, dtype=torch.{dtype})", dtype, " axis 1")
+    for dtype in ("float64", "float16", "bfloat16"):
+        for axis in (0, 1):
+            yield single("whole", "argmax", WIDE, f"F.argmax(x, axis={axis})", f"x.argmax({axis})", dtype, f" axis {axis}")
+    for shape, k in ((WIDE, 5), (TALL, 2), ((100, 10000), 10)):
+        yield single("whole", f"topk of {k}", shape, f"F.topk(x, k={k}, ret_typ='value')", f"x.topk({k}).values")
+    for shape in (WIDE, TALL, (1, 1000000), (10000, 100)):
+        yield single("whole", "sort", shape, "F.sort(x)", "x.sort().values")
+        yield single("whole", "argsort", shape, "F.argsort(x)", "x.argsort(stable=True)")
+    yield single("whole", "sort", WIDE, "F.sort(x, axis=0)", "x.sort(0).values", where=" axis 0")
+    yield single("whole", "sort", WIDE, "F.sort(x)", "x.sort().values", "int32")
+
+
+def steps():
+    rows = (("x", (4096, 256), "float32"), ("g", (256,), "float32"), ("b", (256,), "float32"))
+    for dtype in ("float32", "float64", "float16", "bfloat16"):
+        inputs, titled = tuple((name, shape, dtype) for name, shape, _ in rows), "" if dtype == "float32" else f", {dtype}"
+        yield Case("step", f"LayerNorm, 4096x256{titled}", inputs, "step(F.LayerNorm, x, g, b)", "step(lambda x, g, b: F.layer_norm(x, (256,), g, b), x, g, b)")
+        if dtype != "float32":
+            yield Case("step", f"LayerNorm forward, 4096x256{titled}", inputs, "F.LayerNorm(x, g, b)", "F.layer_norm(x, (256,), g, b)")
+    for m, n in ((64, 4096), (100000, 16), (512, 768), (16384, 64)):
+        inputs = (("x", (m, n), "float32"), ("g", (n,), "float32"), ("b", (n,), "float32"))
+        yield Case("step", f"LayerNorm forward, {m}x{n}", inputs, "F.LayerNorm(x, g, b)", f"F.layer_norm(x, ({n},), g, b)")
+        yield Case("step", f"LayerNorm, {m}x{n}", inputs, "step(F.LayerNorm, x, g, b)", f"step(lambda x, g, b: F.layer_norm(x, ({n},), g, b), x, g, b)")
+    images = (16, 64, 28, 28)
+    inputs = (("x", images, "float32"), ("g", (64,), "float32"), ("b", (64,), "float32"))
+    grouped = (("x", images, "float32"), ("g", (64,), "float32"), ("b", (64,), "float32"))
+    yield Case("step", f"InstanceNorm, {size(images)}", inputs, "step(lambda x, g, b: F.InstanceNorm(x, g, b, eps=1e-5), x, g, b)", "step(lambda x, g, b: F.instance_norm(x, weight=g, bias=b), x, g, b)")
+    yield Case("step", f"InstanceNorm forward, {size(images)}", inputs, "F.InstanceNorm(x, g, b, eps=1e-5)", "F.instance_norm(x, weight=g, bias=b)")
+    statistics = (*grouped, ("m", (64,), "float32"), ("v", (64,), "float32"))
+    ours, theirs = "step(lambda x, g, b: F.BatchNorm(x, g, b, m, v, fix_gamma=False, eps=1e-5), x, g, b)", "step(lambda x, g, b: F.batch_norm(x, m, v, g, b, True), x, g, b)"
+    yield Case("step", f"BatchNorm, {size(images)}", statistics, ours, theirs)
+    for dtype in ("float32", "float64", "float16"):
+        for axis in (0, 1):
+            yield single("step", "softmax", WIDE, f"step(lambda x: F.softmax(x, axis={axis}), x)", f"step(lambda x: x.softmax({axis}), x)", dtype, f" axis {axis}")
+            yield single("step", "log_softmax", WIDE, f"step(lambda x: F.log_softmax(x, axis={axis}), x)", f"step(lambda x: x.log_softmax({axis}), x)", dtype, f" axis {axis}")
+    for op in ("sum", "mean", "max", "norm"):
+        yield single("step", op, WIDE, f"step(lambda x: F.{op}(x, axis=1), x)", f"step(lambda x: {REDUCTIONS[op].format(1)}, x)", where=" axis 1")
+    yield single("step", "cumsum", WIDE, "step(lambda x: F.cumsum(x, axis=1), x)", "step(lambda x: x.cumsum(1), x)", where=" axis 1")
+    inputs = (("x", (10000, 64), "float32"), ("i", (20000,), "int64"))
+    yield Case("step", "embedding", inputs, "step(lambda x: F.Embedding(i, x, 10000, 64), x)", "step(lambda x: F.embedding(i, x), x)")
+    yield Case("step", "take", inputs, "step(lambda x: F.take(x, i), x)", "step(lambda x: x[i], x)")
+    inputs = (("x", (1000, 64), "float32"), ("i", (1000, 1), "int64"))
+    yield Case("step", "pick", inputs, "step(lambda x: F.pick(x, i.reshape((-1,)) % 64), x)", "step(lambda x: x.gather(1, i % 64), x)")
+    for kernel, stride in ((2, 2), (3, 1), (5, 5)):
+        window = f"kernel=({kernel},), stride=({stride},)"
+        yield single("step", f"max pool 1D, {kernel} by {stride}", (8, 64, 1000), f"step(lambda x: F.Pooling(x, {window}, pool_type='max'), x)", f"step(lambda x: F.max_pool1d(x, {kernel}, {stride}), x)")
+        yield single("step", f"average pool 1D, {kernel} by {stride}", (8, 64, 1000), f"step(lambda x: F.Pooling(x, {window}, pool_type='avg'), x)", f"step(lambda x: F.avg_pool1d(x, {kernel}, {stride}), x)")
+        window = f"kernel=({kernel}, {kernel}), stride=({stride}, {stride})"
+        yield single("step", f"max pool 2D, {kernel} by {stride}", (8, 64, 56, 56), f"step(lambda x: F.Pooling(x, {window}, pool_type='max'), x)", f"step(lambda x: F.max_pool2d(x, {kernel}, {stride}), x)")
+        yield single("step", f"average pool 2D, {kernel} by {stride}", (8, 64, 56, 56), f"step(lambda x: F.Pooling(x, {window}, pool_type='avg'), x)", f"step(lambda x: F.avg_pool2d(x, {kernel}, {stride}), x)")
+    yield single("step", "global average pool", (8, 512, 14, 14), "step(lambda x: F.Pooling(x, global_pool=True, pool_type='avg'), x)", "step(lambda x: F.adaptive_avg_pool2d(x, 1), x)")
+    yield single("step", "global max pool", (8, 512, 14, 14), "step(lambda x: F.Pooling(x, global_pool=True, pool_type='max'), x)", "step(lambda x: F.adaptive_max_pool2d(x, 1), x)")
+
+
 def moves():
     for axis in (0, 1, 2, 3):
         yield single("move", "repeat by 2", IMAGES, f"F.repeat(x, repeats=2, axis={axis})", f"x.repeat_interleave(2, {axis})", where=f" axis {axis}")
@@ -220,7 +278,19 @@ def moves():
     yield single("move", "slice_axis", WIDE, "F.slice_axis(x, axis=1, begin=100, end=900)", "x[:, 100:900].contiguous()")
     yield single("move", "pad", (64, 32, 28, 28), "F.pad(x, mode='constant', pad_width=(0, 0, 0, 0, 1, 1, 1, 1))", "F.pad(x, (1, 1, 1, 1))")
     yield single("move", "one hot", (100000,), "F.one_hot(x, 100)", "F.one_hot(x.long(), 100).float()", "int32")
+    for dtype in ("float64", "float16", "uint8"):
+        yield single("move", "transpose", WIDE, "F.transpose(x)", "x.T.contiguous()", dtype)
+    yield single("move", "transpose", IMAGES, "F.transpose(x, axes=(0, 2, 1, 3))", "x.permute(0, 2, 1, 3).contiguous()", where=" of the middle")
+    yield single("move", "transpose", (64, 28, 28, 32), "F.transpose(x, axes=(0, 3, 1, 2))", "x.permute(0, 3, 1, 2).contiguous()", where=" channels second")
+    yield pair("move", "concat", (WIDE, WIDE), "F.concat(x, y, dim=0)", "torch.cat((x, y), 0)")
+    yield pair("move", "concat", (TALL, TALL), "F.concat(x, y, dim=1)", "torch.cat((x, y), 1)")
+    yield single("move", "split", WIDE, "F.split(x, num_outputs=4, axis=1)", "[part.contiguous() for part in x.chunk(4, 1)]")
+    yield single("move", "split", WIDE, "F.split(x, num_outputs=4, axis=0)", "[part.clone() for part in x.chunk(4, 0)]", where=" axis 0")
+    yield single("move", "slice with steps", WIDE, "F.slice(x, begin=(0, 0), end=(1000, 1000), step=(1, 2))", "x[:, ::2].contiguous()")
+    yield Case("move", "take columns", (("x", (1000, 1000), "float32"), ("i", (100,), "int64")), "F.take(x, i, axis=1)", "x[:, i]")
+    yield Case("move", "pick", (("x", (10000, 100), "float32"), ("i", (10000,), "int64")), "F.pick(x, i)", "x.gather(1, i[:, None])[:, 0]")
+    yield pair("move", "where, rows", (WIDE, WIDE), "F.where(x > 0, x, y)", "x.where(x > 0, y)", "float64")
     yield Case("move", "take rows", (("x", (10000, 64), "float32"), ("i", (20000,), "int64")), "F.take(x, i)", "x[i]")
 
 
-CASES = [case for family in (scans, softmaxes, reductions, broadcasts, elementwise, layers, products, moves) for case in family()]
+CASES = [case for family in (scans, softmaxes, reductions, wholes, broadcasts, elementwise, layers, steps, products, moves) for case in family()]

@@ -2,7 +2,7 @@
 
 import sys
 
-from ops_cases import CASES, SPAN, clock_of, draw
+from ops_cases import CASES, SPAN, draw
 from serve import serve
 
 try:
@@ -11,21 +11,31 @@ try:
 except ImportError:
     sys.exit(0)
 
-torch.set_num_threads(int(sys.argv[1]))
-torch.set_grad_enabled(False)
-
 
 def nothing():
     """PyTorch's CPU ops have ended when they return."""
+
+
+def step(function, *arrays):
+    for array in arrays:
+        array.grad = None
+        array.requires_grad_()
+    with torch.enable_grad():
+        result = function(*arrays)
+    result.backward(torch.ones_like(result))
+    return arrays[0].grad
 
 
 def make(case):
     def start():
         dtypes = {name: getattr(torch, dtype) for name, _, dtype in case.inputs}
         names = {name: torch.from_numpy(value).to(dtypes[name]) for name, value in draw(case).items()}
-        return eval(f"lambda: {case.theirs}", {"F": F, "torch": torch, **names}), nothing
+        return eval(f"lambda: {case.theirs}", {"F": F, "torch": torch, "step": step, **names}), nothing
 
     return start
 
 
-serve(f"PyTorch {torch.__version__}", {case.name: make(case) for case in CASES}, span=SPAN, clock=clock_of(int(sys.argv[1])))
+if __name__ == "__main__":
+    torch.set_num_threads(int(sys.argv[1]))
+    torch.set_grad_enabled(False)
+    serve(f"PyTorch {torch.__version__}", {case.name: make(case) for case in CASES}, span=SPAN)

@@ -30,17 +30,17 @@ def warm_up(function, wait, span):
     return max(1, round(span / (time.perf_counter() - start)))
 
 
-def best(function, wait, count, seconds, apart=False, clock=time.perf_counter):
+def best(function, wait, count, seconds, apart=False):
     """Seconds per call: the least over repetitions of `count` calls and one wait for their results, two repetitions at least. `apart`: the
     wait is not counted."""
     least, spent, repetitions = float("inf"), 0.0, 0
     while repetitions < 2 or spent < seconds:
-        start = clock()
+        start = time.perf_counter()
         for _ in range(count):
             function()
         if not apart:
             wait()
-        taken = clock() - start
+        taken = time.perf_counter() - start
         wait()
         least, spent, repetitions = min(least, taken / count), spent + taken, repetitions + 1
     return least
@@ -58,10 +58,9 @@ def measure_memory(make, steps, pools):
     return answer
 
 
-def serve(version, cases, pools=None, span=0.02, clock=time.perf_counter):
+def serve(version, cases, pools=None, span=0.02):
     """`cases`: name -> function returning (step function, wait function), called once, when the case is first asked for. `pools`: a function
-    that tells the most bytes the library's own pools have had in use, where it knows. `span`: seconds that calls without a wait between take; `clock`: what tells
-    them."""
+    that tells the most bytes the library's own pools have had in use, where it knows. `span`: seconds that calls without a wait between take."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no answer
     print(json.dumps(version), file=answers, flush=True)
@@ -78,5 +77,5 @@ def serve(version, cases, pools=None, span=0.02, clock=time.perf_counter):
                 made = {kept: made[kept] for kept in made if kept == PEAK}  # one case at a time holds memory
                 function, wait = cases[case]()
                 made[case] = function, wait, warm_up(function, wait, span)
-            answer = best(*made[case], request["seconds"], request.get("apart", False), clock)
+            answer = best(*made[case], request["seconds"], request.get("apart", False))
         print(json.dumps(answer), file=answers, flush=True)
