@@ -3,14 +3,22 @@
  * those over ROWS rows, in double beyond. Rows are cut into pieces by shapes alone, and the pieces' sums added in order.
  */
 
-typedef __typeof__((NAME(vector)){0} < (NAME(vector)){0}) NAME(lanes);
-enum { NAME(VECTORS) = NAME(COLUMNS) / NAME(LANES), NAME(FEW) = 16 };
+typedef A NAME(line) __attribute__((vector_size(64)));
+typedef __typeof__((NAME(line)){0} < (NAME(line)){0}) NAME(lanes);
+enum { NAME(LINE) = 64 / sizeof(A) };
+enum { NAME(LINES) = NAME(COLUMNS) / NAME(LINE), NAME(FEW) = 16 };
 
+#define GATHER(v, p) /* v = the next LINE elements of p, as A */                    \
+  do {                                                                              \
+    if (sizeof(S) == sizeof(A)) memcpy(&(v), (p), sizeof(v));                       \
+    else                                                                            \
+      for (int l_ = 0; l_ < NAME(LINE); l_++) (v)[l_] = (A)LOAD((p)[l_]);           \
+  } while (0)
 #define SCATTER(p, v) /* the next LANES elements of p = v */                        \
   do {                                                                              \
     if (sizeof(S) == sizeof(A)) memcpy((p), &(v), sizeof(v));                       \
     else                                                                            \
-      for (int l_ = 0; l_ < NAME(LANES); l_++) (p)[l_] = STORE((v)[l_]);            \
+      for (int l_ = 0; l_ < NAME(LINE); l_++) (p)[l_] = STORE((v)[l_]);            \
   } while (0)
 
 /* Bit l: whether lane l is set. */
@@ -20,18 +28,18 @@ static inline uint32_t NAME(bits)(NAME(lanes) set) {
   return _mm512_movepi64_mask((__m512i)set);
 #else
   uint32_t bits = 0;
-  for (int l = 0; l < NAME(LANES); l++) bits |= (uint32_t)(set[l] & 1) << l;
+  for (int l = 0; l < NAME(LINE); l++) bits |= (uint32_t)(set[l] & 1) << l;
   return bits;
 #endif
 }
 
 /* v where the bit is set, else 0. */
-static inline NAME(vector) NAME(where)(uint32_t bits, NAME(vector) v) {
+static inline NAME(line) NAME(where)(uint32_t bits, NAME(line) v) {
 #ifdef __AVX512DQ__
-  if (sizeof(A) == 4) return (NAME(vector))_mm512_maskz_mov_epi32((__mmask16)bits, (__m512i)v);
-  return (NAME(vector))_mm512_maskz_mov_epi64((__mmask8)bits, (__m512i)v);
+  if (sizeof(A) == 4) return (NAME(line))_mm512_maskz_mov_epi32((__mmask16)bits, (__m512i)v);
+  return (NAME(line))_mm512_maskz_mov_epi64((__mmask8)bits, (__m512i)v);
 #else
-  for (int l = 0; l < NAME(LANES); l++) v[l] = bits >> l & 1 ? v[l] : 0;
+  for (int l = 0; l < NAME(LINE); l++) v[l] = bits >> l & 1 ? v[l] : 0;
   return v;
 #endif
 }
@@ -46,13 +54,13 @@ static inline void NAME(put_mask)(uint8_t *row, int64_t c, uint32_t bits) {
 }
 
 /* v, but NaN where the bit is set. Seldom called. */
-static __attribute__((noinline)) NAME(vector) NAME(poisoned)(uint32_t bits, NAME(vector) v) {
-  for (int l = 0; l < NAME(LANES); l++) v[l] = bits >> l & 1 ? (A)NAN : v[l];
+static __attribute__((noinline)) NAME(line) NAME(poisoned)(uint32_t bits, NAME(line) v) {
+  for (int l = 0; l < NAME(LINE); l++) v[l] = bits >> l & 1 ? (A)NAN : v[l];
   return v;
 }
 
 /* The gradient before relu: 0 where it cut off, NaN where it was given NaN. */
-static inline NAME(vector) NAME(through)(const batch_norm *t, const uint8_t *mask, int64_t c, NAME(vector) v) {
+static inline NAME(line) NAME(through)(const batch_norm *t, const uint8_t *mask, int64_t c, NAME(line) v) {
   v = NAME(where)(NAME(mask_at)(mask, c), v);
   return __builtin_expect(mask[2 * t->mask_bytes], 0) ? NAME(poisoned)(NAME(mask_at)(mask + t->mask_bytes, c), v) : v;
 }
@@ -69,26 +77,26 @@ static void NAME(last_sums)(void *context, int64_t begin, int64_t end) {
   for (int64_t piece = begin; piece < end; piece++) {
     int64_t first = piece * t->piece_rows, last = t->outer - first < t->piece_rows ? t->outer : first + t->piece_rows;
     for (int64_t c = 0; c < channels; c += NAME(COLUMNS)) {
-      int width = channels - c < NAME(COLUMNS) ? (int)(channels - c) : NAME(COLUMNS), vectors = width / NAME(LANES);
+      int width = channels - c < NAME(COLUMNS) ? (int)(channels - c) : NAME(COLUMNS), vectors = width / NAME(LINE);
       double *sum = t->partial + piece * SUMS * channels + c, *product = sum + channels, *away = product + channels;
       for (int j = 0; j < width; j++) sum[j] = product[j] = away[j] = 0;
       for (int64_t r0 = first; r0 < last; r0 += NAME(ROWS)) {
         int64_t r1 = last - r0 < NAME(ROWS) ? last : r0 + NAME(ROWS);
-        if (vectors == NAME(VECTORS)) {
-          NAME(vector) as[NAME(VECTORS)] = {{0}}, bs[NAME(VECTORS)] = {{0}}, us[NAME(VECTORS)] = {{0}}, middle[NAME(VECTORS)];
-          for (int k = 0; k < NAME(VECTORS); k++) memcpy(&middle[k], center + c + k * NAME(LANES), sizeof middle[k]);
+        if (vectors == NAME(LINES)) {
+          NAME(line) as[NAME(LINES)] = {{0}}, bs[NAME(LINES)] = {{0}}, us[NAME(LINES)] = {{0}}, middle[NAME(LINES)];
+          for (int k = 0; k < NAME(LINES); k++) memcpy(&middle[k], center + c + k * NAME(LINE), sizeof middle[k]);
           for (int64_t rf = r0; rf < r1; rf += NAME(FEW)) {
-            NAME(vector) a[NAME(VECTORS)] = {{0}}, b[NAME(VECTORS)] = {{0}}, d[NAME(VECTORS)] = {{0}};
+            NAME(line) a[NAME(LINES)] = {{0}}, b[NAME(LINES)] = {{0}}, d[NAME(LINES)] = {{0}};
             for (int64_t r = rf; r < (r1 - rf < NAME(FEW) ? r1 : rf + NAME(FEW)); r++) {
               const S *x = (const S *)t->x + r * channels + c, *dy = t->dy ? (const S *)t->dy + r * channels + c : NULL;
               const uint8_t *mask = t->mask ? t->mask + r * mask_stride : NULL;
-              for (int k = 0; k < NAME(VECTORS); k++) {
-                NAME(vector) u, v;
-                GATHER(u, x + k * NAME(LANES));
+              for (int k = 0; k < NAME(LINES); k++) {
+                NAME(line) u, v;
+                GATHER(u, x + k * NAME(LINE));
                 u -= middle[k];
                 if (dy) {
-                  GATHER(v, dy + k * NAME(LANES));
-                  if (mask) v = NAME(through)(t, mask, c + k * NAME(LANES), v);
+                  GATHER(v, dy + k * NAME(LINE));
+                  if (mask) v = NAME(through)(t, mask, c + k * NAME(LINE), v);
                   d[k] += u;
                 } else {
                   v = u;
@@ -97,13 +105,13 @@ static void NAME(last_sums)(void *context, int64_t begin, int64_t end) {
                 b[k] += v * u;
               }
             }
-            for (int k = 0; k < NAME(VECTORS); k++) as[k] += a[k], bs[k] += b[k], us[k] += d[k];
+            for (int k = 0; k < NAME(LINES); k++) as[k] += a[k], bs[k] += b[k], us[k] += d[k];
           }
-          for (int k = 0; k < NAME(VECTORS); k++)
-            for (int l = 0; l < NAME(LANES); l++) {
-              sum[k * NAME(LANES) + l] += (double)as[k][l];
-              product[k * NAME(LANES) + l] += (double)bs[k][l];
-              away[k * NAME(LANES) + l] += (double)us[k][l];
+          for (int k = 0; k < NAME(LINES); k++)
+            for (int l = 0; l < NAME(LINE); l++) {
+              sum[k * NAME(LINE) + l] += (double)as[k][l];
+              product[k * NAME(LINE) + l] += (double)bs[k][l];
+              away[k * NAME(LINE) + l] += (double)us[k][l];
             }
         } else {
           A as[NAME(COLUMNS)] = {0}, bs[NAME(COLUMNS)] = {0}, us[NAME(COLUMNS)] = {0};
@@ -179,20 +187,20 @@ static void NAME(last_apply)(void *context, int64_t begin, int64_t end) { /* row
     uint8_t *mask = t->mask ? t->mask + r * mask_stride : NULL;
     if (mask) memset(mask + t->mask_bytes, 0, (size_t)t->mask_bytes + 1);
     int64_t c = 0;
-    for (; c + NAME(LANES) <= channels; c += NAME(LANES)) {
-      NAME(vector) v, middle, slope, offset;
+    for (; c + NAME(LINE) <= channels; c += NAME(LINE)) {
+      NAME(line) v, middle, slope, offset;
       GATHER(v, x + c);
       memcpy(&middle, center + c, sizeof middle);
       memcpy(&slope, scale + c, sizeof slope);
       memcpy(&offset, shift + c, sizeof offset);
       v = (v - middle) * slope + offset;
       if (sizeof(S) != sizeof(A) && t->mask) /* as the ops one by one: rounded in between */
-        for (int l = 0; l < NAME(LANES); l++) v[l] = (A)LOAD(STORE(v[l]));
+        for (int l = 0; l < NAME(LINE); l++) v[l] = (A)LOAD(STORE(v[l]));
       if (residual) {
         GATHER(middle, residual + c);
         v = middle + v;
         if (sizeof(S) != sizeof(A))
-          for (int l = 0; l < NAME(LANES); l++) v[l] = (A)LOAD(STORE(v[l]));
+          for (int l = 0; l < NAME(LINE); l++) v[l] = (A)LOAD(STORE(v[l]));
       }
       if (mask) {
         uint32_t nans = NAME(bits)(v != v);
@@ -250,8 +258,8 @@ static void NAME(last_backward_apply)(void *context, int64_t begin, int64_t end)
     S *dx = (S *)t->y + r * channels, *dresidual = t->dresidual ? (S *)t->dresidual + r * channels : NULL;
     const uint8_t *mask = t->mask ? t->mask + r * mask_stride : NULL;
     int64_t c = 0;
-    for (; c + NAME(LANES) <= channels; c += NAME(LANES)) {
-      NAME(vector) u, v, w;
+    for (; c + NAME(LINE) <= channels; c += NAME(LINE)) {
+      NAME(line) u, v, w;
       GATHER(u, x + c);
       GATHER(v, dy + c);
       if (mask) v = NAME(through)(t, mask, c, v);
@@ -275,4 +283,5 @@ static void NAME(last_backward_apply)(void *context, int64_t begin, int64_t end)
   }
 }
 
+#undef GATHER
 #undef SCATTER

@@ -146,6 +146,17 @@ const void *mpg_cpu_load(mpg_compute compute, mpg_dtype dtype, const void *data,
   return buffer;
 }
 
+void mpg_cpu_load_all(mpg_compute compute, mpg_dtype dtype, const void *data, int64_t index, int64_t count, void *to) {
+  size_t size = mpg_dtype_size(dtype), wide = mpg_dtype_size(mpg_compute_dtype(compute));
+  const char *from = (const char *)data + index * (int64_t)size;
+  if (mpg_compute_direct(compute, dtype)) {
+    if (count > 0) memcpy(to, from, (size_t)count * size);
+    return;
+  }
+  for (int64_t done = 0; done < count; done += MPG_CPU_BLOCK)
+    load_block(compute, dtype, from + done * (int64_t)size, (char *)to + done * (int64_t)wide, count - done < MPG_CPU_BLOCK ? count - done : MPG_CPU_BLOCK);
+}
+
 void mpg_cpu_store(mpg_compute compute, mpg_dtype dtype, void *data, int64_t index, int64_t count, const void *values) {
   size_t size = mpg_dtype_size(dtype);
   char *to = (char *)data + index * (int64_t)size;

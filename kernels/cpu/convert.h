@@ -41,6 +41,9 @@ typedef union mpg_block_buffer {
 /* Elements [index, index + count) of `data` as compute type: an address inside `data` where that is their dtype already,
  * else `buffer`, filled (count <= MPG_CPU_BLOCK). */
 const void *mpg_cpu_load(mpg_compute compute, mpg_dtype dtype, const void *data, int64_t index, int64_t count, mpg_block_buffer *buffer);
+/* The same into `to`, any count of them. */
+#define mpg_cpu_load_all MPG_CPU_NAME(load_all)
+void mpg_cpu_load_all(mpg_compute compute, mpg_dtype dtype, const void *data, int64_t index, int64_t count, void *to);
 /* Writes `count` values of the compute type to elements [index, ...) of `data`; nothing to do when they lie there already. */
 void mpg_cpu_store(mpg_compute compute, mpg_dtype dtype, void *data, int64_t index, int64_t count, const void *values);
 /* Where a kernel may put results for mpg_cpu_store: in `data` itself where the dtype allows, else `buffer`. */

@@ -30,6 +30,15 @@
 #define MPG_INDEPENDENT MPG_PRAGMA(GCC ivdep)
 #endif
 
+/* Vectors that the instruction set has. Wider ones GCC takes apart: it keeps them in memory, and compares them element by element. */
+#if defined(__AVX512F__)
+#define MPG_VECTOR_BYTES 64
+#elif defined(__AVX2__)
+#define MPG_VECTOR_BYTES 32
+#else
+#define MPG_VECTOR_BYTES 16
+#endif
+
 /* Calls body(context, begin, end) on pieces of [0, count), each a multiple of `grain` long but the last, on up to
  * call->num_threads threads; in this thread alone when there is only one piece. The pieces' borders may depend on the
  * number of threads: what is summed over must not. */

@@ -1,4 +1,5 @@
 #include <math.h>
+#include <omp.h>
 #include <string.h>
 #ifdef __AVX512DQ__
 #include <immintrin.h>
@@ -6,8 +7,7 @@
 
 #include "base/memory.h"
 #include "kernels/common/view.h"
-#include "kernels/cpu/cpu.h"
-#include "kernels/common/half.h"
+#include "kernels/cpu/convert.h"
 
 /* Data seen as (outer, channels, inner). The rest of what is below `partial` is used where inner is 1. */
 typedef struct batch_norm {
@@ -39,7 +39,14 @@ typedef struct layer_norm {
   const void *x, *dy, *gamma, *beta;
   void *y, *mean, *deviation, *dgamma, *dbeta;
   double *partial; /* GroupNorm backward: per row its share of dgamma and dbeta */
+  /* LayerNorm along the last axis, in the computing type: rows of each thread; backward sums for dgamma and dbeta of pieces of rows. */
+  char *rows;
+  size_t row_bytes;
+  void *sums;
+  int64_t piece_rows;
 } layer_norm;
+
+static void *layer_norm_rows_of(const layer_norm *t) { return t->rows + (size_t)omp_get_thread_num() * t->row_bytes; }
 
 typedef struct lrn {
   int64_t channels, inner, nsize;
@@ -53,24 +60,32 @@ typedef struct lrn {
 #define A float
 #define LOAD AS_IS
 #define STORE AS_IS
+#define DTYPE MPG_FLOAT32
+#define COMPUTE MPG_COMPUTE_F32
 #define NAME(x) float32_##x
 #include "kernels/cpu/norm_impl.h"
 #define S double
 #define A double
 #define LOAD AS_IS
 #define STORE AS_IS
+#define DTYPE MPG_FLOAT64
+#define COMPUTE MPG_COMPUTE_F64
 #define NAME(x) float64_##x
 #include "kernels/cpu/norm_impl.h"
 #define S uint16_t
 #define A float
 #define LOAD mpg_half_to_float
 #define STORE mpg_float_to_half
+#define DTYPE MPG_FLOAT16
+#define COMPUTE MPG_COMPUTE_F32
 #define NAME(x) float16_##x
 #include "kernels/cpu/norm_impl.h"
 #define S uint16_t
 #define A float
 #define LOAD mpg_bfloat16_to_float
 #define STORE mpg_float_to_bfloat16
+#define DTYPE MPG_BFLOAT16
+#define COMPUTE MPG_COMPUTE_F32
 #define NAME(x) bfloat16_##x
 #include "kernels/cpu/norm_impl.h"
 
@@ -190,6 +205,28 @@ MPG_CPU_KERNEL(batch_norm_relu_backward) {
 }
 
 /* --- LayerNorm ------------------------------------------------------------------------------------------------------- */
+/* Memory of LayerNorm along the last axis: `rows` rows for each thread, gamma and beta (unless NULL) where they are converted, `pieces`
+ * pieces' sums. */
+static mpg_status layer_norm_setup(const mpg_kernel_call *call, layer_norm *t, mpg_dtype dtype, int rows, int64_t pieces) {
+  mpg_compute compute = mpg_compute_of(dtype);
+  bool direct = mpg_compute_direct(compute, dtype);
+  size_t row = (size_t)t->n * mpg_dtype_size(mpg_compute_dtype(compute)), affine = direct ? 0 : 2 * row;
+  t->row_bytes = mpg_align_up((size_t)rows * row, 64);
+  size_t bytes = t->row_bytes * (size_t)call->num_threads + affine + 2 * row * (size_t)pieces;
+  if (bytes == 0) return MPG_OK;
+  t->rows = mpg_device_scratch(call->device, bytes);
+  if (!t->rows) return MPG_DEVICE_OUT_OF_MEMORY;
+  char *at = t->rows + t->row_bytes * (size_t)call->num_threads;
+  t->sums = at + affine;
+  if (direct) return MPG_OK;
+  mpg_cpu_load_all(compute, dtype, t->gamma, 0, t->n, at);
+  t->gamma = at;
+  if (!t->beta) return MPG_OK;
+  mpg_cpu_load_all(compute, dtype, t->beta, 0, t->n, at + row);
+  t->beta = at + row;
+  return MPG_OK;
+}
+
 MPG_CPU_KERNEL(layer_norm) {
   const mpg_layer_norm_params *p = call->params;
   const mpg_view *x = &call->inputs[0];
@@ -197,12 +234,17 @@ MPG_CPU_KERNEL(layer_norm) {
                   .y = call->outputs[0].data, .mean = call->outputs[1].data, .deviation = call->outputs[2].data};
   split_axis(&x->desc.shape, axis_of(p->axis, x->desc.shape.ndim), &t.outer, &t.n, &t.inner);
   mpg_dtype dtype = x->desc.dtype;
-  if (t.inner == 1) mpg_cpu_parallel_for(call, t.outer, grain(t.n), INSTANCE(dtype, layer_norm_rows), &t);
-  else mpg_cpu_parallel_for(call, t.outer * blocks(t.inner), grain(t.n * BLOCK), INSTANCE(dtype, layer_norm_inner), &t);
+  if (t.inner != 1) {
+    mpg_cpu_parallel_for(call, t.outer * blocks(t.inner), grain(t.n * BLOCK), INSTANCE(dtype, layer_norm_inner), &t);
+    return MPG_OK;
+  }
+  MPG_TRY(layer_norm_setup(call, &t, dtype, mpg_compute_direct(mpg_compute_of(dtype), dtype) ? 0 : 1, 0));
+  mpg_cpu_parallel_for(call, t.outer, grain(t.n), INSTANCE(dtype, layer_norm_rows), &t);
   return MPG_OK;
 }
 
 MPG_CPU_KERNEL(layer_norm_backward) {
+  enum { ELEMENTS = 32768, ROWS = 128, PIECES = 16 };
   const mpg_layer_norm_backward_params *p = call->params;
   const mpg_view *x = &call->inputs[1];
   layer_norm t = {.x = x->data, .dy = call->inputs[0].data, .gamma = call->inputs[2].data, .mean = call->inputs[3].data,
@@ -210,13 +252,19 @@ MPG_CPU_KERNEL(layer_norm_backward) {
                   .dbeta = call->outputs[2].data};
   split_axis(&x->desc.shape, axis_of(p->axis, x->desc.shape.ndim), &t.outer, &t.n, &t.inner);
   mpg_dtype dtype = x->desc.dtype;
-  if (t.inner == 1) {
-    mpg_cpu_parallel_for(call, t.outer, grain(t.n), INSTANCE(dtype, layer_norm_backward_rows), &t);
-    mpg_cpu_parallel_for(call, blocks(t.n), grain(t.outer * BLOCK), INSTANCE(dtype, layer_norm_backward_columns), &t);
-  } else {
+  if (t.inner != 1) {
     mpg_cpu_parallel_for(call, t.outer * blocks(t.inner), grain(t.n * BLOCK), INSTANCE(dtype, layer_norm_backward_inner), &t);
     mpg_cpu_parallel_for(call, t.n, grain(t.outer * t.inner), INSTANCE(dtype, layer_norm_backward_affine), &t);
+    return MPG_OK;
   }
+  /* Pieces of some size, but not many of long rows: each has sums as long as two rows. */
+  t.piece_rows = ELEMENTS / (t.n + 1);
+  if (t.piece_rows < t.outer / PIECES) t.piece_rows = t.outer / PIECES;
+  t.piece_rows = t.piece_rows < 1 ? 1 : t.piece_rows > ROWS ? ROWS : t.piece_rows;
+  int64_t pieces = (t.outer + t.piece_rows - 1) / t.piece_rows;
+  MPG_TRY(layer_norm_setup(call, &t, dtype, mpg_compute_direct(mpg_compute_of(dtype), dtype) ? 1 : 3, pieces));
+  mpg_cpu_parallel_for(call, pieces, grain(t.piece_rows * t.n), INSTANCE(dtype, layer_norm_backward_pieces), &t);
+  mpg_cpu_parallel_for(call, t.n, (grain(pieces) + BLOCK - 1) / BLOCK * BLOCK, INSTANCE(dtype, layer_norm_backward_columns), &t);
   return MPG_OK;
 }
 

@@ -1,95 +1,131 @@
 /* Normalisation kernels for one storage type. Included by norm.c with
  *   S           storage type          A         computing type (float or double)
  *   LOAD(x)     S to A                STORE(x)  A to S              NAME(x)  names of this instance
+ *   DTYPE       of S                  COMPUTE   of A (convert.h)
  * Sums run in chunks whose borders depend on shapes alone, in A within a chunk and in double across chunks, so the bits do not
  * depend on threads.
  */
 
-typedef A NAME(vector) __attribute__((vector_size(64)));
-enum { NAME(LANES) = 64 / sizeof(A), NAME(CHUNK) = 4096, NAME(COLUMNS) = 64, NAME(ROWS) = 128 };
+enum { NAME(COLUMNS) = 64, NAME(ROWS) = 128 };
 
-#define GATHER(v, p) /* v = the next LANES elements of p, as A */                   \
-  do {                                                                              \
-    if (sizeof(S) == sizeof(A)) memcpy(&(v), (p), sizeof(v));                       \
-    else                                                                            \
-      for (int l_ = 0; l_ < NAME(LANES); l_++) (v)[l_] = (A)LOAD((p)[l_]);          \
-  } while (0)
+/* --- Sums of neighbours ------------------------------------------------------------------------------------------------ */
+/* Element i goes in lane i % WIDE on every instruction set, and the lanes are folded in halves. */
+enum { NAME(CHUNK) = 4096, NAME(LANES) = MPG_VECTOR_BYTES / sizeof(A), NAME(VECTORS) = 128 / MPG_VECTOR_BYTES, NAME(WIDE) = 128 / sizeof(A) };
+typedef A NAME(vector) __attribute__((vector_size(MPG_VECTOR_BYTES), aligned(sizeof(A)), may_alias));
+#define UNROLLED MPG_UNROLL(8) /* keeps arrays of vectors in registers */
+#define EACH_VECTOR UNROLLED for (int k = 0; k < NAME(VECTORS); k++)
+#define VECTOR_AT(p) (*(const NAME(vector) *)(const void *)(p))
 
-/* The sum of term over i in [0, n), n at most CHUNK or so; LOADS fills the vectors u, v, w
- * from element i on, TERM combines them, SCALAR is the same for element i. */
-#define CHUNK_SUM(result, n, LOADS, TERM, SCALAR)                        \
-  do {                                                                   \
-    NAME(vector) sum0_ = {0}, sum1_ = {0};                               \
-    int64_t i = 0;                                                       \
-    for (; i + 2 * NAME(LANES) <= (n);) {                                \
-      NAME(vector) u __attribute__((unused)), v, w __attribute__((unused)); \
-      LOADS;                                                             \
-      sum0_ += TERM;                                                     \
-      i += NAME(LANES);                                                  \
-      LOADS;                                                             \
-      sum1_ += TERM;                                                     \
-      i += NAME(LANES);                                                  \
-    }                                                                    \
-    sum0_ += sum1_;                                                      \
-    A total_ = 0;                                                        \
-    for (int l_ = 0; l_ < NAME(LANES); l_++) total_ += sum0_[l_];        \
-    for (; i < (n); i++) total_ += SCALAR;                               \
-    (result) += (double)total_;                                          \
-  } while (0)
+/* *v = n elements and `pad` behind them. By address: as results vectors would depend on the instruction set. */
+static void NAME(padded)(const A *p, int64_t n, A pad, NAME(vector) * v) {
+  A lanes[NAME(LANES)];
+  for (int l = 0; l < NAME(LANES); l++) lanes[l] = l < n ? p[l] : pad;
+  memcpy(v, lanes, sizeof *v);
+}
+/* Does ADD(v) for the vectors v of [i, n), fewer than WIDE elements of p; `pad`: what adds nothing. */
+#define EACH_OF_REST(p, i, n, pad, ADD)                                                            \
+  EACH_VECTOR if ((i) + k * NAME(LANES) < (n)) {                                                     \
+    NAME(vector) v;                                                                                \
+    if ((i) + (k + 1) * NAME(LANES) <= (n)) v = VECTOR_AT((p) + (i) + k * NAME(LANES));              \
+    else NAME(padded)((p) + (i) + k * NAME(LANES), (n) - (i) - k * NAME(LANES), pad, &v);            \
+    ADD                                                                                            \
+  }
+
+static inline __attribute__((always_inline)) double NAME(fold)(NAME(vector) * v) {
+  A lanes[NAME(LANES)];
+  UNROLLED for (int half = NAME(VECTORS) / 2; half; half /= 2) UNROLLED for (int k = 0; k < half; k++) v[k] += v[k + half];
+  memcpy(lanes, v, sizeof lanes);
+  UNROLLED for (int half = NAME(LANES) / 2; half; half /= 2) UNROLLED for (int l = 0; l < half; l++) lanes[l] += lanes[l + half];
+  return (double)lanes[0];
+}
+
+static double NAME(row_sum)(const A *x, int64_t count) {
+  double result = 0;
+  for (int64_t i = 0, n; i < count; i = n) {
+    n = count - i < NAME(CHUNK) ? count : i + NAME(CHUNK);
+    NAME(vector) sums[NAME(VECTORS)] = {{0}}, more[NAME(VECTORS)] = {{0}};
+    for (; i + 2 * NAME(WIDE) <= n; i += 2 * NAME(WIDE)) {
+      EACH_VECTOR sums[k] += VECTOR_AT(x + i + k * NAME(LANES));
+      EACH_VECTOR more[k] += VECTOR_AT(x + i + NAME(WIDE) + k * NAME(LANES));
+    }
+    if (i + NAME(WIDE) <= n) {
+      EACH_VECTOR sums[k] += VECTOR_AT(x + i + k * NAME(LANES));
+      i += NAME(WIDE);
+    }
+    EACH_OF_REST(x, i, n, 0, more[k] += v;)
+    EACH_VECTOR sums[k] += more[k];
+    result += NAME(fold)(sums);
+  }
+  return result;
+}
+
+/* Adds to *away the distances of the elements from `center`, with their signs, and to *squares their squares. */
+static void NAME(row_distances)(const A *x, int64_t count, A center, double *away, double *squares) {
+  for (int64_t i = 0, n; i < count; i = n) {
+    n = count - i < NAME(CHUNK) ? count : i + NAME(CHUNK);
+    NAME(vector) sums[NAME(VECTORS)] = {{0}}, products[NAME(VECTORS)] = {{0}};
+#define ADD          \
+  v -= center;       \
+  sums[k] += v;      \
+  products[k] += v * v;
+    for (; i + NAME(WIDE) <= n; i += NAME(WIDE)) EACH_VECTOR {
+        NAME(vector) v = VECTOR_AT(x + i + k * NAME(LANES));
+        ADD
+      }
+    EACH_OF_REST(x, i, n, center, ADD)
+#undef ADD
+    *away += NAME(fold)(sums), *squares += NAME(fold)(products);
+  }
+}
+
+/* Adds up y, the distances of x from `center`, and their products with y. */
+static void NAME(row_products)(const A *x, const A *y, int64_t count, A center, double *sum, double *away, double *product) {
+  for (int64_t i = 0, n; i < count; i = n) {
+    n = count - i < NAME(CHUNK) ? count : i + NAME(CHUNK);
+    NAME(vector) sums[NAME(VECTORS)] = {{0}}, distances[NAME(VECTORS)] = {{0}}, products[NAME(VECTORS)] = {{0}}, w;
+#define ADD             \
+  v -= center;          \
+  sums[k] += w;         \
+  distances[k] += v;    \
+  products[k] += v * w;
+    for (; i + NAME(WIDE) <= n; i += NAME(WIDE)) EACH_VECTOR {
+        NAME(vector) v = VECTOR_AT(x + i + k * NAME(LANES));
+        w = VECTOR_AT(y + i + k * NAME(LANES));
+        ADD
+      }
+    EACH_OF_REST(x, i, n, center, if (i + (k + 1) * NAME(LANES) <= n) w = VECTOR_AT(y + i + k * NAME(LANES));
+                 else NAME(padded)(y + i + k * NAME(LANES), n - i - k * NAME(LANES), 0, &w); ADD)
+#undef ADD
+    *sum += NAME(fold)(sums), *away += NAME(fold)(distances), *product += NAME(fold)(products);
+  }
+}
+#undef EACH_OF_REST
+#undef VECTOR_AT
+#undef EACH_VECTOR
+#undef UNROLLED
+
+/* The same of elements as stored: pieces of them are A in memory, where they lie or converted. */
+enum { NAME(PIECE) = sizeof(S) == sizeof(A) ? NAME(CHUNK) : MPG_CPU_BLOCK };
+#define EACH_PIECE for (int64_t at = 0, length; at < n && (length = n - at < NAME(PIECE) ? n - at : NAME(PIECE)); at += NAME(PIECE))
+static const A *NAME(read)(const S *x, int64_t n, mpg_block_buffer *buffer) {
+  return sizeof(S) == sizeof(A) ? (const A *)(const void *)x : mpg_cpu_load(COMPUTE, DTYPE, x, 0, n, buffer);
+}
 
 static double NAME(sum)(const S *x, int64_t n) {
   double result = 0;
-  for (int64_t begin = 0; begin < n; begin += NAME(CHUNK)) {
-    const S *c = x + begin;
-    int64_t length = n - begin < NAME(CHUNK) ? n - begin : NAME(CHUNK);
-    CHUNK_SUM(result, length, GATHER(v, c + i), v, (A)LOAD(c[i]));
-  }
+  mpg_block_buffer buffer;
+  EACH_PIECE result += NAME(row_sum)(NAME(read)(x + at, length, &buffer), length);
   return result;
 }
 
-static double NAME(sum_away)(const S *x, int64_t n, A mean) { /* of distances from mean, with their signs */
-  double result = 0;
-  for (int64_t begin = 0; begin < n; begin += NAME(CHUNK)) {
-    const S *c = x + begin;
-    int64_t length = n - begin < NAME(CHUNK) ? n - begin : NAME(CHUNK);
-    CHUNK_SUM(result, length, GATHER(v, c + i), (v - mean), (A)LOAD(c[i]) - mean);
-  }
-  return result;
-}
-
-static double NAME(sum_squares)(const S *x, int64_t n, A mean) { /* of distances from mean */
-  double result = 0;
-  for (int64_t begin = 0; begin < n; begin += NAME(CHUNK)) {
-    const S *c = x + begin;
-    int64_t length = n - begin < NAME(CHUNK) ? n - begin : NAME(CHUNK);
-    CHUNK_SUM(result, length, GATHER(v, c + i); v -= mean, (v * v), ((A)LOAD(c[i]) - mean) * ((A)LOAD(c[i]) - mean));
-  }
-  return result;
-}
-
-/* Adds to *away the distances of n elements from `center`, with their signs, and to *squares their squares. */
 static void NAME(add_distances)(const S *x, int64_t n, A center, double *away, double *squares) {
-  for (int64_t begin = 0; begin < n; begin += NAME(CHUNK)) {
-    const S *c = x + begin;
-    int64_t length = n - begin < NAME(CHUNK) ? n - begin : NAME(CHUNK), i = 0;
-    NAME(vector) sums[2] = {{0}}, products[2] = {{0}};
-    for (; i + 2 * NAME(LANES) <= length; i += 2 * NAME(LANES))
-      for (int k = 0; k < 2; k++) {
-        NAME(vector) v;
-        GATHER(v, c + i + k * NAME(LANES));
-        v -= center;
-        sums[k] += v;
-        products[k] += v * v;
-      }
-    A sum = 0, product = 0;
-    sums[0] += sums[1], products[0] += products[1];
-    for (int l = 0; l < NAME(LANES); l++) sum += sums[0][l], product += products[0][l];
-    for (; i < length; i++) {
-      A v = (A)LOAD(c[i]) - center;
-      sum += v, product += v * v;
-    }
-    *away += (double)sum, *squares += (double)product;
-  }
+  mpg_block_buffer buffer;
+  EACH_PIECE NAME(row_distances)(NAME(read)(x + at, length, &buffer), length, center, away, squares);
+}
+
+static void NAME(add_products)(const S *x, const S *y, int64_t n, A center, double *sum, double *away, double *product) {
+  mpg_block_buffer x_buffer, y_buffer;
+  EACH_PIECE NAME(row_products)(NAME(read)(x + at, length, &x_buffer), NAME(read)(y + at, length, &y_buffer), length, center, sum, away, product);
 }
 
 /* The variance of what the distances were summed of. *center becomes the mean; *rest is what rounding takes from it. Normalised are
@@ -102,41 +138,28 @@ static double NAME(moments)(double count, double away, double squares, A *center
   return variance > 0 ? variance : variance == variance ? 0 : variance;
 }
 
-static double NAME(sum_product)(const S *x, const S *y, int64_t n, A mean) { /* of (x - mean) * y */
-  double result = 0;
-  for (int64_t begin = 0; begin < n; begin += NAME(CHUNK)) {
-    const S *c = x + begin, *d = y + begin;
-    int64_t length = n - begin < NAME(CHUNK) ? n - begin : NAME(CHUNK);
-    CHUNK_SUM(result, length, GATHER(v, c + i); GATHER(w, d + i), ((v - mean) * w),
-              ((A)LOAD(c[i]) - mean) * (A)LOAD(d[i]));
+/* y = (x - center) * scale + shift. */
+static void NAME(normalise)(const S *x, S *y, int64_t n, A center, A scale, A shift) {
+  mpg_block_buffer loaded, stored;
+  EACH_PIECE {
+    const A *c = NAME(read)(x + at, length, &loaded);
+    A *to = mpg_cpu_place(COMPUTE, DTYPE, y, at, &stored);
+    MPG_INDEPENDENT for (int64_t i = 0; i < length; i++) to[i] = (c[i] - center) * scale + shift;
+    mpg_cpu_store(COMPUTE, DTYPE, y, at, length, to);
   }
-  return result;
 }
 
-/* Sums of y, of the distances of x from `center`, and of their products with y; CHUNK elements at a time. */
-static void NAME(add_products)(const S *x, const S *y, int64_t n, A center, double *sum, double *away, double *product) {
-  for (int64_t begin = 0; begin < n; begin += NAME(CHUNK)) {
-    const S *c = x + begin, *d = y + begin;
-    int64_t length = n - begin < NAME(CHUNK) ? n - begin : NAME(CHUNK), i = 0;
-    NAME(vector) sums = {0}, distances = {0}, products = {0};
-    for (; i + NAME(LANES) <= length; i += NAME(LANES)) {
-      NAME(vector) v, w;
-      GATHER(v, c + i);
-      GATHER(w, d + i);
-      v -= center;
-      sums += w;
-      distances += v;
-      products += v * w;
-    }
-    A s = 0, u = 0, p = 0;
-    for (int l = 0; l < NAME(LANES); l++) s += sums[l], u += distances[l], p += products[l];
-    for (; i < length; i++) {
-      A v = (A)LOAD(c[i]) - center, w = (A)LOAD(d[i]);
-      s += w, u += v, p += v * w;
-    }
-    *sum += (double)s, *away += (double)u, *product += (double)p;
+/* dx = (dy - offset - (x - center) * slope) * scale. */
+static void NAME(normalise_back)(const S *x, const S *dy, S *dx, int64_t n, A center, A offset, A slope, A scale) {
+  mpg_block_buffer x_buffer, dy_buffer, stored;
+  EACH_PIECE {
+    const A *c = NAME(read)(x + at, length, &x_buffer), *d = NAME(read)(dy + at, length, &dy_buffer);
+    A *to = mpg_cpu_place(COMPUTE, DTYPE, dx, at, &stored);
+    MPG_INDEPENDENT for (int64_t i = 0; i < length; i++) to[i] = (d[i] - offset - (c[i] - center) * slope) * scale;
+    mpg_cpu_store(COMPUTE, DTYPE, dx, at, length, to);
   }
 }
+#undef EACH_PIECE
 
 /* --- Columns: sums down the rows of a matrix, COLUMNS at a time ------------------------------------------------------ */
 /* sums[j] of x, of squared distances from mean (when mean is given), or of (x - mean) * y (when y is given too). */
@@ -198,7 +221,7 @@ static void NAME(batch_norm_channels)(void *context, int64_t begin, int64_t end)
     for (int64_t o = 0; o < t->outer; o++) {
       const S *from = x + (o * t->channels + c) * t->inner;
       S *to = y + (o * t->channels + c) * t->inner;
-      for (int64_t i = 0; i < t->inner; i++) to[i] = STORE(((A)LOAD(from[i]) - center) * scale + shift);
+      NAME(normalise)(from, to, t->inner, center, scale, shift);
     }
   }
 }
@@ -214,9 +237,7 @@ static void NAME(batch_norm_backward_channels)(void *context, int64_t begin, int
     A mean = ((const A *)t->mean)[c], inverse = ((const A *)t->inverse)[c];
     for (int64_t o = 0; o < t->outer; o++) {
       int64_t at = (o * t->channels + c) * t->inner;
-      sum += NAME(sum)(dy + at, t->inner);
-      product += NAME(sum_product)(x + at, dy + at, t->inner, mean);
-      if (t->batch_stats) away += NAME(sum_away)(x + at, t->inner, mean);
+      NAME(add_products)(x + at, dy + at, t->inner, mean, &sum, &away, &product);
     }
     if (t->batch_stats) product = about_mean(product, sum, away, count);
     ((A *)t->dgamma)[c] = t->gamma ? (A)(product * inverse) : 0;
@@ -226,74 +247,78 @@ static void NAME(batch_norm_backward_channels)(void *context, int64_t begin, int
     A offset = t->batch_stats ? (A)(sum / count) : 0;
     for (int64_t o = 0; o < t->outer; o++) {
       int64_t at = (o * t->channels + c) * t->inner;
-      for (int64_t i = at; i < at + t->inner; i++)
-        dx[i] = STORE(((A)LOAD(dy[i]) - offset - ((A)LOAD(x[i]) - mean) * slope) * scale);
+      NAME(normalise_back)(x + at, dy + at, dx + at, t->inner, mean, offset, slope, scale);
     }
   }
 }
 
 #include "kernels/cpu/batch_norm_last_impl.h"
 
-/* --- LayerNorm along the last axis ------------------------------------------------------------------------------------ */
+/* --- LayerNorm along the last axis: gamma, beta and rows are A in memory, where they lie or converted ------------------ */
 static void NAME(layer_norm_rows)(void *context, int64_t begin, int64_t end) {
   const layer_norm *t = context;
-  const S *gamma = t->gamma, *beta = t->beta;
+  const A *gamma = t->gamma, *beta = t->beta;
+  const bool direct = sizeof(S) == sizeof(A);
+  A *row = direct ? NULL : layer_norm_rows_of(t);
   int64_t n = t->n;
   for (int64_t r = begin; r < end; r++) {
-    const S *x = (const S *)t->x + r * n;
-    S *y = (S *)t->y + r * n;
-    A mean = (A)(NAME(sum)(x, n) / (double)n);
+    const A *x = direct ? (const A *)t->x + r * n : row;
+    A *y = direct ? (A *)t->y + r * n : row;
+    if (!direct) mpg_cpu_load_all(COMPUTE, DTYPE, t->x, r * n, n, row);
+    A mean = (A)(NAME(row_sum)(x, n) / (double)n);
     double away = 0, squares = 0, rest;
-    NAME(add_distances)(x, n, mean, &away, &squares);
+    NAME(row_distances)(x, n, mean, &away, &squares);
     A deviation = (A)sqrt((A)NAME(moments)((double)n, away, squares, &mean, &rest) + (A)t->eps), inverse = 1 / deviation;
-    for (int64_t i = 0; i < n; i++) y[i] = STORE(((A)LOAD(x[i]) - mean) * inverse * (A)LOAD(gamma[i]) + (A)LOAD(beta[i]));
+    MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) y[i] = (x[i] - mean) * inverse * gamma[i] + beta[i];
+    if (!direct) mpg_cpu_store(COMPUTE, DTYPE, t->y, r * n, n, y);
     ((S *)t->mean)[r] = STORE(mean);
     ((S *)t->deviation)[r] = STORE(deviation);
   }
 }
 
-static void NAME(layer_norm_backward_rows)(void *context, int64_t begin, int64_t end) {
+/* dx of the rows of pieces, and the pieces' sums for dgamma and dbeta, in A. */
+static void NAME(layer_norm_backward_pieces)(void *context, int64_t begin, int64_t end) {
   const layer_norm *t = context;
-  const S *gamma = t->gamma;
+  const A *gamma = t->gamma;
+  const bool direct = sizeof(S) == sizeof(A);
   int64_t n = t->n;
-  for (int64_t r = begin; r < end; r++) {
-    const S *x = (const S *)t->x + r * n, *dy = (const S *)t->dy + r * n;
-    S *dx = (S *)t->y + r * n;
-    A mean = (A)LOAD(((const S *)t->mean)[r]), inverse = 1 / (A)LOAD(((const S *)t->deviation)[r]);
-    double sum = 0, product = 0;
-    for (int64_t b = 0; b < n; b += NAME(CHUNK)) {
-      const S *c = x + b, *d = dy + b, *g = gamma + b;
-      int64_t length = n - b < NAME(CHUNK) ? n - b : NAME(CHUNK);
-      CHUNK_SUM(sum, length, GATHER(v, d + i); GATHER(w, g + i), (v * w), (A)LOAD(d[i]) * (A)LOAD(g[i]));
-      CHUNK_SUM(product, length, GATHER(u, c + i); GATHER(v, d + i); GATHER(w, g + i), (v * w * (u - mean)),
-                (A)LOAD(d[i]) * (A)LOAD(g[i]) * ((A)LOAD(c[i]) - mean));
+  A *scaled = layer_norm_rows_of(t), *x_row = scaled + n, *dy_row = x_row + n;
+  for (int64_t piece = begin; piece < end; piece++) {
+    A *dgamma = (A *)t->sums + piece * 2 * n, *dbeta = dgamma + n;
+    int64_t first = piece * t->piece_rows, last = t->outer - first < t->piece_rows ? t->outer : first + t->piece_rows;
+    memset(dgamma, 0, (size_t)(2 * n) * sizeof(A));
+    for (int64_t r = first; r < last; r++) {
+      const A *x = direct ? (const A *)t->x + r * n : x_row, *dy = direct ? (const A *)t->dy + r * n : dy_row;
+      A *dx = direct ? (A *)t->y + r * n : scaled;
+      A mean = (A)LOAD(((const S *)t->mean)[r]), inverse = 1 / (A)LOAD(((const S *)t->deviation)[r]);
+      if (!direct) {
+        mpg_cpu_load_all(COMPUTE, DTYPE, t->x, r * n, n, x_row);
+        mpg_cpu_load_all(COMPUTE, DTYPE, t->dy, r * n, n, dy_row);
+      }
+      MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) {
+        scaled[i] = dy[i] * gamma[i];
+        dgamma[i] += dy[i] * ((x[i] - mean) * inverse);
+        dbeta[i] += dy[i];
+      }
+      double sum = 0, away = 0, product = 0;
+      NAME(row_products)(x, scaled, n, mean, &sum, &away, &product);
+      A offset = (A)(sum / (double)n), slope = (A)(product / (double)n * inverse * inverse);
+      MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) dx[i] = (scaled[i] - offset - (x[i] - mean) * slope) * inverse;
+      if (!direct) mpg_cpu_store(COMPUTE, DTYPE, t->y, r * n, n, dx);
     }
-    A offset = (A)(sum / (double)n), slope = (A)(product / (double)n * inverse * inverse);
-    for (int64_t i = 0; i < n; i++)
-      dx[i] = STORE(((A)LOAD(dy[i]) * (A)LOAD(gamma[i]) - offset - ((A)LOAD(x[i]) - mean) * slope) * inverse);
   }
 }
 
-/* dgamma and dbeta; begin and end count blocks of COLUMNS columns. */
+/* The pieces' sums added in order, in double. */
 static void NAME(layer_norm_backward_columns)(void *context, int64_t begin, int64_t end) {
   const layer_norm *t = context;
-  int64_t n = t->n;
-  for (int64_t block = begin; block < end; block++) {
-    int64_t at = block * NAME(COLUMNS);
-    int width = n - at < NAME(COLUMNS) ? (int)(n - at) : NAME(COLUMNS);
+  int64_t n = t->n, pieces = (t->outer + t->piece_rows - 1) / t->piece_rows;
+  for (int64_t at = begin; at < end; at += NAME(COLUMNS)) {
+    int width = end - at < NAME(COLUMNS) ? (int)(end - at) : NAME(COLUMNS);
     double dgamma[NAME(COLUMNS)] = {0}, dbeta[NAME(COLUMNS)] = {0};
-    for (int64_t r0 = 0; r0 < t->outer; r0 += NAME(ROWS)) {
-      int64_t r1 = t->outer - r0 < NAME(ROWS) ? t->outer : r0 + NAME(ROWS);
-      A g[NAME(COLUMNS)] = {0}, b[NAME(COLUMNS)] = {0};
-      for (int64_t r = r0; r < r1; r++) {
-        const S *x = (const S *)t->x + r * n + at, *dy = (const S *)t->dy + r * n + at;
-        A mean = (A)LOAD(((const S *)t->mean)[r]), inverse = 1 / (A)LOAD(((const S *)t->deviation)[r]);
-        for (int j = 0; j < width; j++) {
-          g[j] += (A)LOAD(dy[j]) * (((A)LOAD(x[j]) - mean) * inverse);
-          b[j] += (A)LOAD(dy[j]);
-        }
-      }
-      for (int j = 0; j < width; j++) dgamma[j] += (double)g[j], dbeta[j] += (double)b[j];
+    for (int64_t piece = 0; piece < pieces; piece++) {
+      const A *sums = (const A *)t->sums + piece * 2 * n + at;
+      for (int j = 0; j < width; j++) dgamma[j] += (double)sums[j], dbeta[j] += (double)sums[n + j];
     }
     for (int j = 0; j < width; j++) {
       ((S *)t->dgamma)[at + j] = STORE((A)dgamma[j]);
@@ -393,7 +418,7 @@ static void NAME(group_norm_rows)(void *context, int64_t begin, int64_t end) {
     NAME(add_distances)(x, n, mean, &away, &squares);
     A deviation = (A)sqrt((A)NAME(moments)((double)n, away, squares, &mean, &rest) + (A)t->eps), scale = gamma / deviation;
     A shift = (A)((double)beta - rest * (double)scale);
-    for (int64_t i = 0; i < n; i++) y[i] = STORE(((A)LOAD(x[i]) - mean) * scale + shift);
+    NAME(normalise)(x, y, n, mean, scale, shift);
     ((S *)t->mean)[r] = STORE(mean);
     ((S *)t->deviation)[r] = STORE(deviation);
   }
@@ -413,7 +438,7 @@ static void NAME(group_norm_backward_rows)(void *context, int64_t begin, int64_t
     t->partial[2 * r] = product * inverse;
     t->partial[2 * r + 1] = sum;
     A offset = (A)(sum / (double)n), slope = (A)(product / (double)n * inverse * inverse), scale = gamma * inverse;
-    for (int64_t i = 0; i < n; i++) dx[i] = STORE(((A)LOAD(dy[i]) - offset - ((A)LOAD(x[i]) - mean) * slope) * scale);
+    NAME(normalise_back)(x, dy, dx, n, mean, offset, slope, scale);
   }
 }
 
@@ -437,7 +462,9 @@ static void NAME(l2_normalization)(void *context, int64_t begin, int64_t end) {
     S *y = (S *)t->y + o * n * inner + at;
     A norm[NAME(COLUMNS)], zero[NAME(COLUMNS)] = {0};
     double sums[NAME(COLUMNS)];
-    if (inner == 1) sums[0] = NAME(sum_squares)(x, n, 0);
+    double away = 0;
+    sums[0] = 0;
+    if (inner == 1) NAME(add_distances)(x, n, 0, &away, &sums[0]);
     else NAME(column_sums)(x, NULL, zero, n, inner, width, sums);
     for (int j = 0; j < width; j++) {
       norm[j] = (A)sqrt(sums[j] + t->eps);
@@ -489,10 +516,10 @@ static void NAME(lrn_backward)(void *context, int64_t begin, int64_t end) {
   }
 }
 
-#undef GATHER
-#undef CHUNK_SUM
 #undef S
 #undef A
 #undef LOAD
 #undef STORE
+#undef DTYPE
+#undef COMPUTE
 #undef NAME
