@@ -221,27 +221,49 @@ class Reductions(mx.gluon.HybridBlock):
         return [getattr(F, op)(x + x, axis=self.axis) for op in self.ops]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int64", "int32", "int8", "uint8"])
 def test_reductions_over_short_and_long_axes(dtype):
-    random = np.random.RandomState(5)
+    random, whole = np.random.RandomState(5), "int" in dtype
     numpy_ops = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod, "mean": np.mean, "nansum": np.nansum}
     for shape, axis in REDUCED:
-        values = random.uniform(-1, 1, shape) if dtype != "int32" else random.randint(-9, 9, shape)
-        ops = [op for op in numpy_ops if dtype != "int32" or op in ("sum", "max", "min")]
+        values = random.randint(0 if dtype == "uint8" else -60, 60, shape) if whole else random.uniform(-1, 1, shape)
+        ops = [op for op in numpy_ops if not whole or op in ("sum", "max", "min", "prod")]
         if 0 in shape:
             ops = [op for op in ops if op not in ("max", "min", "mean")]
         x = mx.nd.array(values, dtype=dtype)
         net = Reductions(ops, axis)
         eager = net(x)
         net.hybridize(exact=True)
-        wide = (x + x).asnumpy().astype("float64" if dtype != "int32" else "int64")
+        wide = (x + x).asnumpy().astype("int64" if whole else "float64")
         for op, mine, fused in zip(ops, eager, net(x)):
             expected = numpy_ops[op](wide, axis=axis)
-            slack = {"float32": 1e-6, "float64": 1e-14, "float16": 1e-3, "int32": 0}[dtype]
-            bound = slack * (np.abs(wide).sum(axis=axis) if "sum" in op else 1)
-            error = np.abs(mine.asnumpy().reshape(np.shape(expected)).astype(wide.dtype) - expected)
-            assert (error <= bound + slack * np.abs(expected)).all(), (op, shape, axis, error.max())
+            if whole:  # wraps around
+                np.testing.assert_array_equal(mine.asnumpy().reshape(np.shape(expected)), np.asarray(expected).astype(mine.dtype), err_msg=f"{op} {shape}")
+            else:
+                slack = {"float32": 1e-6, "float64": 1e-14, "float16": 1e-3, "bfloat16": 8e-3}[dtype]
+                bound = slack * (np.abs(wide).sum(axis=axis) if "sum" in op else 1)
+                error = np.abs(mine.asnumpy().reshape(np.shape(expected)).astype(wide.dtype) - expected)
+                assert (error <= bound + slack * np.abs(expected)).all(), (op, shape, axis, error.max())
             assert mine.asnumpy().tobytes() == fused.asnumpy().tobytes(), (op, shape, axis)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_normalisation_of_rows_of_any_length(dtype):
+    random, slack = np.random.RandomState(6), {"float32": 1e-5, "float64": 1e-12, "float16": 3e-2, "bfloat16": 2e-1}[dtype]
+    for rows, n in [(5, n) for n in range(1, 70)] + [(300, 17), (3, 513), (20, 2000), (2, 9001)]:
+        arrays = [mx.nd.array(random.standard_normal(shape) + 2, dtype=dtype) for shape in ((rows, n), (n,), (n,), (rows, n))]
+        x, gamma, beta, dy = (array.astype("float64").asnumpy() for array in arrays)
+        for array in arrays[:3]:
+            array.attach_grad()
+        with mx.autograd.record():
+            y = mx.nd.LayerNorm(*arrays[:3], eps=0.1)
+        y.backward(arrays[3])
+        inverse = 1 / np.sqrt(x.var(axis=1, keepdims=True) + 0.1)
+        normal, g = (x - x.mean(axis=1, keepdims=True)) * inverse, dy * gamma
+        dx = (g - g.mean(axis=1, keepdims=True) - normal * (g * normal).mean(axis=1, keepdims=True)) * inverse
+        expected = (normal * gamma + beta, dx, (dy * normal).sum(axis=0), dy.sum(axis=0))
+        for got, exact in zip((y, *(array.grad for array in arrays[:3])), expected):
+            np.testing.assert_allclose(got.astype("float64").asnumpy(), exact, rtol=slack, atol=slack * np.abs(exact).max(), err_msg=f"{rows}x{n}")
 
 
 def test_reductions_pass_nan_on_and_read_nothing_else():

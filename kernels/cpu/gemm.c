@@ -26,7 +26,7 @@ typedef struct mpg_gemm {
 #endif
 
 enum { MPG_GEMM_NARROW = 32 }; /* most rows of A for the kernel that packs nothing */
-enum { MPG_GEMM_SMALL = 32, MPG_GEMM_FEW = 512 }; /* most columns, and multiplications, of a product by rows */
+enum { MPG_GEMM_FEW = 512, MPG_GEMM_SMALL = 65536 }; /* most multiplications of a product by rows, with fewer columns than a vector or more */
 
 #if defined(__FMA__)
 #define FUSED(suffix, a, b, c) __builtin_fma##suffix(a, b, c)
@@ -73,7 +73,9 @@ enum { MPG_GEMM_SMALL = 32, MPG_GEMM_FEW = 512 }; /* most columns, and multiplic
 #undef LANES_OF_DOUBLE
 
 static void blocked(const mpg_kernel_call *call, mpg_gemm *g) {
-  bool by_rows = !g->transpose_a && !g->transpose_b && g->alpha == 1 && g->beta == 0 && g->n <= MPG_GEMM_SMALL && g->m * g->n * g->k <= MPG_GEMM_FEW;
+  int64_t lanes = MPG_VECTOR_BYTES / (int64_t)mpg_dtype_size(g->dtype);
+  bool by_rows = !g->transpose_a && !g->transpose_b && g->alpha == 1 && g->beta == 0 && mpg_gemm_tiny(g->m, g->n, g->k) &&
+                 g->m * g->n * g->k <= (g->n < lanes ? MPG_GEMM_FEW : MPG_GEMM_SMALL);
   if (by_rows && g->dtype == MPG_FLOAT32) {
     single_small(g);
     return;

@@ -133,11 +133,11 @@ static void NAME(product)(const mpg_kernel_call *call, mpg_gemm *g) {
   else mpg_cpu_parallel_for(call, down * across, 1, NAME(blocks), g);
 }
 
-/* Products of so few elements that packing would cost more: a row of C at a time, in the same steps. Nothing transposed, alpha 1, beta 0. */
+/* Products of so few elements that packing would cost more: rows of C at a time, in the same steps. Nothing transposed, alpha 1, beta 0. */
 static inline __attribute__((always_inline)) void NAME(small_of)(const mpg_gemm *g, int64_t n) {
   for (int64_t i = 0; i < g->m; i++) {
     const T *a = (const T *)g->a + i * g->lda, *b = g->b;
-    T *c = (T *)g->c + i * g->ldc, sum[MPG_GEMM_SMALL];
+    T *c = (T *)g->c + i * g->ldc, sum[LANES];
     for (int64_t j = 0; j < n; j++) sum[j] = 0;
     for (int64_t p = 0; p < g->k; p++, b += g->ldb)
       for (int64_t j = 0; j < n; j++) sum[j] = FMA(a[p], b[j], sum[j]);
@@ -145,13 +145,46 @@ static inline __attribute__((always_inline)) void NAME(small_of)(const mpg_gemm 
   }
 }
 
+/* Rows from i on, at most two vectors of columns, from j0 and j1 on. */
+static inline __attribute__((always_inline)) void NAME(small_tile)(int rows, int vectors, const mpg_gemm *g, int64_t i, int64_t j0, int64_t j1) {
+  const T *a = (const T *)g->a + i * g->lda, *b = g->b;
+  T *c = (T *)g->c + i * g->ldc;
+  V sum[4][2];
+  MPG_UNROLL(4)
+  for (int r = 0; r < rows; r++) sum[r][0] = sum[r][1] = V_SET(0);
+  for (int64_t p = 0; p < g->k; p++, b += g->ldb) {
+    V b0 = V_LOAD(b + j0), b1 = vectors > 1 ? V_LOAD(b + j1) : b0;
+    MPG_UNROLL(4)
+    for (int r = 0; r < rows; r++) {
+      V x = V_SET(a[r * g->lda + p]);
+      sum[r][0] = V_FMA(x, b0, sum[r][0]);
+      if (vectors > 1) sum[r][1] = V_FMA(x, b1, sum[r][1]);
+    }
+  }
+  MPG_UNROLL(4)
+  for (int r = 0; r < rows; r++) {
+    V_STORE(c + r * g->ldc + j0, sum[r][0]);
+    if (vectors > 1) V_STORE(c + r * g->ldc + j1, sum[r][1]);
+  }
+}
+
 static void NAME(small)(const mpg_gemm *g) {
-  switch (g->n) {
-    case 1: NAME(small_of)(g, 1); break;
-    case 4: NAME(small_of)(g, 4); break;
-    case 8: NAME(small_of)(g, 8); break;
-    case 16: NAME(small_of)(g, 16); break;
-    default: NAME(small_of)(g, g->n); break;
+  switch (g->n < LANES ? g->n : 0) {
+    case 0: break;
+    case 1: NAME(small_of)(g, 1); return;
+    case 4: NAME(small_of)(g, 4); return;
+    default: NAME(small_of)(g, g->n); return;
+  }
+  int64_t last = g->n - LANES; /* the last vector may begin in the one before it: both come to the same */
+  for (int64_t j = 0; j < g->n; j += 2 * LANES) {
+    int64_t j0 = j < last ? j : last, j1 = j + LANES < last ? j + LANES : last, i = 0;
+    bool both = j + LANES < g->n;
+    for (; i + 4 <= g->m; i += 4)
+      if (both) NAME(small_tile)(4, 2, g, i, j0, j1);
+      else NAME(small_tile)(4, 1, g, i, j0, j1);
+    for (; i < g->m; i++)
+      if (both) NAME(small_tile)(1, 2, g, i, j0, j1);
+      else NAME(small_tile)(1, 1, g, i, j0, j1);
   }
 }
 

@@ -29,13 +29,6 @@ typedef struct upsampling {
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 #define MAX(a, b) ((a) > (b) ? (a) : (b))
 #define AS_IS(x) (x)
-#if defined(__AVX512F__)
-#define VECTOR_BYTES 64
-#elif defined(__AVX2__)
-#define VECTOR_BYTES 32
-#else
-#define VECTOR_BYTES 16
-#endif
 
 #define S float
 #define A float
@@ -107,7 +100,10 @@ MPG_CPU_KERNEL(pooling) {
   int64_t planes = setup(&t, call->params, &data->desc.shape, &out->desc.shape);
   if (planes == 0) return MPG_OK;
   t.data = data->data, t.out = out->data;
-  if (one_window(&t) && t.type != POOL_MAX && !(t.type == POOL_LP && t.p > 1)) return mpg_cpu_sum_lines(call, data, planes, out, t.type == POOL_AVG);
+  if (one_window(&t) && !(t.type == POOL_LP && t.p > 1)) {
+    mpg_reduction f = {.how = t.type == POOL_MAX ? MPG_LARGEST : MPG_ADD, .prepare = MPG_PLAIN, .mean = t.type == POOL_AVG};
+    return mpg_cpu_reduce_lines(call, data, planes, out, f);
+  }
   mpg_cpu_parallel_for(call, planes, grain(&t), t.last ? INSTANCE(data->desc.dtype, forward_last) : INSTANCE(data->desc.dtype, forward), &t);
   return MPG_OK;
 }

@@ -46,41 +46,50 @@ static A NAME(run_sum)(const S *x, int64_t n) {
 
 enum { NAME(RUN) = 256 }; /* windows side by side that are made at once */
 
-/* One step of windows side by side: element d of each, `step` apart. */
-static inline __attribute__((always_inline)) void NAME(take)(const pooling *t, const S *in, int64_t step, int64_t count, A *value, A *nan) {
-  if (t->type == POOL_MAX) {
-    for (int64_t x = 0; x < count; x++) {
-      A a = (A)LOAD(in[x * step]);
-      value[x] = a > value[x] ? a : value[x];
-      nan[x] = a != a ? a : nan[x];
-    }
-  } else if (t->type == POOL_LP && t->p == 2) {
-    for (int64_t x = 0; x < count; x++) value[x] += (A)LOAD(in[x * step]) * (A)LOAD(in[x * step]);
-  } else if (t->type == POOL_LP && t->p == 3) {
-    for (int64_t x = 0; x < count; x++) value[x] += (A)LOAD(in[x * step]) * (A)LOAD(in[x * step]) * (A)LOAD(in[x * step]);
-  } else {
-    for (int64_t x = 0; x < count; x++) value[x] += (A)LOAD(in[x * step]);
+/* Windows side by side, `step` apart: `width` elements of each. */
+static inline __attribute__((always_inline)) void NAME(take)(const pooling *t, const S *in, int64_t step, int width, int64_t count, A *value) {
+#define EACH_WINDOW(...)                     \
+  {                                          \
+    for (int64_t x = 0; x < count; x++) {    \
+      A v = value[x];                        \
+      for (int d = 0; d < width; d++) {      \
+        A a = (A)LOAD(in[x * step + d]);     \
+        __VA_ARGS__;                         \
+      }                                      \
+      value[x] = v;                          \
+    }                                        \
   }
+  if (t->type == POOL_MAX) EACH_WINDOW(v = LARGER(a, v) ? a : v)
+  else if (t->type == POOL_LP && t->p == 2) EACH_WINDOW(v += a * a)
+  else if (t->type == POOL_LP && t->p == 3) EACH_WINDOW(v += a * a * a)
+  else EACH_WINDOW(v += a)
+#undef EACH_WINDOW
 }
 
 /* Windows [first, first + count) of a row of the output that reach over no border along the last axis; the elements of a window come in their order. */
 static void NAME(side_by_side)(const pooling *t, const S *in, const int64_t *low, const int64_t *high, int64_t first, int64_t count, A divisor, S *out) {
   const mpg_window *w = &t->window;
-  A value[NAME(RUN)], nan[NAME(RUN)];
-  for (int64_t x = 0; x < count; x++) value[x] = t->type == POOL_MAX ? -(A)INFINITY : 0, nan[x] = 0;
+  A value[NAME(RUN)];
+  for (int64_t x = 0; x < count; x++) value[x] = t->type == POOL_MAX ? -(A)INFINITY : 0;
+#define TAKE(width)                                                          \
+  {                                                                          \
+    if (step == 1) NAME(take)(t, from, 1, width, count, value);              \
+    else if (step == 2) NAME(take)(t, from, 2, width, count, value);         \
+    else NAME(take)(t, from, step, width, count, value);                     \
+  }
   for (int64_t a = low[0]; a < high[0]; a++)
-    for (int64_t b = low[1]; b < high[1]; b++)
-      for (int64_t d = 0; d < w->kernel[2]; d++) {
-        const S *from = in + (a * w->in[1] + b) * w->in[2] + first * w->stride[2] - w->pad[2] + d;
-        if (w->stride[2] == 1) NAME(take)(t, from, 1, count, value, nan);
-        else if (w->stride[2] == 2) NAME(take)(t, from, 2, count, value, nan);
-        else NAME(take)(t, from, w->stride[2], count, value, nan);
-      }
+    for (int64_t b = low[1]; b < high[1]; b++) {
+      const S *from = in + (a * w->in[1] + b) * w->in[2] + first * w->stride[2] - w->pad[2];
+      int64_t left = w->kernel[2], step = w->stride[2];
+      for (; left >= 3; left -= 3, from += 3) TAKE(3)
+      if (left == 2) TAKE(2)
+      else if (left == 1) TAKE(1)
+    }
+#undef TAKE
   for (int64_t x = 0; x < count; x++) {
     A y = value[x];
-    if (t->type == POOL_MAX) y = nan[x] != nan[x] ? nan[x] : y;
-    else if (t->type == POOL_LP && t->p > 1) y = t->p == 2 ? (A)sqrt(y) : (A)cbrt(y);
-    else y /= divisor;
+    if (t->type == POOL_LP && t->p > 1) y = t->p == 2 ? (A)sqrt(y) : (A)cbrt(y);
+    else if (t->type != POOL_MAX) y /= divisor;
     out[x] = STORE(y);
   }
 }

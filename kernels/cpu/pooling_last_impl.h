@@ -85,7 +85,7 @@ static void NAME(at_max_last)(void *context, int64_t begin, int64_t end) {
 
 /* Vectors of channels, GROUPS of them at a time (the loops over them unroll, which keeps them in registers). Positions are as wide as values,
  * so that one mask fits both. */
-enum { NAME(LANES) = VECTOR_BYTES / sizeof(A), NAME(GROUPS) = 4 };
+enum { NAME(LANES) = MPG_VECTOR_BYTES / sizeof(A), NAME(GROUPS) = 4 };
 typedef A NAME(lanes) __attribute__((vector_size(NAME(LANES) * sizeof(A))));
 typedef LANE_INT NAME(places) __attribute__((vector_size(NAME(LANES) * sizeof(LANE_INT))));
 

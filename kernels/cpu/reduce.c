@@ -5,7 +5,7 @@
  * combined by another pass over them. Within a chunk: rows shorter than MPG_WIDE elements are taken in groups, as one wide row (neighbours, with
  * inner 1, as MPG_WIDE of them); MPG_ROWS rows are added up one after the other, and such pieces pairwise; last, what is left over is added to a wide row and
  * its halves to each other. So rounding errors grow with the logarithm of the count, and bits depend on neither threads nor instruction set.
- * Halves and floats accumulate in float, doubles in double, integers in int64_t. Between passes the accumulator's type is kept.
+ * Halves and floats accumulate in float, doubles in double, integers in int64_t, or in int32_t where that makes no difference. Between passes the accumulator's type is kept.
  */
 #include "kernels/cpu/reduce.h"
 
@@ -36,10 +36,14 @@ static int64_t tile_of(int64_t inner, int64_t *tiles) {
   return *tiles == 1 ? inner : (width + MPG_WIDE - 1) / MPG_WIDE * MPG_WIDE;
 }
 
+/* What holds sums of any length. */
 static mpg_compute accumulator_of(mpg_dtype dtype) { return mpg_dtype_is_float(dtype) ? mpg_compute_of(dtype) : MPG_COMPUTE_I64; }
 
+/* What a vector is loaded from. */
+typedef enum source_kind { SOURCE_T, SOURCE_NARROW, SOURCE_NARROW_TOO } source_kind;
+
 typedef struct pass {
-  mpg_compute compute; /* F32, F64 or I64 */
+  mpg_compute compute;
   mpg_combine how;
   mpg_prepare prepare;
   mpg_dtype dtype; /* of the source */
@@ -56,14 +60,52 @@ typedef struct fold_state {
 } fold_state;
 
 #define INLINE __attribute__((always_inline)) static inline
-#if defined(__AVX512F__)
-#define VECTOR_BYTES 64
-#elif defined(__AVX2__)
-#define VECTOR_BYTES 32
-#else
-#define VECTOR_BYTES 16
-#endif
+static inline int32_t magnitude_i32(int32_t x) { return x < 0 ? (int32_t)(0u - (uint32_t)x) : x; }
 static inline int64_t magnitude_i64(int64_t x) { return x < 0 ? (int64_t)(0u - (uint64_t)x) : x; }
+/* Vectors: the larger (smaller) of two numbers, the first where it is NaN; a vector of narrower numbers. Of floats the processor's maximum is
+ * the second number where one is NaN. */
+#define AS_CHOSEN(result, x, y, keep)       \
+  do {                                      \
+    NAME(mask) keep_ = (NAME(mask))(keep);  \
+    result = y;                             \
+    NAME(choose)(&keep_, &(x), &result);    \
+  } while (0)
+#if defined(__AVX512F__)
+#define EXTREME(T, M, result, x, y, name) \
+  result = (__typeof__(result))_mm512_mask_mov_##T(_mm512_##name##_##T((M)(x), (M)(y)), _mm512_cmp_##T##_mask((M)(x), (M)(x), _CMP_UNORD_Q), (M)(x))
+#define EXTREME_F32(result, x, y, name, compare) EXTREME(ps, __m512, result, x, y, name)
+#define EXTREME_F64(result, x, y, name, compare) EXTREME(pd, __m512d, result, x, y, name)
+#define EXTREME_I32(result, x, y, name, compare) result = (__typeof__(result))_mm512_##name##_epi32((__m512i)(x), (__m512i)(y))
+#define EXTREME_I64(result, x, y, name, compare) result = (__typeof__(result))_mm512_##name##_epi64((__m512i)(x), (__m512i)(y))
+#define FLOATS_OF_HALVES(v, from) v = (__typeof__(v))_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)(from)))
+#define FLOATS_OF_BFLOAT16(v, from) \
+  v = (__typeof__(v))_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)(from))), 16)
+#define INTS_OF_INT8(v, from) v = (__typeof__(v))_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)(from)))
+#define INTS_OF_UINT8(v, from) v = (__typeof__(v))_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)(from)))
+#elif defined(__AVX2__)
+#define EXTREME(T, M, result, x, y, name) \
+  result = (__typeof__(result))_mm256_blendv_##T(_mm256_##name##_##T((M)(x), (M)(y)), (M)(x), _mm256_cmp_##T((M)(x), (M)(x), _CMP_UNORD_Q))
+#define EXTREME_F32(result, x, y, name, compare) EXTREME(ps, __m256, result, x, y, name)
+#define EXTREME_F64(result, x, y, name, compare) EXTREME(pd, __m256d, result, x, y, name)
+#define EXTREME_I32(result, x, y, name, compare) result = (__typeof__(result))_mm256_##name##_epi32((__m256i)(x), (__m256i)(y))
+#define EXTREME_I64(result, x, y, name, compare) result = (__typeof__(result))_mm256_blendv_epi8((__m256i)(y), (__m256i)(x), (__m256i)((x)compare(y)))
+#define FLOATS_OF_HALVES(v, from) v = (__typeof__(v))_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(from)))
+#define FLOATS_OF_BFLOAT16(v, from) \
+  v = (__typeof__(v))_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)(from))), 16)
+#define INTS_OF_INT8(v, from) v = (__typeof__(v))_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(from)))
+#define INTS_OF_UINT8(v, from) v = (__typeof__(v))_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(from)))
+#else
+#define EXTREME_F32(result, x, y, name, compare) AS_CHOSEN(result, x, y, ((x) != (x)) | ((x)compare(y)))
+#define EXTREME_F64 EXTREME_F32
+#define EXTREME_I32(result, x, y, name, compare) AS_CHOSEN(result, x, y, (x)compare(y))
+#define EXTREME_I64 EXTREME_I32
+#define EACH_OF(v, value) for (int l_ = 0; l_ < (int)(sizeof(v) / sizeof((v)[0])); l_++) (v)[l_] = value
+#define FLOATS_OF_HALVES(v, from) EACH_OF(v, mpg_half_to_float((from)[l_]))
+#define FLOATS_OF_BFLOAT16(v, from) EACH_OF(v, mpg_bfloat16_to_float((from)[l_]))
+#define INTS_OF_INT8(v, from) EACH_OF(v, (from)[l_])
+#define INTS_OF_UINT8(v, from) EACH_OF(v, (from)[l_])
+#endif
+
 #define T float
 #define U float
 #define INT int32_t
@@ -72,14 +114,17 @@ static inline int64_t magnitude_i64(int64_t x) { return x < 0 ? (int64_t)(0u - (
 #define HIGHEST INFINITY
 #define MAGNITUDE fabsf
 #define IS_NAN(x) ((x) != (x))
+#define LARGEST(result, x, y) EXTREME_F32(result, x, y, max, >)
+#define SMALLEST(result, x, y) EXTREME_F32(result, x, y, min, <)
+#define NARROW uint16_t
+#define NARROW_DTYPE MPG_FLOAT16
+#define OF_NARROW mpg_half_to_float
+#define LOAD_NARROW FLOATS_OF_HALVES
+#define NARROW_TOO uint16_t
+#define NARROW_TOO_DTYPE MPG_BFLOAT16
+#define OF_NARROW_TOO mpg_bfloat16_to_float
+#define LOAD_NARROW_TOO FLOATS_OF_BFLOAT16
 #include "kernels/cpu/reduce_rows.h"
-#undef T
-#undef U
-#undef INT
-#undef NAME
-#undef MAGNITUDE
-#undef LOWEST
-#undef HIGHEST
 #define T double
 #define U double
 #define INT int64_t
@@ -87,21 +132,41 @@ static inline int64_t magnitude_i64(int64_t x) { return x < 0 ? (int64_t)(0u - (
 #define LOWEST -(double)INFINITY
 #define HIGHEST (double)INFINITY
 #define MAGNITUDE fabs
+#define IS_NAN(x) ((x) != (x))
+#define LARGEST(result, x, y) EXTREME_F64(result, x, y, max, >)
+#define SMALLEST(result, x, y) EXTREME_F64(result, x, y, min, <)
 #include "kernels/cpu/reduce_rows.h"
-#undef T
-#undef U
-#undef NAME
-#undef MAGNITUDE
-#undef LOWEST
-#undef HIGHEST
+#define NARROW int8_t
+#define NARROW_DTYPE MPG_INT8
+#define OF_NARROW(x) (x)
+#define LOAD_NARROW INTS_OF_INT8
+#define NARROW_TOO uint8_t
+#define NARROW_TOO_DTYPE MPG_UINT8
+#define OF_NARROW_TOO(x) (x)
+#define LOAD_NARROW_TOO INTS_OF_UINT8
+#define NARROW_EXTREMES
+#define NO_FOLDS
+#define T int32_t
+#define U uint32_t
+#define INT int32_t
+#define NAME(x) x##_i32
+#define LOWEST INT32_MIN
+#define HIGHEST INT32_MAX
+#define MAGNITUDE magnitude_i32
+#define IS_NAN(x) ((x) & 0)
+#define LARGEST(result, x, y) EXTREME_I32(result, x, y, max, >)
+#define SMALLEST(result, x, y) EXTREME_I32(result, x, y, min, <)
+#include "kernels/cpu/reduce_rows.h"
 #define T int64_t
 #define U uint64_t
+#define INT int64_t
 #define NAME(x) x##_i64
 #define LOWEST INT64_MIN
 #define HIGHEST INT64_MAX
 #define MAGNITUDE magnitude_i64
-#undef IS_NAN
 #define IS_NAN(x) ((x) & 0)
+#define LARGEST(result, x, y) EXTREME_I64(result, x, y, max, >)
+#define SMALLEST(result, x, y) EXTREME_I64(result, x, y, min, <)
 #include "kernels/cpu/reduce_rows.h"
 
 static void run_items(void *context, int64_t begin, int64_t end) {
@@ -109,6 +174,7 @@ static void run_items(void *context, int64_t begin, int64_t end) {
   switch (p->compute) {
     case MPG_COMPUTE_F32: run_items_f32(p, begin, end); break;
     case MPG_COMPUTE_F64: run_items_f64(p, begin, end); break;
+    case MPG_COMPUTE_I32: run_items_i32(p, begin, end); break;
     default: run_items_i64(p, begin, end); break;
   }
 }
@@ -144,6 +210,7 @@ static void run_finish(void *context, int64_t begin, int64_t end) {
   switch (p->compute) {
     case MPG_COMPUTE_F32: FINISH(float, sqrtf)
     case MPG_COMPUTE_F64: FINISH(double, sqrt)
+    case MPG_COMPUTE_I32: break;
     default: FINISH(int64_t, ROOT_OF_WHOLE)
   }
   mpg_cpu_store(p->compute, p->dtype, p->out, begin, n, (const char *)p->values + begin * (int64_t)mpg_dtype_size(mpg_compute_dtype(p->compute)));
@@ -169,6 +236,9 @@ static void run_passes(const mpg_kernel_call *call, pass *p, char *const *buffer
 static mpg_status reduce(const mpg_kernel_call *call, const mpg_view *in, const mpg_view *out, const bool *reduced, mpg_reduction f) {
   mpg_dtype dtype = in->desc.dtype;
   mpg_compute compute = accumulator_of(dtype);
+  /* Whole numbers of 32 bits are enough for one of the elements, and for what wraps around to the result's dtype. */
+  bool one = f.how == MPG_LARGEST || f.how == MPG_SMALLEST, wraps = !f.mean && !f.root && mpg_compute_of(out->desc.dtype) == MPG_COMPUTE_I32;
+  if (mpg_compute_of(dtype) == MPG_COMPUTE_I32 && (one || wraps) && out->desc.dtype != MPG_BOOL) compute = MPG_COMPUTE_I32;
   int64_t item_size = (int64_t)mpg_dtype_size(mpg_compute_dtype(compute)), results = mpg_shape_size(&out->desc.shape);
   if (results == 0) return MPG_OK;
   mpg_runs runs = mpg_runs_of(&in->desc.shape, reduced);
@@ -333,11 +403,11 @@ MPG_CPU_KERNEL(broadcast) {
   return MPG_OK;
 }
 
-mpg_status mpg_cpu_sum_lines(const mpg_kernel_call *call, const mpg_view *in, int64_t lines, const mpg_view *out, bool mean) {
+mpg_status mpg_cpu_reduce_lines(const mpg_kernel_call *call, const mpg_view *in, int64_t lines, const mpg_view *out, mpg_reduction f) {
   mpg_view source = *in, result = *out;
   source.desc.shape = (mpg_shape){.ndim = 2, .dims = {lines, count_of(in) / lines}};
   result.desc.shape = (mpg_shape){.ndim = 1, .dims = {lines}};
-  return reduce(call, &source, &result, (bool[MPG_MAX_NDIM]){false, true}, (mpg_reduction){MPG_ADD, MPG_PLAIN, mean, false});
+  return reduce(call, &source, &result, (bool[MPG_MAX_NDIM]){false, true}, f);
 }
 
 MPG_CPU_KERNEL(multi_sum_sq) {

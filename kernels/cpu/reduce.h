@@ -8,11 +8,12 @@
 #ifndef KERNELS_CPU_REDUCE_H
 #define KERNELS_CPU_REDUCE_H
 
+#include "kernels/common/reduce.h"
 #include "kernels/cpu/cpu.h"
 
-#define mpg_cpu_sum_lines MPG_CPU_NAME(sum_lines)
-/* The sum of each of the `lines` equal parts that `in` is cut into, or its mean, in `out`; as reduce.c adds up neighbours. Floats. */
-mpg_status mpg_cpu_sum_lines(const mpg_kernel_call *call, const mpg_view *in, int64_t lines, const mpg_view *out, bool mean);
+#define mpg_cpu_reduce_lines MPG_CPU_NAME(reduce_lines)
+/* Each of the `lines` equal parts that `in` is cut into reduced to an element of `out`, as reduce.c does with neighbours. Floats. */
+mpg_status mpg_cpu_reduce_lines(const mpg_kernel_call *call, const mpg_view *in, int64_t lines, const mpg_view *out, mpg_reduction f);
 
 typedef struct mpg_fold {
   const mpg_op *op;

@@ -1,13 +1,17 @@
 /* The arithmetic of reductions for one accumulator. Included by reduce.c with
  *   T, U (the type it adds and multiplies in), INT (a signed integer of its size), NAME(x), LOWEST, HIGHEST, MAGNITUDE(x), IS_NAN(x)
+ *   LARGEST(result, x, y) and SMALLEST: of vectors, x where it is NaN, else the larger (smaller), y when they are alike
+ *   NARROW, NARROW_DTYPE, OF_NARROW(x), LOAD_NARROW(v, from), the same with NARROW_TOO: two types that sums take from where they lie;
+ *   NARROW_EXTREMES: the largest and smallest do, too; none of these: they are converted first
+ *   NO_FOLDS: where no fold accumulates in T
  *
  * Rows of numbers are combined element by element, in order, in registers. Vectors are those of the instruction set (wider ones
  * compilers take apart, comparisons element by element); what is combined with what does not depend on them.
  */
-enum { NAME(LANES) = VECTOR_BYTES / sizeof(T), NAME(VECTORS) = MPG_WIDE / NAME(LANES) };
-typedef T NAME(vector) __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(T)), may_alias));
-typedef U NAME(unsigned_vector) __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(T)), may_alias));
-typedef INT NAME(mask) __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(T)), may_alias));
+enum { NAME(LANES) = MPG_VECTOR_BYTES / sizeof(T), NAME(VECTORS) = MPG_WIDE / NAME(LANES) };
+typedef T NAME(vector) __attribute__((vector_size(MPG_VECTOR_BYTES), aligned(sizeof(T)), may_alias));
+typedef U NAME(unsigned_vector) __attribute__((vector_size(MPG_VECTOR_BYTES), aligned(sizeof(T)), may_alias));
+typedef INT NAME(mask) __attribute__((vector_size(MPG_VECTOR_BYTES), aligned(sizeof(T)), may_alias));
 
 static T NAME(identity)(mpg_combine how) { return how == MPG_ADD ? 0 : how == MPG_MULTIPLY ? 1 : how == MPG_LARGEST ? LOWEST : HIGHEST; }
 
@@ -37,14 +41,22 @@ INLINE void NAME(combine_vector)(mpg_combine how, NAME(vector) *x, const NAME(ve
   } else if (how == MPG_MULTIPLY) {
     *x = (NAME(vector))((NAME(unsigned_vector))*x * (NAME(unsigned_vector))*y);
   } else {
-    NAME(mask) keep = (NAME(mask))IS_NAN(*x) | (how == MPG_LARGEST ? *x > *y : *x < *y);
-    NAME(vector) result = *y;
-    NAME(choose)(&keep, x, &result);
+    NAME(vector) result;
+    if (how == MPG_LARGEST) LARGEST(result, *x, *y);
+    else SMALLEST(result, *x, *y);
     *x = result;
   }
 }
-INLINE void NAME(load)(mpg_prepare how, const T *from, NAME(vector) *v) {
-  NAME(vector) x = *(const NAME(vector) *)(const void *)from;
+/* The vector at element i of `from`, which are T, or as SOURCE says. */
+INLINE void NAME(load)(mpg_prepare how, source_kind source, const void *from, int64_t i, NAME(vector) *v) {
+  NAME(vector) x;
+  (void)source;
+#ifdef NARROW
+  if (source == SOURCE_NARROW) LOAD_NARROW(x, (const NARROW *)from + i);
+  else if (source == SOURCE_NARROW_TOO) LOAD_NARROW_TOO(x, (const NARROW_TOO *)from + i);
+  else
+#endif
+  x = *(const NAME(vector) *)(const void *)((const T *)from + i);
   if (how == MPG_SQUARE) {
     x = (NAME(vector))((NAME(unsigned_vector))x * (NAME(unsigned_vector))x);
   } else if (how == MPG_MAGNITUDE) {
@@ -60,16 +72,26 @@ INLINE void NAME(load)(mpg_prepare how, const T *from, NAME(vector) *v) {
   }
   *v = x;
 }
+/* One element of `from`. */
+INLINE T NAME(load_one)(mpg_prepare how, source_kind source, const void *from, int64_t i) {
+  (void)source;
+#ifdef NARROW
+  if (source == SOURCE_NARROW) return NAME(prepare)(how, (T)OF_NARROW(((const NARROW *)from)[i]));
+  if (source == SOURCE_NARROW_TOO) return NAME(prepare)(how, (T)OF_NARROW_TOO(((const NARROW_TOO *)from)[i]));
+#endif
+  return NAME(prepare)(how, ((const T *)from)[i]);
+}
 
 /* acc = ((acc + row) + row) + ...; `first`: without what is in acc. The last columns are in two vectors where they don't fill one: both come to the same. */
-INLINE void NAME(rows_as)(mpg_combine how, mpg_prepare prepare, const T *rows, int64_t stride, int64_t n, T *acc, int64_t width, bool first) {
+INLINE void NAME(rows_as)(mpg_combine how, mpg_prepare prepare, source_kind source, const void *rows, int64_t stride, int64_t n, T *acc, int64_t width,
+                          bool first) {
   enum { LANES = NAME(LANES) };
   NAME(vector) v[4], row;
   int64_t i = 0;
   if (width < LANES) {
     for (; i < width; i++) {
-      T x = first ? NAME(prepare)(prepare, rows[i]) : acc[i];
-      for (int64_t r = first; r < n; r++) x = NAME(combine)(how, x, NAME(prepare)(prepare, rows[r * stride + i]));
+      T x = first ? NAME(load_one)(prepare, source, rows, i) : acc[i];
+      for (int64_t r = first; r < n; r++) x = NAME(combine)(how, x, NAME(load_one)(prepare, source, rows, r * stride + i));
       acc[i] = x;
     }
     return;
@@ -77,31 +99,31 @@ INLINE void NAME(rows_as)(mpg_combine how, mpg_prepare prepare, const T *rows, i
   NAME(vector) last;
   bool ragged = width % LANES;
   if (ragged) {
-    const T *at = rows + width - LANES;
-    if (first) NAME(load)(prepare, at, &last);
-    else NAME(load)(MPG_PLAIN, acc + width - LANES, &last);
+    int64_t at = width - LANES;
+    if (first) NAME(load)(prepare, source, rows, at, &last);
+    else NAME(load)(MPG_PLAIN, SOURCE_T, acc, at, &last);
     for (int64_t r = first; r < n; r++) {
-      NAME(load)(prepare, at + r * stride, &row);
+      NAME(load)(prepare, source, rows, at + r * stride, &row);
       NAME(combine_vector)(how, &last, &row);
     }
   }
   for (; i + 4 * LANES <= width; i += 4 * LANES) {
     for (int k = 0; k < 4; k++) {
-      if (first) NAME(load)(prepare, rows + i + k * LANES, &v[k]);
-      else NAME(load)(MPG_PLAIN, acc + i + k * LANES, &v[k]);
+      if (first) NAME(load)(prepare, source, rows, i + k * LANES, &v[k]);
+      else NAME(load)(MPG_PLAIN, SOURCE_T, acc, i + k * LANES, &v[k]);
     }
     for (int64_t r = first; r < n; r++)
       for (int k = 0; k < 4; k++) {
-        NAME(load)(prepare, rows + r * stride + i + k * LANES, &row);
+        NAME(load)(prepare, source, rows, r * stride + i + k * LANES, &row);
         NAME(combine_vector)(how, &v[k], &row);
       }
     for (int k = 0; k < 4; k++) *(NAME(vector) *)(void *)(acc + i + k * LANES) = v[k];
   }
   for (; i + LANES <= width; i += LANES) {
-    if (first) NAME(load)(prepare, rows + i, &v[0]);
-    else NAME(load)(MPG_PLAIN, acc + i, &v[0]);
+    if (first) NAME(load)(prepare, source, rows, i, &v[0]);
+    else NAME(load)(MPG_PLAIN, SOURCE_T, acc, i, &v[0]);
     for (int64_t r = first; r < n; r++) {
-      NAME(load)(prepare, rows + r * stride + i, &row);
+      NAME(load)(prepare, source, rows, r * stride + i, &row);
       NAME(combine_vector)(how, &v[0], &row);
     }
     *(NAME(vector) *)(void *)(acc + i) = v[0];
@@ -128,9 +150,21 @@ INLINE T NAME(halve)(mpg_combine how, NAME(vector) *v, int vectors) {
   return v[0][0];
 }
 
+/* v combined with the `rest` elements behind, lane by lane. */
+INLINE void NAME(add_rest)(mpg_combine how, mpg_prepare prepare, const T *behind, int64_t rest, int vectors, const NAME(mask) *inside, NAME(vector) *v) {
+  MPG_UNROLL(8)
+  for (int k = 0; k < NAME(VECTORS); k++)
+    if (k < vectors && k * NAME(LANES) < rest) {
+      NAME(vector) kept = v[k], row;
+      NAME(load)(prepare, SOURCE_T, behind, k * NAME(LANES), &row);
+      NAME(combine_vector)(how, &kept, &row);
+      NAME(choose)(&inside[k], &kept, &v[k]);
+    }
+}
+
 /* Lines of `count` neighbours from element `at` on, each to one number: MPG_WIDE interleaved lanes, or half as many where it has fewer elements (16 at
  * least). `line`: where they lie in the accumulator's type, followed by memory that may be read up to `limit`; NULL: nowhere. */
-INLINE void NAME(lines_as)(mpg_combine how, mpg_prepare prepare, const pass *p, int64_t at, const T *line, int64_t count, int64_t lines, const T *limit, T *out) {
+INLINE void NAME(lines_as)(mpg_combine how, mpg_prepare prepare, source_kind source, const pass *p, int64_t at, const T *line, int64_t count, int64_t lines, const T *limit, T *out) {
   enum { LANES = NAME(LANES), VECTORS = NAME(VECTORS), PIECE = MPG_ROWS * MPG_WIDE };
   NAME(mask) iota[VECTORS], inside[VECTORS];
   for (int k = 0; k < VECTORS; k++)
@@ -139,21 +173,32 @@ INLINE void NAME(lines_as)(mpg_combine how, mpg_prepare prepare, const pass *p, 
   int64_t whole = count / wide * wide, rest = count - whole;
   for (int k = 0; k < VECTORS; k++) inside[k] = iota[k] < (NAME(mask)){0} + (INT)rest;
   mpg_block_buffer buffer;
-  NAME(vector) levels[LEVELS][VECTORS], v[VECTORS], row, kept;
+  NAME(vector) levels[LEVELS][VECTORS], v[VECTORS] = {{0}}, row;
+  if (line && whole == MPG_WIDE) /* as below, which takes longer for a few elements */
+    for (; lines > 1; lines--, line += count) {
+      MPG_UNROLL(8)
+      for (int k = 0; k < VECTORS; k++) NAME(load)(prepare, SOURCE_T, line, k * LANES, &v[k]);
+      if (line + whole + MPG_WIDE > limit) break;
+      NAME(add_rest)(how, prepare, line + whole, rest, VECTORS, inside, v);
+      *out++ = NAME(halve)(how, v, VECTORS);
+      at += count;
+    }
   for (int64_t r = 0; r < lines; r++, at += count, line = line ? line + count : NULL) {
     uint64_t pieces = 0;
     for (int64_t done = 0;;) {
       int64_t n = whole - done < PIECE ? whole - done : PIECE;
-      const T *piece = line ? line + done : (const T *)mpg_cpu_load(p->compute, p->dtype, p->source, at + done, n, &buffer);
+      const void *piece = source != SOURCE_T ? (const char *)p->source + (at + done) * (int64_t)mpg_dtype_size(p->dtype)
+                          : line             ? line + done
+                                             : mpg_cpu_load(p->compute, p->dtype, p->source, at + done, n, &buffer);
       if (vectors == VECTORS) {
-        for (int k = 0; k < VECTORS; k++) NAME(load)(prepare, piece + k * LANES, &v[k]);
+        for (int k = 0; k < VECTORS; k++) NAME(load)(prepare, source, piece, k * LANES, &v[k]);
         for (int64_t i = MPG_WIDE; i < n; i += MPG_WIDE)
           for (int k = 0; k < VECTORS; k++) {
-            NAME(load)(prepare, piece + i + k * LANES, &row);
+            NAME(load)(prepare, source, piece, i + k * LANES, &row);
             NAME(combine_vector)(how, &v[k], &row);
           }
       } else {
-        for (int k = 0; k < VECTORS / 2; k++) NAME(load)(prepare, piece + k * LANES, &v[k]);
+        for (int k = 0; k < VECTORS / 2; k++) NAME(load)(prepare, source, piece, k * LANES, &v[k]);
       }
       done += n;
       if (done == whole) break;
@@ -176,44 +221,64 @@ INLINE void NAME(lines_as)(mpg_combine how, mpg_prepare prepare, const pass *p, 
     if (rest) {
       const T *behind = line ? line + whole : (const T *)mpg_cpu_load(p->compute, p->dtype, p->source, at + whole, rest, &buffer);
       if (line && behind + wide > limit) behind = memcpy(&buffer, behind, (size_t)rest * sizeof(T));
-      for (int k = 0; k < vectors && k * LANES < rest; k++) {
-        kept = v[k];
-        NAME(load)(prepare, behind + k * LANES, &row);
-        NAME(combine_vector)(how, &kept, &row);
-        NAME(choose)(&inside[k], &kept, &v[k]);
-      }
+      NAME(add_rest)(how, prepare, behind, rest, vectors, inside, v);
     }
     out[r] = vectors == VECTORS ? NAME(halve)(how, v, VECTORS) : NAME(halve)(how, v, VECTORS / 2);
   }
 }
 
 typedef struct NAME(arithmetic) {
-  void (*rows)(const T *rows, int64_t stride, int64_t n, T *acc, int64_t width, bool first);
+  void (*rows)(const void *rows, int64_t stride, int64_t n, T *acc, int64_t width, bool first);
   void (*lines)(const pass *p, int64_t at, const T *line, int64_t count, int64_t lines, const T *limit, T *out);
 } NAME(arithmetic);
 
-#define ARITHMETIC(name, how, prepare)                                                                                              \
-  static void NAME(name##_rows)(const T *rows, int64_t stride, int64_t n, T *acc, int64_t width, bool first) {                      \
-    NAME(rows_as)(how, prepare, rows, stride, n, acc, width, first);                                                                \
+#define ARITHMETIC(name, how, prepare, source)                                                                                      \
+  static void NAME(name##_rows)(const void *rows, int64_t stride, int64_t n, T *acc, int64_t width, bool first) {                   \
+    NAME(rows_as)(how, prepare, source, rows, stride, n, acc, width, first);                                                        \
   }                                                                                                                                 \
   static void NAME(name##_lines)(const pass *p, int64_t at, const T *line, int64_t count, int64_t lines, const T *limit, T *out) {  \
-    NAME(lines_as)(how, prepare, p, at, line, count, lines, limit, out);                                                            \
+    NAME(lines_as)(how, prepare, source, p, at, line, count, lines, limit, out);                                                    \
   }
-ARITHMETIC(sum, MPG_ADD, MPG_PLAIN)
-ARITHMETIC(magnitudes, MPG_ADD, MPG_MAGNITUDE)
-ARITHMETIC(squares, MPG_ADD, MPG_SQUARE)
-ARITHMETIC(nansum, MPG_ADD, MPG_NAN_TO_0)
-ARITHMETIC(product, MPG_MULTIPLY, MPG_PLAIN)
-ARITHMETIC(nanproduct, MPG_MULTIPLY, MPG_NAN_TO_1)
-ARITHMETIC(largest, MPG_LARGEST, MPG_PLAIN)
-ARITHMETIC(smallest, MPG_SMALLEST, MPG_PLAIN)
+ARITHMETIC(sum, MPG_ADD, MPG_PLAIN, SOURCE_T)
+ARITHMETIC(magnitudes, MPG_ADD, MPG_MAGNITUDE, SOURCE_T)
+ARITHMETIC(squares, MPG_ADD, MPG_SQUARE, SOURCE_T)
+ARITHMETIC(nansum, MPG_ADD, MPG_NAN_TO_0, SOURCE_T)
+ARITHMETIC(product, MPG_MULTIPLY, MPG_PLAIN, SOURCE_T)
+ARITHMETIC(nanproduct, MPG_MULTIPLY, MPG_NAN_TO_1, SOURCE_T)
+ARITHMETIC(largest, MPG_LARGEST, MPG_PLAIN, SOURCE_T)
+ARITHMETIC(smallest, MPG_SMALLEST, MPG_PLAIN, SOURCE_T)
+#ifdef NARROW
+ARITHMETIC(sum_narrow, MPG_ADD, MPG_PLAIN, SOURCE_NARROW)
+ARITHMETIC(sum_narrow_too, MPG_ADD, MPG_PLAIN, SOURCE_NARROW_TOO)
+#endif
+#ifdef NARROW_EXTREMES
+ARITHMETIC(largest_narrow, MPG_LARGEST, MPG_PLAIN, SOURCE_NARROW)
+ARITHMETIC(largest_narrow_too, MPG_LARGEST, MPG_PLAIN, SOURCE_NARROW_TOO)
+ARITHMETIC(smallest_narrow, MPG_SMALLEST, MPG_PLAIN, SOURCE_NARROW)
+ARITHMETIC(smallest_narrow_too, MPG_SMALLEST, MPG_PLAIN, SOURCE_NARROW_TOO)
+#endif
 
-static NAME(arithmetic) NAME(arithmetic_of)(mpg_combine how, mpg_prepare prepare) {
 #define CHOICE(name) ((NAME(arithmetic)){NAME(name##_rows), NAME(name##_lines)})
+static NAME(arithmetic) NAME(arithmetic_of)(mpg_combine how, mpg_prepare prepare) {
   if (how == MPG_LARGEST) return CHOICE(largest);
   if (how == MPG_SMALLEST) return CHOICE(smallest);
   if (how == MPG_MULTIPLY) return prepare == MPG_NAN_TO_1 ? CHOICE(nanproduct) : CHOICE(product);
   return prepare == MPG_MAGNITUDE ? CHOICE(magnitudes) : prepare == MPG_SQUARE ? CHOICE(squares) : prepare == MPG_NAN_TO_0 ? CHOICE(nansum) : CHOICE(sum);
+}
+/* The same of elements as the source has them; NULL where they are converted first. */
+static NAME(arithmetic) NAME(source_arithmetic)(const pass *p) {
+  if (mpg_compute_direct(p->compute, p->dtype)) return NAME(arithmetic_of)(p->how, p->prepare);
+#ifdef NARROW
+  if (p->how == MPG_ADD && p->prepare == MPG_PLAIN && p->dtype == NARROW_DTYPE) return CHOICE(sum_narrow);
+  if (p->how == MPG_ADD && p->prepare == MPG_PLAIN && p->dtype == NARROW_TOO_DTYPE) return CHOICE(sum_narrow_too);
+#endif
+#ifdef NARROW_EXTREMES
+  if (p->how == MPG_LARGEST && p->dtype == NARROW_DTYPE) return CHOICE(largest_narrow);
+  if (p->how == MPG_LARGEST && p->dtype == NARROW_TOO_DTYPE) return CHOICE(largest_narrow_too);
+  if (p->how == MPG_SMALLEST && p->dtype == NARROW_DTYPE) return CHOICE(smallest_narrow);
+  if (p->how == MPG_SMALLEST && p->dtype == NARROW_TOO_DTYPE) return CHOICE(smallest_narrow_too);
+#endif
+  return (NAME(arithmetic)){NULL, NULL};
 }
 
 /* --- Pieces, pairwise ---------------------------------------------------------------------------------------------------------- */
@@ -249,8 +314,9 @@ static void NAME(narrow)(const NAME(arithmetic) *f, const NAME(arithmetic) *plai
 
 /* `n` rows of `width` of the source, in the accumulator's type, combined into acc. */
 static void NAME(source_rows)(const pass *p, const NAME(arithmetic) *f, int64_t at, int64_t stride, int64_t n, T *acc, int64_t width) {
-  if (mpg_compute_direct(p->compute, p->dtype)) {
-    f->rows((const T *)p->source + at, stride, n, acc, width, true);
+  NAME(arithmetic) direct = NAME(source_arithmetic)(p);
+  if (direct.rows) {
+    direct.rows((const char *)p->source + at * (int64_t)mpg_dtype_size(p->dtype), stride, n, acc, width, true);
     return;
   }
   mpg_block_buffer buffer;
@@ -313,8 +379,9 @@ static void NAME(run_lines)(const pass *p, const NAME(arithmetic) *f, int64_t at
   mpg_block_buffer buffer;
   bool direct = mpg_compute_direct(p->compute, p->dtype);
   int64_t most = direct ? lines : MPG_CPU_BLOCK / count;
-  if (most == 0) {
-    f->lines(p, at, NULL, count, lines, NULL, out);
+  NAME(arithmetic) stored = NAME(source_arithmetic)(p);
+  if (most == 0 || (!direct && stored.lines && count >= MPG_WIDE / 2)) {
+    (stored.lines ? stored.lines : f->lines)(p, at, NULL, count, lines, NULL, out);
     return;
   }
   for (int64_t done = 0; done < lines; done += most) {
@@ -346,6 +413,7 @@ static void NAME(run_items)(const pass *p, int64_t begin, int64_t end) {
 
 /* --- Folds: rows as they come -------------------------------------------------------------------------------------------------- */
 
+#ifndef NO_FOLDS
 static void NAME(end_chunk)(const mpg_fold *fold, const NAME(arithmetic) *f, const NAME(arithmetic) *plain, fold_state *state, int64_t group, T *piece, T *acc,
                             T *levels, T *result) {
   int64_t inner = fold->inner, wide = group * inner, rows = state->held / group;
@@ -408,6 +476,27 @@ static void NAME(feed)(const mpg_fold *fold, char *memory, T *partials, const vo
     if (at + n == end) NAME(end_chunk)(fold, &f, &plain, state, group, piece, acc, levels, partials + chunk * inner);
   }
 }
+#endif
 
 #undef CHOICE
 #undef ARITHMETIC
+#undef T
+#undef U
+#undef INT
+#undef NAME
+#undef LOWEST
+#undef HIGHEST
+#undef MAGNITUDE
+#undef IS_NAN
+#undef LARGEST
+#undef SMALLEST
+#undef NO_FOLDS
+#undef NARROW
+#undef NARROW_DTYPE
+#undef OF_NARROW
+#undef LOAD_NARROW
+#undef NARROW_TOO
+#undef NARROW_TOO_DTYPE
+#undef OF_NARROW_TOO
+#undef LOAD_NARROW_TOO
+#undef NARROW_EXTREMES

@@ -3,7 +3,10 @@
  * Sums are taken in 16 lanes, element i in lane i % 16, and the lanes folded pairwise: the order is the same on every instruction set
  * and does not depend on threads.
  */
-typedef T NAME(lanes) __attribute__((vector_size(16 * sizeof(T)), aligned(sizeof(T))));
+enum { NAME(LANES) = MPG_VECTOR_BYTES / sizeof(T), NAME(VECTORS) = 16 / NAME(LANES) };
+typedef T NAME(vector) __attribute__((vector_size(MPG_VECTOR_BYTES), aligned(sizeof(T)), may_alias));
+#define EACH_VECTOR MPG_UNROLL(8) for (int k = 0; k < NAME(VECTORS); k++) /* unrolled: this keeps arrays of them in registers */
+#define VECTOR_AT(p) (*(const NAME(vector) *)(const void *)((p) + k * NAME(LANES)))
 
 static T NAME(fold_sum)(const T *lane) {
   T sum[16];
@@ -28,11 +31,11 @@ static T NAME(row_max)(const T *x, int64_t n) {
 
 /* Adds x[0 .. n) to the lanes; n is a multiple of 16, or the row ends here. */
 static void NAME(add_lanes)(const T *x, int64_t n, T *lane) {
-  NAME(lanes) sum;
+  NAME(vector) sum[NAME(VECTORS)];
   int64_t i = 0;
-  memcpy(&sum, lane, sizeof sum);
-  for (; i + 16 <= n; i += 16) sum += *(const NAME(lanes) *)(x + i);
-  memcpy(lane, &sum, sizeof sum);
+  memcpy(sum, lane, sizeof sum);
+  for (; i + 16 <= n; i += 16) EACH_VECTOR sum[k] += VECTOR_AT(x + i);
+  memcpy(lane, sum, sizeof sum);
   for (; i < n; i++) lane[i % 16] += x[i];
 }
 
@@ -46,16 +49,17 @@ static T NAME(row_sum)(const T *x, int64_t n) {
  * beside the exponentials of the next STRIP elements. */
 static T NAME(row_exp)(const T *x, T *y, int64_t n, T max) {
   T lane[16], buffer[STRIP];
-  NAME(lanes) sum = {0};
+  NAME(vector) sum[NAME(VECTORS)] = {{0}};
   int64_t at = 0;
   for (; at + STRIP <= n; at += STRIP) {
     const T *from = x + at;
     T *to = y ? y + at : buffer;
     for (int i = 0; i < STRIP; i += 64 / (int)sizeof(T)) __builtin_prefetch(from + n + i, 0, 2);
     MPG_INDEPENDENT for (int i = 0; i < STRIP; i++) to[i] = EXP_NONPOSITIVE(from[i] - max);
-    for (int i = 0; i < STRIP; i += 16) sum += *(const NAME(lanes) *)(to + i);
+    MPG_UNROLL(4)
+    for (int i = 0; i < STRIP; i += 16) EACH_VECTOR sum[k] += VECTOR_AT(to + i);
   }
-  memcpy(lane, &sum, sizeof sum);
+  memcpy(lane, sum, sizeof sum);
   T *to = y ? y + at : buffer;
   MPG_INDEPENDENT for (int64_t i = 0; i < n - at; i++) to[i] = EXP_NONPOSITIVE(x[at + i] - max);
   NAME(add_lanes)(to, n - at, lane);
@@ -73,19 +77,19 @@ static void NAME(log_softmax_row)(const T *x, T *y, int64_t n) {
 }
 
 static void NAME(softmax_back_row)(const T *grad, const T *y, T *out, int64_t n, T scale) {
-  T lane[16] = {0}, buffer[ROW_BLOCK];
-  for (int64_t at = 0; at < n; at += ROW_BLOCK) {
-    int64_t count = n - at < ROW_BLOCK ? n - at : ROW_BLOCK;
-    for (int64_t i = 0; i < count; i++) buffer[i] = grad[at + i] * y[at + i];
-    NAME(add_lanes)(buffer, count, lane);
-  }
+  NAME(vector) sums[NAME(VECTORS)] = {{0}};
+  T lane[16];
+  int64_t at = 0;
+  for (; at + 16 <= n; at += 16) EACH_VECTOR sums[k] += VECTOR_AT(grad + at) * VECTOR_AT(y + at);
+  memcpy(lane, sums, sizeof lane);
+  for (int64_t i = at; i < n; i++) lane[i % 16] += grad[i] * y[i];
   T sum = NAME(fold_sum)(lane);
-  for (int64_t i = 0; i < n; i++) out[i] = y[i] * (grad[i] - sum) * scale;
+  MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) out[i] = y[i] * (grad[i] - sum) * scale;
 }
 
 static void NAME(log_softmax_back_row)(const T *grad, const T *y, T *out, int64_t n, T scale) {
   T sum = NAME(row_sum)(grad, n);
-  MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) out[i] = (grad[i] - EXP(y[i]) * sum) * scale;
+  MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) out[i] = (grad[i] - EXP_NONPOSITIVE(y[i]) * sum) * scale;
 }
 
 /* --- Any dtype and stride to contiguous rows of T, and back -------------------------------------------------------------- */
@@ -93,11 +97,7 @@ static void NAME(log_softmax_back_row)(const T *grad, const T *y, T *out, int64_
 /* rows[j * n + i] = element (start + i * stride + j), j < columns. */
 static void NAME(gather)(const mpg_view *view, int64_t start, int64_t n, int64_t stride, int64_t columns, T *rows) {
   if (stride == 1 && columns == 1) {
-    for (int64_t i = 0; i < n; i += MPG_CPU_BLOCK) {
-      int64_t count = n - i < MPG_CPU_BLOCK ? n - i : MPG_CPU_BLOCK;
-      mpg_block_buffer buffer;
-      memcpy(rows + i, mpg_cpu_load(COMPUTE, view->desc.dtype, view->data, start + i, count, &buffer), (size_t)count * sizeof(T));
-    }
+    mpg_cpu_load_all(COMPUTE, view->desc.dtype, view->data, start, n, rows);
     return;
   }
 #define GATHER(type, convert)                                                        \
@@ -233,15 +233,25 @@ static void NAME(put_columns)(const job *p, int64_t first, int64_t columns, int6
   }
 }
 
-/* What fold_sum makes of each column: element i in lane i % 16. */
+/* What fold_sum makes of each column: element i in lane i % 16. Lanes without elements are left out. */
 static void NAME(sum_columns)(const T *tile, int64_t n, int64_t width, T *sums) {
-  for (int64_t c = 0; c < width; c += 16) {
-    NAME(lanes) lane[16];
-    memset(lane, 0, sizeof lane);
-    for (int64_t i = 0; i < n; i++) lane[i % 16] += *(const NAME(lanes) *)(tile + i * width + c);
+  enum { COLUMNS = 64 };
+  T lane[16][COLUMNS];
+  int lanes = n < 16 ? (int)n : 16;
+  for (int64_t c = 0; c < width; c += COLUMNS) {
+    int64_t count = width - c < COLUMNS ? width - c : COLUMNS;
+    for (int64_t i = 0; i < n; i++) {
+      const T *row = tile + i * width + c;
+      T *sum = lane[i % 16];
+      if (i < 16)
+        for (int64_t j = 0; j < count; j++) sum[j] = row[j] + 0; /* -0 becomes 0, as in a sum with it */
+      else
+        for (int64_t j = 0; j < count; j++) sum[j] += row[j];
+    }
     for (int half = 8; half >= 1; half /= 2)
-      for (int i = 0; i < half; i++) lane[i] += lane[i + half];
-    *(NAME(lanes) *)(sums + c) = lane[0];
+      for (int i = 0; i < half && i + half < lanes; i++)
+        for (int64_t j = 0; j < count; j++) lane[i][j] += lane[i + half][j];
+    memcpy(sums + c, lane[0], (size_t)count * sizeof(T));
   }
 }
 
@@ -287,7 +297,7 @@ static void NAME(backward_columns)(const job *p, T *grad, const T *y, T *product
   }
   NAME(sum_columns)(grad, n, width, sums);
   for (int64_t i = 0; i < n; i++)
-    for (int64_t j = 0; j < width; j++) grad[i * width + j] = (grad[i * width + j] - EXP(y[i * width + j]) * sums[j]) * scale;
+    for (int64_t j = 0; j < width; j++) grad[i * width + j] = (grad[i * width + j] - EXP_NONPOSITIVE(y[i * width + j]) * sums[j]) * scale;
 }
 
 /* Units are tiles of up to p->tile columns, of all that the array has. */
@@ -356,3 +366,6 @@ static void NAME(ce_back_rows)(void *context, int64_t begin, int64_t end) {
     if (!p->direct) NAME(scatter)(p->out, row * p->n, p->n, 1, 1, out);
   }
 }
+
+#undef EACH_VECTOR
+#undef VECTOR_AT
