@@ -266,6 +266,18 @@ def test_normalisation_of_rows_of_any_length(dtype):
             np.testing.assert_allclose(got.astype("float64").asnumpy(), exact, rtol=slack, atol=slack * np.abs(exact).max(), err_msg=f"{rows}x{n}")
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "float16", "float32", "float64"])
+def test_repeats_of_neighbours(dtype):
+    values = np.arange(3 * 8192).astype(dtype)
+    for times in (1, 2, 3, 4, 5, 16, 17):
+        for shape in ((3 * 8192,), (24, 32, 32), (3, 1, 8192), (8192, 3)):
+            x, axis = values.reshape(shape), len(shape) - 1
+            got = mx.nd.repeat(mx.nd.array(x, dtype=dtype), repeats=times, axis=axis)
+            np.testing.assert_array_equal(got.asnumpy(), x.repeat(times, axis), err_msg=f"{shape} {times}")
+        pairs = mx.nd.broadcast_to(mx.nd.array(values, dtype=dtype).reshape((4096, 1, 6)), shape=(4096, times, 6))
+        np.testing.assert_array_equal(pairs.asnumpy(), np.broadcast_to(values.reshape(4096, 1, 6), (4096, times, 6)))
+
+
 def test_reductions_pass_nan_on_and_read_nothing_else():
     for shape, axis in [s for s in REDUCED if 0 not in s[0]]:
         x = np.zeros(shape, np.float32)

@@ -20,6 +20,7 @@ typedef struct plan {
   int64_t count, in_step, out_step; /* the row */
   int64_t item;
   int64_t rows, row_in, row_out; /* transposes: `rows` rows side by side in the input (row_in == item) */
+  int64_t spread;                /* not 0: so many neighbours, each `count` times one after the other */
   const char *in;
   char *out;
 } plan;
@@ -39,6 +40,20 @@ typedef struct plan {
       }                                                                                             \
     } else {                                                                                        \
       for (int64_t i = 0; i < count; i++) *(type *)(void *)(out + i * out_step) = *(const type *)(const void *)(in + i * in_step); \
+    }                                                                                               \
+  }                                                                                                 \
+  __attribute__((always_inline)) static inline void spread_##type##_of(const type *in, type *out, int64_t n, int64_t times) {       \
+    for (int64_t i = 0; i < n; i++)                                                                 \
+      for (int64_t k = 0; k < times; k++) out[i * times + k] = in[i];                               \
+  }                                                                                                 \
+  static void spread_##type(const char *in, char *out, int64_t n, int64_t times) {                  \
+    const type *source = (const type *)(const void *)in;                                            \
+    type *target = (type *)(void *)out;                                                             \
+    switch (times) {                                                                                \
+      case 2: spread_##type##_of(source, target, n, 2); return;                                     \
+      case 3: spread_##type##_of(source, target, n, 3); return;                                     \
+      case 4: spread_##type##_of(source, target, n, 4); return;                                     \
+      default: spread_##type##_of(source, target, n, times); return;                                \
     }                                                                                               \
   }                                                                                                 \
   /* A tile of a transpose: `rows` rows of `count`; the input's rows lie side by side. */             \
@@ -82,6 +97,16 @@ static void move_tile(int64_t item, const char *in, char *out, int64_t rows, int
   }
 }
 
+static void spread(int64_t item, const char *in, char *out, int64_t n, int64_t times) {
+  switch (item) {
+    case 1: spread_item1(in, out, n, times); return;
+    case 2: spread_item2(in, out, n, times); return;
+    case 4: spread_item4(in, out, n, times); return;
+    case 8: spread_item8(in, out, n, times); return;
+    default: spread_item16(in, out, n, times); return;
+  }
+}
+
 /* Units [begin, end) are positions in the outer dimensions. */
 static void run_plan(void *context, int64_t begin, int64_t end) {
   const plan *p = context;
@@ -95,7 +120,9 @@ static void run_plan(void *context, int64_t begin, int64_t end) {
     out += index[i] * p->out_strides[i];
   }
   for (int64_t unit = begin; unit < end; unit++) {
-    if (p->rows == 0) {
+    if (p->spread) {
+      spread(p->item, in, out, p->spread, p->count);
+    } else if (p->rows == 0) {
       move_row(p->item, in, out, p->count, p->in_step, p->out_step);
     } else {
       for (int64_t c = 0; c < p->count; c += TILE)
@@ -151,8 +178,11 @@ void mpg_cpu_move(const mpg_kernel_call *call, const mpg_move *move, const void 
   p.count = p.dims[--p.ndim];
   p.in_step = p.in_strides[p.ndim];
   p.out_step = p.out_strides[p.ndim];
-  int plane = -1;
-  if (element && p.out_step == item && p.in_step != 0)
+  int plane = -1, inner = p.ndim - 1;
+  if (element && p.in_step == 0 && p.out_step == item && p.count <= TILE && inner >= 0 && p.in_strides[inner] == item && p.out_strides[inner] == p.count * item) {
+    p.spread = p.dims[inner];
+    p.ndim--;
+  } else if (element && p.out_step == item && p.in_step != 0)
     for (int i = 0; i < p.ndim; i++)
       if (p.in_strides[i] == item) plane = i;
   if (plane >= 0) {
@@ -168,13 +198,15 @@ void mpg_cpu_move(const mpg_kernel_call *call, const mpg_move *move, const void 
     if (p.rows % TILE == 0) split_dim(&p, &p.rows, p.row_in, p.row_out, 2 * TILE <= p.rows && p.rows % (2 * TILE) == 0 ? 2 * TILE : TILE);
     else if (p.count % TILE == 0) split_dim(&p, &p.count, p.in_step, p.out_step, TILE);
   } else {
-    for (int64_t piece = 4096; piece >= 64 && p.count > 4096; piece /= 2)
-      if (p.count % piece == 0) {
-        split_dim(&p, &p.count, p.in_step, p.out_step, piece);
+    bool spreads = p.spread > 0;
+    int64_t *length = spreads ? &p.spread : &p.count;
+    for (int64_t piece = 4096; piece >= 64 && *length > 4096; piece /= 2)
+      if (*length % piece == 0) {
+        split_dim(&p, length, spreads ? item : p.in_step, spreads ? p.count * item : p.out_step, piece);
         break;
       }
   }
-  int64_t units = 1, unit_bytes = p.count * item * (p.rows ? p.rows : 1);
+  int64_t units = 1, unit_bytes = p.count * item * (p.rows ? p.rows : p.spread ? p.spread : 1);
   for (int i = 0; i < p.ndim; i++) units *= p.dims[i];
   mpg_cpu_parallel_for(call, units, GRAIN_BYTES / (unit_bytes < GRAIN_BYTES ? unit_bytes : GRAIN_BYTES), run_plan, &p);
 }
