@@ -82,6 +82,7 @@ class BuildCore(build_ext):
         flags += ["-I" + os.path.join(ROOT, "csrc"), "-I" + ROOT]
         flags += ["-O1", "-DMPG_DEBUG=1"] if debug else ["-O2", "-DNDEBUG"]
         flags += [f"-DMPG_ISA_{name.upper()}=1" for name in isas]
+        flags += tools.struct_flags(*compiler)
         link = ["-shared", "-pthread", "-fopenmp", "-lm", "-ldl", "-Wl,-rpath,$ORIGIN/../../../:$ORIGIN/../scipy_openblas32/lib"]
         if sanitize:
             flags += [f"-fsanitize={sanitize}", "-fno-omit-frame-pointer", "-g"]

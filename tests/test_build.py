@@ -106,3 +106,21 @@ def test_warnings_are_errors_only_when_asked(tools, monkeypatch):
     assert not any("error" in flag.lower() for flag in tools.warnings() + tools.nvcc_warnings())
     monkeypatch.setenv("MPGLUON_WERROR", "1")
     assert "-Werror" in tools.warnings() and "--Werror=all-warnings" in tools.nvcc_warnings()
+
+
+def compiled_by(command):
+    """The instructions of a function that clears a struct of 144 bytes, and of one that copies it; None where there is no such compiler."""
+    source = "struct s { char bytes[144]; }; void clear(struct s *a) { *a = (struct s){0}; } void copy(struct s *a, const struct s *b) { *a = *b; }"
+    if not shutil.which(command[0]):
+        return None
+    return subprocess.run([*command, "-O2", "-S", "-x", "c", "-", "-o", "-"], input=source, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("compiler", ["gcc", "cc", "clang"])
+def test_structs_are_cleared_by_stores(compiler):
+    if compiled_by([compiler]) is None:
+        pytest.skip(f"{compiler} is not installed")
+    spec = importlib.util.spec_from_file_location("mpgluon_build", os.path.join(ROOT, "kernels", "build.py"))
+    tools = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tools)
+    assert "rep" not in compiled_by([compiler, *tools.struct_flags(compiler)]).split()
