@@ -1,18 +1,14 @@
 /* The one entry through which every op call of a user goes: trace, or run and record. */
 #include <string.h>
 
-#include "autograd/groups.h"
+#include "autograd/mode.h"
 #include "autograd/tape.h"
 #include "autograd/trace.h"
 #include "base/host.h"
 
-static _Thread_local struct {
-  bool recording, training;
-  uint32_t scope;
-  uint64_t steps;
-  mpg_group group;
-} mode;
+static _Thread_local mpg_mode mode;
 
+mpg_mode *mpg_mode_get(void) { return &mode; }
 mpg_group mpg_group_get(void) { return mode.group; }
 
 mpg_group mpg_group_set(mpg_group group) {
@@ -117,13 +113,15 @@ typedef struct call_space {
   mpg_tensor *heap; /* where there are more */
 } call_space;
 
-static mpg_status run_and_record(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs, mpg_array *outputs,
-                                 int num_visible, mpg_array *const *out, bool separate, const mpg_random_key *random, bool train,
-                                 mpg_device *device, uint32_t scope) {
+/* Runs a call whose inputs and outputs are still to be filled in. */
+static mpg_status run_and_record(mpg_invocation *call, mpg_array *const *inputs, mpg_array *outputs, int num_visible, mpg_array *const *out,
+                                 bool recording) {
+  const mpg_op *op = call->op;
+  const int num_inputs = call->num_inputs;
   call_space space;
   mpg_tensor *tensors = space.tensors;
   mpg_array **pointers = space.pointers;
-  int num_outputs = mpg_op_num_outputs(op, params, num_inputs), total = num_inputs + num_outputs;
+  int num_outputs = mpg_op_num_outputs(op, call->params, num_inputs), total = num_inputs + num_outputs;
   mpg_status status = MPG_OK;
   if (total > STACK_ARRAYS) {
     tensors = mpg_space_take((size_t)total * (sizeof *tensors + sizeof *pointers));
@@ -143,20 +141,20 @@ static mpg_status run_and_record(const mpg_op *op, const void *params, mpg_array
       results[i] = out[i]->tensor;
       mpg_tensor_retain(&results[i]);
     }
-  mpg_invocation call = {.op = op, .params = params, .num_inputs = num_inputs, .inputs = tensors, .num_outputs = num_outputs,
-                         .outputs = results, .separate = separate, .train = train, .random = random, .scope = scope, .steps = mode.steps,
-                         .device = device};
+  call->inputs = tensors;
+  call->outputs = results;
+  call->num_outputs = num_outputs;
   mpg_tape_node *node = NULL;
-  if (mode.recording && on_tape && !(op->flags & MPG_OP_DETACHES)) {
-    MPG_GOTO(begin_record(&call, inputs, &node));
-    call.origin = mpg_host_origin(); /* before it runs: nobody else may between its running and its node's saving what it has read */
+  if (recording && on_tape && !(op->flags & MPG_OP_DETACHES)) {
+    MPG_GOTO(begin_record(call, inputs, &node));
+    call->origin = mpg_host_origin(); /* before it runs: nobody else may between its running and its node's saving what it has read */
   }
-  MPG_GOTO(mpg_invoke(&call));
+  MPG_GOTO(mpg_invoke(call));
   if (!out) {
     for (int i = 0; i < num_visible; i++) outputs[i] = (mpg_array){.tensor = results[i]};
     for (int i = 0; i < num_visible; i++) pointers[i] = &outputs[i];
   }
-  if (node) end_record(node, &call, out ? out : pointers, num_visible);
+  if (node) end_record(node, call, out ? out : pointers, num_visible);
   node = NULL;
   for (int i = num_visible; i < num_outputs; i++) mpg_tensor_release(&results[i]); /* hidden ones */
 fail:
@@ -169,14 +167,15 @@ fail:
 
 mpg_status mpg_record_call(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs, mpg_array *outputs,
                            int num_outputs, const mpg_random_key *random, bool train, mpg_device *device, uint32_t scope) {
-  return run_and_record(op, params, inputs, num_inputs, outputs, num_outputs, NULL, false, random, train, device, scope);
+  mpg_invocation call = {.op = op, .params = params, .num_inputs = num_inputs, .train = train, .random = random, .scope = scope,
+                         .steps = mode.steps, .device = device};
+  return run_and_record(&call, inputs, outputs, num_outputs, NULL, mode.recording);
 }
 
-/* The trace a call belongs to; NULL: none, it runs. */
-static mpg_trace *find_trace(const mpg_op *op, mpg_array *const *inputs, int num_inputs) {
+/* The trace a call belongs to, given the active one; NULL: none, it runs. */
+static mpg_trace *find_trace(mpg_trace *trace, const mpg_op *op, mpg_array *const *inputs, int num_inputs) {
   for (int i = 0; i < num_inputs; i++)
-    if (__builtin_expect(inputs[i]->trace != NULL, 0)) return mpg_trace_active() ? mpg_trace_active() : inputs[i]->trace;
-  mpg_trace *trace = mpg_trace_active();
+    if (__builtin_expect(inputs[i]->trace != NULL, 0)) return trace ? trace : inputs[i]->trace;
   if (__builtin_expect(trace == NULL, 1)) return NULL;
   if (num_inputs == 0 || (op->flags & MPG_OP_RANDOM)) return trace;
   for (int i = 0; i < num_inputs; i++)
@@ -184,10 +183,11 @@ static mpg_trace *find_trace(const mpg_op *op, mpg_array *const *inputs, int num
   return NULL;
 }
 
-static mpg_status check_out(const mpg_op *op, mpg_array *const *inputs, int num_inputs, mpg_array *const *out, int num_visible) {
+static mpg_status check_out(const mpg_mode *now, const mpg_op *op, mpg_array *const *inputs, int num_inputs, mpg_array *const *out,
+                            int num_visible) {
   for (int i = 0; i < num_visible; i++) {
-    MPG_TRY(mpg_trace_check_write(out[i], op->name));
-    if (!mode.recording || !out[i]->node) continue;
+    if (__builtin_expect(now->trace || out[i]->trace, 0)) MPG_TRY(mpg_trace_check_write(out[i], op->name));
+    if (!now->recording || !out[i]->node) continue;
     bool records = false;
     for (int k = 0; k < num_inputs; k++) records |= inputs[k]->node && !inputs[k]->node->consumed;
     if (records || out[i]->node->kind != MPG_TAPE_VARIABLE)
@@ -204,19 +204,23 @@ mpg_status mpg_call(const mpg_op *op, const void *params, mpg_array *const *inpu
 
 mpg_status mpg_call_as(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs, mpg_array *outputs, int num_visible,
                        mpg_array *const *out, bool separate) {
-  mpg_trace *trace = find_trace(op, inputs, num_inputs);
-  if (__builtin_expect(mode.group.active, 0) && !(op->flags & (MPG_OP_COPY | MPG_OP_SPANS)))
+  const mpg_mode *now = &mode;
+  mpg_trace *trace = find_trace(now->trace, op, inputs, num_inputs);
+  if (__builtin_expect(now->group.active, 0) && !(op->flags & (MPG_OP_COPY | MPG_OP_SPANS)))
     return mpg_group_call(trace, op, params, inputs, num_inputs, outputs, num_visible, out, separate);
   if (__builtin_expect(trace != NULL, 0)) {
     for (int i = 0; out && i < num_visible; i++) MPG_TRY(mpg_trace_check_write(out[i], op->name));
     if (out) return mpg_fail(MPG_ERROR, "%s: out= is not possible inside a hybridized block: a traced value can't be written to an array", op->name);
-    return mpg_trace_call(trace, op, params, inputs, num_inputs, outputs, num_visible, separate, mode.training, mode.scope);
+    return mpg_trace_call(trace, op, params, inputs, num_inputs, outputs, num_visible, separate, now->training, now->scope);
   }
-  if (out) MPG_TRY(check_out(op, inputs, num_inputs, out, num_visible));
-  mpg_device *device = NULL;
+  if (out) MPG_TRY(check_out(now, op, inputs, num_inputs, out, num_visible));
+  /* All fields are named: what is left out would be cleared, with the rest, before anything is set. */
+  mpg_invocation call = {.op = op, .params = params, .num_inputs = num_inputs, .inputs = NULL, .num_outputs = 0, .outputs = NULL,
+                         .separate = separate, .train = now->training, .random = NULL, .scope = now->scope, .origin = 0, .backward = false,
+                         .steps = now->steps, .device = NULL};
   if (op->flags & (MPG_OP_COPY | MPG_OP_CREATES)) {
-    MPG_TRY(named_device(op, params, &device));
-    if (out && num_visible && (op->flags & MPG_OP_CREATES)) device = mpg_tensor_device(&out[0]->tensor);
+    MPG_TRY(named_device(op, params, &call.device));
+    if (out && num_visible && (op->flags & MPG_OP_CREATES)) call.device = mpg_tensor_device(&out[0]->tensor);
   }
-  return run_and_record(op, params, inputs, num_inputs, outputs, num_visible, out, separate, NULL, mode.training, device, mode.scope);
+  return run_and_record(&call, inputs, outputs, num_visible, out, now->recording);
 }

@@ -3,15 +3,15 @@
 #include <string.h>
 
 #include "autograd/autograd.h"
+#include "autograd/mode.h"
 #include "base/host.h"
 
-static _Thread_local mpg_trace *active;
-
-mpg_trace *mpg_trace_active(void) { return active; }
+mpg_trace *mpg_trace_active(void) { return mpg_mode_get()->trace; }
 
 mpg_trace *mpg_trace_swap(mpg_trace *trace) {
-  mpg_trace *former = active;
-  active = trace;
+  mpg_mode *mode = mpg_mode_get();
+  mpg_trace *former = mode->trace;
+  mode->trace = trace;
   return former;
 }
 
@@ -22,15 +22,14 @@ mpg_status mpg_trace_begin(mpg_trace **result) {
   mpg_graph_init(&trace->graph);
   trace->born = mpg_storage_births();
   trace->recording = mpg_autograd_recording();
-  trace->outer = active;
-  active = trace;
+  trace->outer = mpg_trace_swap(trace);
   *result = trace;
   return MPG_OK;
 }
 
 void mpg_trace_end(mpg_trace *trace) {
   trace->closed = true;
-  active = trace->outer;
+  mpg_trace_swap(trace->outer);
   trace->outer = NULL;
 }
 
@@ -109,6 +108,7 @@ mpg_status mpg_trace_value(mpg_trace *trace, const mpg_array *array, const char 
 
 bool mpg_trace_takes(const mpg_array *array) {
   if (array->trace) return true;
+  const mpg_trace *active = mpg_trace_active();
   return active && array->tensor.storage && array->tensor.storage->born <= active->born;
 }
 
@@ -171,11 +171,13 @@ fail:
 }
 
 bool mpg_trace_begin_region(void) {
+  mpg_trace *active = mpg_trace_active();
   if (!active || active->graph.region) return false;
   active->graph.region = ++active->graph.num_regions;
   return true;
 }
 
 void mpg_trace_end_region(void) {
+  mpg_trace *active = mpg_trace_active();
   if (active) active->graph.region = 0;
 }

@@ -285,15 +285,20 @@ static size_t choose_steady(const mpg_pool *pool, const size_class *class, bool 
   return chosen;
 }
 
+/* Whether the block that came back last is good as it is: work of its own device comes in order, and no other reads it. */
+static inline bool top_is_good(const mpg_pool *pool, const size_class *class, bool host_access) {
+  return !host_access && class->cached[class->count - 1].uses.num_foreign == 0 && !pool->device->captures;
+}
+
 /* Which cached block to hand out; class->count: none is good enough. */
 static size_t choose(const mpg_pool *pool, const size_class *class, bool host_access) {
   size_t top = class->count - 1;
   const mpg_block *cached = class->cached;
+  if (top_is_good(pool, class, host_access)) return top;
   if (pool->device->captures) {
     size_t steady = choose_steady(pool, class, host_access);
     return steady < class->count || host_access ? steady : top;
   }
-  if (!host_access && cached[top].uses.num_foreign == 0) return top;
   for (size_t i = 0; i < LOOK_BACK && i <= top; i++) /* own work comes in order anyway; reads by other devices do not */
     if (mpg_uses_finished(&cached[top - i].uses, pool->device)) return top - i;
   if (host_access) { /* all of them, or else the pool would grow by a block every time work is far behind; the oldest first */
@@ -315,6 +320,10 @@ static size_t choose_bounded(const mpg_pool *pool, const size_class *class, size
 }
 
 static mpg_status take(mpg_pool *pool, size_class *class, size_t rounded, size_t size, bool host_access, mpg_block *block) {
+  if (__builtin_expect(class->count && top_is_good(pool, class, host_access), 1)) {
+    *block = class->cached[--class->count];
+    return MPG_OK;
+  }
   size_t chosen = class->count ? choose_bounded(pool, class, rounded, host_access) : 0;
   if (chosen == class->count) {
     mpg_status status = system_alloc(pool, class, rounded, size, block);

@@ -377,9 +377,9 @@ static mpg_status try_invoke(mpg_invocation *inv, mpg_desc *descs, mpg_view *vie
   if (op->flags & MPG_OP_RANDOM) random = inv->random ? *inv->random : mpg_random_next(1);
   if (runs_inline(inv, device, output_descs, written_inputs) && (!seen || unchanged(inv, seen))) {
     MPG_GOTO(check_failures(inv));
-    mpg_kernel_call call = {.op = op, .params = inv->params, .device = device, .num_threads = 1, .num_inputs = inv->num_inputs,
+    mpg_kernel_call call = {.op = op, .params = inv->params, .device = device, .stream = NULL, .num_threads = 1, .num_inputs = inv->num_inputs,
                             .num_outputs = inv->num_outputs, .inputs = views, .outputs = views + inv->num_inputs, .random = random,
-                            .train = inv->train};
+                            .random_at = NULL, .train = inv->train, .scratch = NULL, .scratch_size = 0};
     mpg_device *source = (op->flags & MPG_OP_COPY) && mpg_tensor_device(&inv->inputs[0]) != device ? mpg_tensor_device(&inv->inputs[0]) : NULL;
     MPG_GOTO(mpg_kernel_run(kernel, &call, inv->scope, inv->backward, source));
     for (int o = 0; o < inv->num_outputs; o++) mpg_storage_add_write(inv->outputs[o].storage, 0);

@@ -1,3 +1,4 @@
+#include <stddef.h>
 #include <string.h>
 
 #include "base/host.h"
@@ -65,12 +66,15 @@ mpg_status mpg_storage_create(mpg_device *device, size_t size, bool host_access,
   if (leaving) mpg_storage_collect();
   mpg_storage *storage = new_storage();
   if (!storage) return MPG_HOST_OUT_OF_MEMORY;
-  *storage = (mpg_storage){.references = 1, .device = device, .size = size};
-  mpg_status status = mpg_pool_alloc(device->pool, size, host_access, &storage->block);
+  mpg_status status = mpg_pool_alloc(device->pool, size, host_access, &storage->block); /* the whole block; the rest is set below */
   if (status != MPG_OK) {
     recycle(storage);
     return status;
   }
+  memset(storage, 0, offsetof(mpg_storage, block));
+  storage->references = 1;
+  storage->device = device;
+  storage->size = size;
   storage->born = ++births;
   *result = storage;
   return MPG_OK;

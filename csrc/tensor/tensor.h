@@ -19,11 +19,11 @@ typedef struct mpg_storage {
   bool tracked; /* reads by other devices are counted */
   bool exposed; /* others hold its address and may write without a word: memory from outside, or given out (DLPack) */
   mpg_device *device;
-  mpg_block block;
   size_t size; /* bytes asked for */
   uint64_t born; /* number of storages made up to this one */
   void (*release)(void *owner); /* memory from outside: called instead of freeing, when no queued work uses it */
   void *owner;
+  mpg_block block;
 } mpg_storage;
 
 typedef struct mpg_tensor {
