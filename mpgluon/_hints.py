@@ -3,6 +3,8 @@
 import difflib
 import inspect
 
+from . import _core
+
 ARRAY = {
     "to": "x.as_in_context(mx.gpu(0)) moves it, x.astype('float16') converts it", "cuda": "x.as_in_context(mx.gpu(0))", "cpu": "x.as_in_context(mx.cpu())", "device": "x.context",
     "numpy": "x.asnumpy()", "view": "x.reshape(shape)", "permute": "x.transpose(axes)", "unsqueeze": "x.expand_dims(axis)", "clone": "x.copy()", "t": "x.T",
@@ -37,26 +39,32 @@ FUNCTIONS = {
 _FIRST = ("_children", "_reg_params", "_params", "_prefix", "_name", "_scope", "_scope_ids", "_forward_hooks", "_forward_pre_hooks", "_ctx_group", "_group2ctx", "_empty_prefix", "_active", "_flags")
 
 
-class ForeignName:
-    """A name of another framework among NDArray's: there is no such attribute, and the error says what there is."""
+def absent(kind, ways):
+    """Gives a class names that it does not have; the error of each says what there is."""
 
-    def __init__(self, way):
-        self._way = way
+    def error(thing, name):
+        owner = thing if isinstance(thing, type) else type(thing)
+        return AttributeError(f"'{owner.__name__}' object has no attribute '{name}'; use {ways[name]}", name=name, obj=thing)
 
-    def __set_name__(self, owner, name):
-        self._name = name
-
-    def __get__(self, instance, owner):
-        raise AttributeError(f"'NDArray' object has no attribute '{self._name}'; use {self._way}", name=self._name, obj=instance)
+    for name in ways:
+        setattr(kind, name, _core.Absent(error, name))
 
 
-def of_block(block, name):
-    """The error for an attribute that a block does not have."""
-    kind = type(block).__name__
-    if name in _FIRST and name not in block.__dict__:
-        return AttributeError(f"{kind}.__init__ has to call super().__init__() before anything else", name=name, obj=block)
-    way = BLOCK.get(name)
-    return AttributeError(f"'{kind}' object has no attribute '{name}'{f'; use {way}' if way else ''}", name=name, obj=block)
+def absent_before_init(kind):
+    """The same for what Block.__init__ makes."""
+
+    def error(block, name):
+        owner = block if isinstance(block, type) else type(block)
+        return AttributeError(f"{owner.__name__}.__init__ has to call super().__init__() before anything else", name=name, obj=block)
+
+    for name in _FIRST:
+        setattr(kind, name, _core.Absent(error, name))
+
+
+def present(thing, names):
+    """Those names of an object, as of its __dir__, that are there."""
+    kind, own = type(thing), getattr(thing, "__dict__", ())
+    return [name for name in names if name in own or not isinstance(inspect.getattr_static(kind, name, None), _core.Absent)]
 
 
 def of_module(module, name, ways, prefix=""):

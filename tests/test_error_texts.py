@@ -342,6 +342,18 @@ def test_foreign_names_are_not_offered():
             assert name not in dir(thing)
 
 
+def test_foreign_names_leave_attributes_quick():
+    """A class with __getattr__ is one whose attributes Python does not find by its shortcuts, nor those of objects that were asked for their __dict__."""
+    assert not hasattr(gluon.Block, "__getattr__") and not hasattr(gluon.Parameter, "__getattr__") and not hasattr(nd.NDArray, "__getattr__")
+    net = nn.Dense(2)
+    assert "Block.parameters" not in text_of(AttributeError, lambda: gluon.Block.parameters) and "collect_params" in text_of(AttributeError, lambda: gluon.Block.parameters)
+    net.parameters, net.fit = 3, "own"  # names of the user's own
+    assert (net.parameters, net.fit) == (3, "own") and "parameters" in dir(net)
+    with pytest.raises(AttributeError) as caught:
+        net.modules
+    assert caught.value.name == "modules" and caught.value.obj is net
+
+
 @pytest.mark.parametrize("module", [mx, nd, mx.sym, mx.gluon, nn, mx.parallel, mx.optimizer, mx.metric], ids=lambda module: module.__name__)
 def test_completion_offers_what_there_is(module):
     for name in dir(module):

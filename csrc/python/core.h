@@ -199,6 +199,7 @@ int mpg_py_gluon_init(PyObject *module);
 int mpg_py_symbol_init(PyObject *module); /* symbol.c */
 int mpg_py_trace_init(PyObject *module);  /* trace.c */
 int mpg_py_scope_init(PyObject *module);  /* scope.c */
+int mpg_py_absent_init(PyObject *module); /* absent.c */
 /* From and to (shape, dtype) pairs, 0 and -1 in a shape standing for sizes and None for shapes and dtypes that are not known (gluon.c). */
 int mpg_py_desc_from(PyObject *pair, mpg_desc *desc);
 PyObject *mpg_py_descs_to(const mpg_desc *descs, int count); /* new list */

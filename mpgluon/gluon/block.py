@@ -15,7 +15,7 @@ import numpy as np
 from .. import _core
 from .. import ndarray as nd
 from .._groups import check as check_groups
-from .._hints import of_block
+from .._hints import BLOCK, absent, absent_before_init, present
 from ..attribute import AttrScope
 from ..base import MXNetError, MXNetTypeError
 from ..context import current_context
@@ -109,8 +109,8 @@ class Block:
         children = [(name, value) for name, value in self.__dict__.items() if isinstance(value, Block)]
         return self._repr_with(children)
 
-    def __getattr__(self, name):
-        raise of_block(self, name)
+    def __dir__(self):
+        return present(self, super().__dir__())
 
     def _repr_with(self, children):
         lines = "\n".join(f"  ({name}): {indent(repr(block), 2)}" for name, block in children)
@@ -430,6 +430,10 @@ class Block:
         from ._summary import print_summary
 
         print_summary(self, inputs)
+
+
+absent(Block, BLOCK)
+absent_before_init(Block)
 
 
 def block_path():

@@ -142,10 +142,11 @@ class SoftmaxCrossEntropyLoss(Loss):
         self._from_logits = from_logits
 
     def _check(self, pred, label):
-        if tuple(label.shape) == tuple(pred.shape) and pred.shape[self._axis] > 1:
+        shape = pred.shape
+        if label.ndim == len(shape) and label.shape == shape and shape[self._axis] > 1:
             raise ValueError(f"SoftmaxCrossEntropyLoss: labels have the shape of the predictions, {label.shape}; for one-hot labels or probabilities use sparse_label=False")
         if _core.engine_mode() == "sync" and not label._traced and label.size:
-            low, high, classes = int(label.min().asscalar()), int(label.max().asscalar()), pred.shape[self._axis]
+            low, high, classes = int(label.min().asscalar()), int(label.max().asscalar()), shape[self._axis]
             if low < 0 or high >= classes:
                 raise ValueError(f"SoftmaxCrossEntropyLoss: there are {classes} classes, but labels lie between {low} and {high}")
 

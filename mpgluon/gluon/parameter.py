@@ -7,7 +7,7 @@ import numpy as np
 
 from .. import autograd, initializer, random
 from .. import ndarray as nd
-from .._core import at_once, dtype_name
+from .._core import at_once, dtype_name, set_attributes
 from ..base import MXNetAssertionError, MXNetError
 from ..context import Context, current_context
 from . import _tracing
@@ -132,7 +132,7 @@ class Parameter:
         belong to it."""
         self._unbind()  # an interrupt right behind the change can't keep this from being done
         changes[0] += 1
-        at_once(*before, (vars(self).update, values))
+        at_once(*before, (set_attributes, self, values))
         self._unbind()
         changes[0] += 1
 

@@ -1,12 +1,10 @@
 """Methods of NDArray that are ops, and a few that are not worth C."""
 
-from inspect import getattr_static
-
 import numpy as np
 
 from .. import _core
 from .._core import NDArray
-from .._hints import ARRAY, ForeignName
+from .._hints import ARRAY, absent, present
 
 # As in MXNet: x.op(...) is nd.op(x, ...).
 OPS = (
@@ -99,7 +97,7 @@ def _to_numpy(self):
 
 
 def ___dir__(self):
-    return [name for name in object.__dir__(self) if not isinstance(getattr_static(NDArray, name, None), ForeignName)]
+    return present(self, object.__dir__(self))
 
 
 def ___array_ufunc__(self, ufunc, method, *inputs, **kwargs):
@@ -163,10 +161,7 @@ def add_methods(ops):
         if name in ops and not hasattr(NDArray, name):
             setattr(NDArray, name, ops[name])
     NDArray.__array_priority__ = 1000.0
-    for name, way in ARRAY.items():
-        foreign = ForeignName(way)
-        foreign.__set_name__(NDArray, name)
-        setattr(NDArray, name, foreign)
+    absent(NDArray, ARRAY)
     for function in (___array_ufunc__, ___array_function__, ___dir__, ___format__, ___iter__, _to_numpy, _tolist, _transpose, _squeeze, _expand_dims, _flatten, _split_v2, _tostype, _as_nd_ndarray, _as_np_ndarray, _slice_assign, _slice_assign_scalar,
                      _to_dlpack_for_read, _to_dlpack_for_write):  # fmt: skip
         name = function.__name__[1:]

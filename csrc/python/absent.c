@@ -1,0 +1,70 @@
+/* _core.Absent: a name that a class does not have, and that people look for; reading it raises the error that says what there is.
+ *
+ * A class attribute, so that what the class does have is found as fast as ever, which __getattr__ would not leave so: Python then gives up
+ * its shortcuts for all attributes. What an object keeps under the name comes first.
+ */
+#include "python/core.h"
+
+typedef struct absent {
+  PyObject_HEAD
+  PyObject *error, *name; /* NULL for error: the collector has cleared it */
+} absent;
+
+static PyObject *absent_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+  static char *names[] = {"error", "name", NULL};
+  PyObject *error, *name;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OU:Absent", names, &error, &name)) return NULL;
+  absent *self = (absent *)type->tp_alloc(type, 0);
+  if (self == NULL) return NULL;
+  self->error = Py_NewRef(error);
+  self->name = Py_NewRef(name);
+  return (PyObject *)self;
+}
+
+static PyObject *absent_get(PyObject *object, PyObject *instance, PyObject *owner) {
+  absent *self = (absent *)object;
+  if (self->error == NULL) return PyErr_Format(PyExc_AttributeError, "%U", self->name);
+  PyObject *error = PyObject_CallFunctionObjArgs(self->error, instance != NULL ? instance : owner, self->name, NULL);
+  if (error == NULL) return NULL;
+  if (PyExceptionInstance_Check(error))
+    PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+  else
+    PyErr_Format(PyExc_TypeError, "Absent: the function has to return an error, not %R", error);
+  Py_DECREF(error);
+  return NULL;
+}
+
+static int absent_traverse(PyObject *object, visitproc visit, void *arg) {
+  Py_VISIT(Py_TYPE(object));
+  Py_VISIT(((absent *)object)->error);
+  return 0;
+}
+static int absent_clear(PyObject *object) {
+  Py_CLEAR(((absent *)object)->error);
+  return 0;
+}
+static void absent_dealloc(PyObject *object) {
+  PyTypeObject *type = Py_TYPE(object);
+  PyObject_GC_UnTrack(object);
+  absent_clear(object);
+  Py_DECREF(((absent *)object)->name);
+  type->tp_free(object);
+  Py_DECREF(type);
+}
+
+static PyType_Slot absent_slots[] = {
+    {Py_tp_new, absent_new},
+    {Py_tp_dealloc, absent_dealloc},
+    {Py_tp_traverse, absent_traverse},
+    {Py_tp_clear, absent_clear},
+    {Py_tp_descr_get, absent_get},
+    {Py_tp_doc, "Absent(error, name)\n--\n\nA class attribute that is not there: reading it raises ``error(object, name)``, where `object` is the class for a class's own."},
+    {0, NULL}};
+static PyType_Spec absent_spec = {"mpgluon._core.Absent", sizeof(absent), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE, absent_slots};
+
+int mpg_py_absent_init(PyObject *module) {
+  PyObject *type = PyType_FromModuleAndSpec(module, &absent_spec, NULL);
+  int result = type != NULL ? PyModule_AddObjectRef(module, "Absent", type) : -1;
+  Py_XDECREF(type);
+  return result;
+}
