@@ -463,7 +463,7 @@ def test_settings_of_parameters(name):
         change(net)
         assert parameters(net) == final
 
-    sweep(lambda: chain()[0], change, check, 8)
+    sweep(lambda: chain()[0], change, check, 40 if name == "add" else 8)
 
 
 def test_a_load_takes_all_or_nothing(tmp_path):
@@ -645,7 +645,7 @@ def test_averages_of_a_pipeline_are_updated_together():
         return net, step
 
     read = lambda thing: {"all": tuple(bits(p.data()) for name, p in thing[0].collect_params().items() if "running" in name)}  # noqa: E731
-    whole(read, make, lambda thing: thing[1](x, y), 10)
+    whole(read, make, lambda thing: thing[1](x, y), 30)
 
 
 def test_schedulers():

@@ -276,8 +276,8 @@ def test_arrays_that_do_not_fit():
         with pytest.raises(kind, match=match):
             MultiUpdate(op, arrays, per_weight, factors)
     update = MultiUpdate("multi_sgd_mom_update", [w[0:2], g[0:2], w[2:4]], 3, [1, 1])  # parts of one array that do not overlap
-    for call, match in [(lambda: update(1.0), "lr, correction and wd"), (lambda: update(1.0, "a", 0.0), "real number"),
-                        (lambda: update(1.0, 1.0, 0.0, beta1=1), "no parameter 'beta1'"), (lambda: update(1.0, 1.0, 0.0, momentum="a"), "momentum")]:  # fmt: skip
+    for call, match in [(lambda: update(1.0), "lr, correction and wd"), (lambda: update(1.0, "a", 0.0), "real number"), (lambda: update(1.0, 1.0, 0.0, 7), "dict of options"),
+                        (lambda: update(1.0, 1.0, 0.0, {"beta1": 1}), "no parameter 'beta1'"), (lambda: update(1.0, 1.0, 0.0, {"momentum": "a"}), "momentum")]:  # fmt: skip
         with pytest.raises((TypeError, ValueError), match=match):
             call()
     values = w.asnumpy(), g.asnumpy()

@@ -30,19 +30,24 @@ static PyObject *update_call(PyObject *object, PyObject *const *args, size_t fla
   multi_update *self = (multi_update *)object;
   const mpg_param_table *table = self->op->params;
   _Alignas(16) char params[MPG_PY_MAX_PARAMS];
-  Py_ssize_t count = PyVectorcall_NARGS(flags), num_keywords = keywords != NULL ? PyTuple_GET_SIZE(keywords) : 0;
   double numbers[3];
-  if (count != 3) return PyErr_Format(PyExc_TypeError, "MultiUpdate takes lr, correction and wd, and options by name");
+  Py_ssize_t count = PyVectorcall_NARGS(flags);
+  if (count < 3 || count > 4 || keywords != NULL || (count == 4 && !PyDict_Check(args[3])))
+    return PyErr_Format(PyExc_TypeError, "MultiUpdate takes lr, correction and wd, and a dict of options");
   for (int i = 0; i < 3; i++) {
     numbers[i] = PyFloat_AsDouble(args[i]);
     if (numbers[i] == -1 && PyErr_Occurred()) return NULL;
   }
   memcpy(params, self->defaults, table->size);
-  for (Py_ssize_t i = 0; i < num_keywords; i++) {
-    const char *name = PyUnicode_AsUTF8(PyTuple_GET_ITEM(keywords, i));
+  PyObject *key, *value;
+  for (Py_ssize_t position = 0; count == 4 && PyDict_Next(args[3], &position, &key, &value);) {
+    const char *name = PyUnicode_AsUTF8(key);
     int index = name != NULL ? mpg_params_find(table, name) : -1;
     if (index < 0) return name == NULL ? NULL : PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s has no parameter '%s'", self->op->name, name);
-    if (mpg_py_param_set(table, self->op->name, params, index, args[count + i]) < 0) return NULL;
+    Py_INCREF(value); /* it may run Python code, which may take it out of the dict */
+    int status = mpg_py_param_set(table, self->op->name, params, index, value);
+    Py_DECREF(value);
+    if (status < 0) return NULL;
   }
   if (!ready(self)) return PyErr_Format(mpg_py->errors[MPG_ERROR], "%s: prepared arrays have other memory now, or a block is being traced", self->op->name);
   MPG_PY_TRY(mpg_multi_update_call(self->update, params, numbers[0], numbers[1], numbers[2], mpg_autograd_scope()));
@@ -166,7 +171,7 @@ static PyType_Slot update_slots[] = {
     {Py_tp_doc,
      "MultiUpdate(op, arrays, per_weight, factors)\n--\n\nAn update op for several weights, such as 'multi_sgd_update', prepared for any number of weights of one device.\n\n"
      "arrays: for each weight itself, its gradient and its states, `per_weight` in all; factors: for each weight those of learning rate and weight decay. Calling the\n"
-     "object as (lr, correction, wd, **options) updates the weights with rates lr * factor * correction and decays wd * factor.\n\nRaises MXNetError where arrays do not fit, are on several devices, or share memory, and when it is\n"
+     "object as (lr, correction, wd, options={}) updates the weights with rates lr * factor * correction and decays wd * factor.\n\nRaises MXNetError where arrays do not fit, are on several devices, or share memory, and when it is\n"
      "called though not `ready`."},
     {0, NULL}};
 static PyType_Spec update_spec = {

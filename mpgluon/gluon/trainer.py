@@ -232,24 +232,31 @@ class Trainer:
                 self._equalize(plan)
             for group in work:  # for all devices before any state changes
                 updater = self._updater(group.ctx)
-                if not group.holds(updater) and not updater.states.keys() >= group.known:
+                if group.holds(updater):
+                    continue
+                if not updater.states.keys() >= group.known:
                     for index in group.indices:
                         if index not in updater.states:
                             self._bring_state(index, group.ctx)
                 group.prepare(updater, plan.changes)
-            self._unequal = bool(plan.buckets)
+            replicated = bool(plan.buckets)
+            if replicated:
+                self._unequal = True
             steps, num_update = [], self._optimizer.num_update
             for group in work:
-                updater, used = self._updater(group.ctx), (_core.gradients_used, group.weights)
+                used = (_core.gradients_used, group.weights)
                 step = group.multi and group.multi.step(group.ctx.device_id, plan.changes, num_update)
                 if step:
-                    steps += [*step[0], used]
-                    num_update = step[1]
+                    changes, num_update = step
+                    steps += changes
+                    steps.append(used)
                     continue
                 _core.at_once(*steps)
-                group.update(updater)
+                group.update(self._updater(group.ctx))
                 steps, num_update = [used], self._optimizer.num_update
-            _core.at_once(*steps, *self._ended(plan))
+            if replicated or self._accumulate > 1:
+                steps += self._ended(plan)
+            _core.at_once(*steps)
 
     def _ended(self, plan):
         """The changes (`_core.at_once`) behind the update of all weights."""
@@ -421,13 +428,16 @@ class _Group:
 
     def holds(self, updater):
         """Whether `multi` may be used: the states are those that it was made for."""
-        if self.multi is not None and not self.multi.holds(updater):
-            self.multi = None
-        return self.multi is not None
+        if self.multi is None:
+            return False
+        if self.multi.holds(updater):
+            return True
+        self.multi = None
+        return False
 
     def prepare(self, updater, changes):
         """Makes `multi` where it can be; tries more and more rarely where it can't, or does not last."""
-        if self.multi is None and updater.optimizer.aggregate_num > 0 and self.updates & (self.updates - 1) == 0:
+        if updater.optimizer.aggregate_num > 0 and self.updates & (self.updates - 1) == 0:
             self.multi = multi.prepare(updater, updater.alike(self.indices, self.grads, self.weights, len(self.weights)), changes)
 
     def update(self, updater):

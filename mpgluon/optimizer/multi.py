@@ -1,7 +1,6 @@
 """A step of all weights of one device at once: prepared when they have been updated before, then a few numbers for each step."""
 
 import math
-from functools import partial
 
 from .._core import MultiUpdate, holds
 from ..base import MXNetError
@@ -45,7 +44,7 @@ class MultiStep:
         self._largest = max(self._rates[::2]), max(map(abs, self._rates[1::2]))
         self.counts = None  # the device's counts of updates, while all these weights have had `count`
         self.count = 0
-        self._ahead = False  # the count is not written there yet
+        self._written = 0  # what is written there
 
     def _same_factors(self, changes):
         params = self._params
@@ -65,15 +64,15 @@ class MultiStep:
         count = known.pop()
         if known:
             return False
-        self.counts, self.count = counts, count
+        self.counts, self.count, self._written = counts, count, count
         optimizer._counting.add(self)
         return True
 
     def write_counts(self):
         """Writes the counts where they belong."""
-        if self._ahead:
+        if self._written != self.count:
             self.counts.update(dict.fromkeys(self.indices, self.count))
-            self._ahead = False
+            self._written = self.count
 
     def holds(self, updater):
         """Whether the updater still has the states that this was made for."""
@@ -96,8 +95,9 @@ class MultiStep:
         if not (lr >= 0 and math.isfinite(lr * largest_lr) and math.isfinite(wd * largest_wd)):
             return None
         correction, options = optimizer._multi_numbers(count)
-        updates = [(partial(update, lr, correction, wd, **options),) for update in self._updates]
-        return [*updates, (vars(self).update, {"count": count, "_ahead": True}), (vars(optimizer), "num_update", num_update)], num_update
+        changes = [(update, lr, correction, wd, options) for update in self._updates]
+        changes += (self.__dict__, "count", count), (optimizer.__dict__, "num_update", num_update)
+        return changes, num_update
 
 
 def prepare(updater, parts, changes):
