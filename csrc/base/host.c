@@ -9,9 +9,11 @@ static uint32_t no_origin(void) { return 0; }
 static void no_origin_text(uint32_t origin, char *buffer, size_t size) { snprintf(buffer, size, "line %u", origin); }
 static void no_collect(void) {}
 
-static const mpg_host no_host = {no_release, no_acquire, no_interrupt, no_origin, no_origin_text, no_collect};
+static const mpg_host no_host = {no_release, no_acquire, no_interrupt, no_origin, no_origin_text,
+                                 no_collect};
 static const mpg_host *current_host = &no_host; /* runtime state: set once at start */
-static uint64_t turns;                          /* runtime state, under the host lock; so is what follows */
+/* runtime state, under the host lock; so is what follows */
+static uint64_t turns;
 static void (*intruder)(void);
 static bool intruding, collecting;
 
@@ -51,7 +53,9 @@ uint32_t mpg_host_origin(void) {
   return current_host->origin();
 }
 
-void mpg_host_origin_text(uint32_t origin, char *buffer, size_t size) { current_host->origin_text(origin, buffer, size); }
+void mpg_host_origin_text(uint32_t origin, char *buffer, size_t size) {
+  current_host->origin_text(origin, buffer, size);
+}
 
 void mpg_host_collect(void) {
   if (collecting) return;

@@ -1,12 +1,14 @@
 /* The host: whoever drives the core (the Python binding; a C test), as the core sees it.
  *
- * The host lock. Everything that submits work, allocates device memory, or touches tensors, storages, tapes and graphs is
- * called with the host lock held (under Python: the GIL). So the core needs no locks of its own on those paths. Worker
- * threads never take the host lock. A function that may block says so; it gives the lock up through these hooks while it
- * blocks, so the caller's own unshared state must be consistent before the call.
+ * The host lock. Everything that submits work, allocates device memory, or touches tensors,
+ * storages, tapes and graphs is called with the host lock held (under Python: the GIL). So the
+ * core needs no locks of its own on those paths. Worker threads never take the host lock. A
+ * function that may block says so; it gives the lock up through these hooks while it blocks, so
+ * the caller's own unshared state must be consistent before the call.
  *
- * Turns. Others may run, other threads or the host's finalizers, exactly where this file's functions are called, and each
- * of them counts: while mpg_host_turns() stays the same, the thread that holds the lock has been alone with the core's state.
+ * Turns. Others may run, other threads or the host's finalizers, exactly where this file's
+ * functions are called, and each of them counts: while mpg_host_turns() stays the same, the thread
+ * that holds the lock has been alone with the core's state.
  */
 #ifndef MPG_BASE_HOST_H
 #define MPG_BASE_HOST_H
@@ -19,7 +21,8 @@ typedef struct mpg_host {
   mpg_status (*check_interrupt)(void);    /* lock held; MPG_INTERRUPTED when the user asked to stop */
   uint32_t (*origin)(void);               /* lock held; number of the host's source line that is running, 0: not known */
   void (*origin_text)(uint32_t origin, char *buffer, size_t size); /* lock held; "file.py:12 in f" */
-  void (*collect)(void);                  /* lock held; memory is short: drops what the host keeps without need, as garbage in cycles */
+  /* lock held; memory is short: drops what the host keeps without need, as garbage in cycles */
+  void (*collect)(void);
 } mpg_host;
 
 /* Set once, before any other call, by the host; the default does nothing and knows nothing (a single-threaded C program). */
@@ -29,16 +32,19 @@ void mpg_host_set(const mpg_host *host); /* borrowed, must outlive the process *
 void *mpg_host_release_lock(void);
 void mpg_host_acquire_lock(void *token);
 mpg_status mpg_host_check_interrupt(void);
-uint32_t mpg_host_origin(void); /* looking for the line makes objects, and the host may collect garbage then */
+/* looking for the line makes objects, and the host may collect garbage then */
+uint32_t mpg_host_origin(void);
 void mpg_host_origin_text(uint32_t origin, char *buffer, size_t size);
 void mpg_host_collect(void); /* nothing while it is under way already */
 /* Says that what follows may run the host's code: releasing what the host owns. */
 void mpg_host_yield(void);
 uint64_t mpg_host_turns(void);
-/* In debug builds, and while there is an intruder: ends the process if there has been a turn since. */
+/* In debug builds, and while there is an intruder: ends the process if there has been a turn
+ * since. */
 void mpg_host_check_turns(uint64_t before);
 
-/* For tests: `intruder` runs at each turn, as another thread or a finalizer would, with the lock held; not within itself. NULL: nothing. */
+/* For tests: `intruder` runs at each turn, as another thread or a finalizer would, with the lock
+ * held; not within itself. NULL: nothing. */
 void mpg_host_set_intruder(void (*intruder)(void));
 
 #endif

@@ -4,7 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static _Atomic int64_t allocations_until_failure, failures_left; /* 0: disarmed; test hook, see the header */
+/* 0: disarmed; test hook, see the header */
+static _Atomic int64_t allocations_until_failure, failures_left;
 static _Atomic bool failure_happened;
 
 enum { KEPT_SPACES = 8, LARGEST_KEPT = 1 << 20 };
@@ -14,7 +15,9 @@ typedef struct space {
 static space *kept_spaces[KEPT_SPACES]; /* runtime state, under the host lock */
 
 bool mpg_memory_refused(void) {
-  if (__builtin_expect(atomic_load_explicit(&allocations_until_failure, memory_order_relaxed) <= 0, 1)) return false;
+  if (__builtin_expect(atomic_load_explicit(&allocations_until_failure, memory_order_relaxed) <= 0,
+                       1))
+    return false;
   if (atomic_fetch_sub(&allocations_until_failure, 1) != 1) return false;
   if (atomic_fetch_sub(&failures_left, 1) > 1) atomic_store(&allocations_until_failure, 1);
   atomic_store(&failure_happened, true);
@@ -38,11 +41,14 @@ void *mpg_calloc(size_t count, size_t size) {
   return calloc(1, total ? total : 1);
 }
 
-void *mpg_realloc(void *memory, size_t size) { return mpg_memory_refused() ? NULL : realloc(memory, size ? size : 1); }
+void *mpg_realloc(void *memory, size_t size) {
+  return mpg_memory_refused() ? NULL : realloc(memory, size ? size : 1);
+}
 
 void *mpg_aligned_malloc(size_t alignment, size_t size) {
   void *memory = NULL;
-  if (mpg_memory_refused() || posix_memalign(&memory, alignment, size ? size : 1) != 0) return NULL;
+  if (mpg_memory_refused() || posix_memalign(&memory, alignment, size ? size : 1) != 0)
+    return NULL;
   return memory;
 }
 

@@ -1,9 +1,9 @@
 /* Host memory for bookkeeping, and overflow-checked sizes.
  *
- * Array contents never come from here but from a device's pool (device/pool.h). Every allocation can be made to fail
- * for tests, those of device memory too: after mpg_memory_fail_after(n, count) the n-th following allocation (1 is the next)
- * returns NULL, and so do those behind it, `count` in all.
- * The caller owns what it gets. Any thread may call, where nothing else is said.
+ * Array contents never come from here but from a device's pool (device/pool.h). Every allocation
+ * can be made to fail for tests, those of device memory too: after mpg_memory_fail_after(n, count)
+ * the n-th following allocation (1 is the next) returns NULL, and so do those behind it, `count`
+ * in all. The caller owns what it gets. Any thread may call, where nothing else is said.
  */
 #ifndef MPG_BASE_MEMORY_H
 #define MPG_BASE_MEMORY_H
@@ -27,8 +27,8 @@ void mpg_space_free_kept(void);
 /* The address of what has no bytes: aligned like any other, and not NULL, which memset and memcpy may not be given even then. Never read. */
 #define MPG_NO_BYTES ((void *)64)
 
-/* A struct that is kept for reuse holds nothing any more. Builds with checks fill it with a pattern, so that whoever takes it and leaves
- * a field as it was is found out. */
+/* A struct that is kept for reuse holds nothing any more. Builds with checks fill it with a
+ * pattern, so that whoever takes it and leaves a field as it was is found out. */
 static inline void mpg_poison(void *memory, size_t size) {
 #if defined MPG_DEBUG || defined __SANITIZE_ADDRESS__
   memset(memory, 0xA5, size);
@@ -42,7 +42,8 @@ mpg_status mpg_out_of_host_memory(size_t size);
 
 /* Arms (n >= 1) or disarms (0) the failure of the n-th allocation from now. True if one has been made to fail since arming. */
 bool mpg_memory_fail_after(int64_t n, int64_t count);
-bool mpg_memory_refused(void); /* whether an allocation that is made elsewhere must fail: whoever makes one asks */
+/* whether an allocation that is made elsewhere must fail: whoever makes one asks */
+bool mpg_memory_refused(void);
 int64_t mpg_memory_until_failure(void); /* how many are left: armed with a large n, it counts allocations */
 
 /* True and *result = a * b (a + b), or false when that does not fit. */

@@ -114,8 +114,8 @@ static mpg_status add_points(point_list *list, const mpg_storage *storage, const
 
 static bool written(const mpg_replicas *r, uint32_t replica) { return r->everywhere || replica == r->home; }
 
-/* What is to be queued: the sums beside the devices, and on each device whose arrays they write something that waits for them, so that
- * whatever it does from now on comes behind. */
+/* What is to be queued: the sums beside the devices, and on each device whose arrays they write
+ * something that waits for them, so that whatever it does from now on comes behind. */
 typedef struct queued_sums {
   const mpg_replicas *replicas;
   mpg_device *devices[MPG_MOST_TOGETHER]; /* the side, then those of the written replicas */
@@ -135,10 +135,14 @@ static mpg_status prepare(void *state, mpg_submission *submissions, bool *done) 
     MPG_TRY(add_points(&q->list, r->arrays[i]->storage, side, written(r, i / r->num_arrays)));
   }
   MPG_TRY(make_job(r, &q->work));
-  submissions[0] = (mpg_submission){.name = name, .work = sum, .payload = &q->work, .payload_size = sizeof q->work,
-                                    .points = q->list.points, .num_points = q->list.count, .discard = discard};
+  submissions[0] = (mpg_submission){.name = name, .work = sum, .payload = &q->work,
+                                    .payload_size = sizeof q->work,
+                                    .points = q->list.points, .num_points = q->list.count,
+                                    .discard = discard};
   q->end = (mpg_point){side, mpg_device_next_tick(side), true};
-  for (int k = 1; k < q->count; k++) submissions[k] = (mpg_submission){.name = name, .work = nothing, .points = &q->end, .num_points = 1};
+  for (int k = 1; k < q->count; k++)
+    submissions[k] =
+        (mpg_submission){.name = name, .work = nothing, .points = &q->end, .num_points = 1};
   return MPG_OK;
 }
 
@@ -169,7 +173,8 @@ mpg_status mpg_comm_sum_replicas(const mpg_replicas *r, bool *done) {
   }
   if (!*done) return MPG_OK;
   MPG_TRY(mpg_device_side(r->arrays[r->home * r->num_arrays]->storage->device, &q.devices[0]));
-  mpg_status status = mpg_device_queue(&(mpg_queuing){.devices = q.devices, .count = q.count, .prepare = prepare, .note = note, .state = &q});
+  mpg_status status = mpg_device_queue(&(mpg_queuing){
+      .devices = q.devices, .count = q.count, .prepare = prepare, .note = note, .state = &q});
   mpg_free(q.list.points);
   return status;
 }

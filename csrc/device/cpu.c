@@ -136,7 +136,9 @@ static mpg_status cpu_allocate(mpg_device *device, size_t size, void **memory) {
   if (!mpg_size_add(size, HUGE_PAGE + 4095, &total)) return refused(device, size);
   size_t length = mpg_align_up(size, 4096);
   total = length + HUGE_PAGE;
-  char *mapped = mpg_memory_refused() ? MAP_FAILED : mmap(NULL, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  char *mapped = mpg_memory_refused() ? MAP_FAILED
+                                      : mmap(NULL, total, PROT_READ | PROT_WRITE,
+                                             MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapped == MAP_FAILED) return refused(device, size);
   char *aligned = (char *)mpg_align_up((size_t)mapped, HUGE_PAGE);
   if (aligned > mapped) munmap(mapped, (size_t)(aligned - mapped));

@@ -112,7 +112,8 @@ fail:
   return status;
 }
 
-/* A fork by a thread without the host lock finds the table, and all that belongs to a device, whole. */
+/* A fork by a thread without the host lock finds the table, and all that belongs to a device,
+ * whole. */
 static mpg_status open_device(mpg_device_id id, const mpg_backend *backend, mpg_device **result) {
   pthread_mutex_lock(&table.opening);
   mpg_status status = open_another(id, backend, result);
@@ -195,7 +196,8 @@ static void wake(mpg_device *device) {
 }
 
 /* Queues all or none, and lets it run. Discards payloads where it fails. Lets nobody in. */
-static mpg_status queue_all(mpg_device *const *devices, const mpg_submission *submissions, int count, mpg_tick *last) {
+static mpg_status queue_all(mpg_device *const *devices, const mpg_submission *submissions,
+                            int count, mpg_tick *last) {
   mpg_status status = MPG_OK;
   int queued = 0;
   if (table.shut_down) MPG_GOTO(refuse_after_shutdown(devices[0]));
@@ -223,7 +225,8 @@ static mpg_status finish(mpg_device *const *devices, const mpg_tick *last, int c
   return MPG_OK;
 }
 
-/* A look at each device until none had to be waited for: waiting for one gives the others time to fill. */
+/* A look at each device until none had to be waited for: waiting for one gives the others time to
+ * fill. */
 static mpg_status make_room(mpg_device *const *devices, int count) {
   uint64_t before;
   do {
@@ -249,7 +252,8 @@ mpg_status mpg_device_queue(const mpg_queuing *queuing) {
   return done ? MPG_OK : finish(queuing->devices, last, queuing->count);
 }
 
-mpg_status mpg_device_submit(mpg_device *device, const mpg_submission *submission, mpg_tick *tick) {
+mpg_status mpg_device_submit(mpg_device *device, const mpg_submission *submission,
+                             mpg_tick *tick) {
   mpg_tick last;
   mpg_status status = mpg_device_make_room(device);
   if (status != MPG_OK) {
@@ -261,7 +265,9 @@ mpg_status mpg_device_submit(mpg_device *device, const mpg_submission *submissio
   return finish(&device, &last, 1);
 }
 
-mpg_status mpg_device_submit_together(mpg_device *const *devices, const mpg_submission *submissions, int count, mpg_tick *ticks) {
+mpg_status mpg_device_submit_together(mpg_device *const *devices,
+                                      const mpg_submission *submissions, int count,
+                                      mpg_tick *ticks) {
   mpg_tick last[MPG_MOST_TOGETHER];
   MPG_ASSERT(count <= MPG_MOST_TOGETHER);
   if (!count) return MPG_OK;

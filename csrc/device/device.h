@@ -194,17 +194,21 @@ static inline const char *mpg_device_text(const mpg_device *device) { return dev
 mpg_status mpg_device_set_threads(int n);
 int mpg_machine_cores(void); /* cores this process may run on */
 
-/* Queuing. Work that touches storages is queued by mpg_device_queue, which keeps pieces of work whole towards each other: from
- * collecting what the work must wait for until all its uses are noted, nobody else runs, no other thread of the host and no
- * finalizer. In order: waits while very much is queued (host lock given up; may be interrupted); `prepare`, which looks at the
- * storages, collects points and fills in a submission per device; queues all or none, and no other submission comes between, so
- * programs that wait for each other cannot deadlock; `note`, which tells the storages; and only then anything that may wait, as
- * synchronous mode does. Neither function may let others in (base/host.h counts turns); a mistake there ends the process in debug
- * builds and in tests. What lets others in comes before: making storages, asking for the host's line.
- * In `prepare` the first tick of submission i is mpg_device_next_tick(devices[i]), so payloads can name each other's ticks; a device
- * may come more than once, its submissions one behind the other. If it fails, nothing has been queued and payloads are the caller's;
- * later failures discard them. *done: it has done the work itself, and noted it: nothing is to be queued. `note` gets the last tick of
- * each submission. In synchronous mode the work is done on return and its failure is the result. */
+/* Queuing. Work that touches storages is queued by mpg_device_queue, which keeps pieces of work
+ * whole towards each other: from collecting what the work must wait for until all its uses are
+ * noted, nobody else runs, no other thread of the host and no finalizer. In order: waits while
+ * very much is queued (host lock given up; may be interrupted); `prepare`, which looks at the
+ * storages, collects points and fills in a submission per device; queues all or none, and no other
+ * submission comes between, so programs that wait for each other cannot deadlock; `note`, which
+ * tells the storages; and only then anything that may wait, as synchronous mode does. Neither
+ * function may let others in (base/host.h counts turns); a mistake there ends the process in debug
+ * builds and in tests. What lets others in comes before: making storages, asking for the host's
+ * line. In `prepare` the first tick of submission i is mpg_device_next_tick(devices[i]), so
+ * payloads can name each other's ticks; a device may come more than once, its submissions one
+ * behind the other. If it fails, nothing has been queued and payloads are the caller's; later
+ * failures discard them. *done: it has done the work itself, and noted it: nothing is to be
+ * queued. `note` gets the last tick of each submission. In synchronous mode the work is done on
+ * return and its failure is the result. */
 enum { MPG_MOST_TOGETHER = 72 };
 typedef struct mpg_queuing {
   mpg_device *const *devices;

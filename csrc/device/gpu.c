@@ -362,7 +362,8 @@ static void gpu_work_failed(mpg_device *device, mpg_status status) { note_loss(d
 
 static mpg_status gpu_allocate(mpg_device *device, size_t size, void **memory) {
   MPG_TRY(usable(device));
-  if (mpg_memory_refused()) return mpg_fail(MPG_DEVICE_OUT_OF_MEMORY, "%s: %zu bytes were refused", device->text, size);
+  if (mpg_memory_refused())
+    return mpg_fail(MPG_DEVICE_OUT_OF_MEMORY, "%s: %zu bytes were refused", device->text, size);
   return note_loss(device, state_of(device)->driver->allocate(state_of(device)->gpu, size, memory));
 }
 

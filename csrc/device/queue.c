@@ -160,7 +160,8 @@ static char *make_room(mpg_queue *queue, size_t size) {
 }
 
 static mpg_status start_worker(mpg_queue *queue, mpg_device *device, void *(*worker)(void *)) {
-  sigset_t all, before; /* signals are for the host's threads; those of a crash come to where it is, and are reported */
+  /* signals are for the host's threads; those of a crash come to where it is, and are reported */
+  sigset_t all, before;
   static const int crashes[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS};
   sigfillset(&all);
   for (size_t i = 0; i < sizeof crashes / sizeof crashes[0]; i++) sigdelset(&all, crashes[i]);

@@ -156,11 +156,12 @@ static bool read_part(const mpg_view_layout *layout, bool exchanged, part *t) {
 
 enum { MOST_BASES = 16 };
 
-/* A view of the same shape is what a move to another device is where there is none to make. It is looked through no
- * more than a copy is: gradients are summed up there. */
+/* A view of the same shape is what a move to another device is where there is none to make. It is
+ * looked through no more than a copy is: gradients are summed up there. */
 static bool stands_for_copy(const mpg_rewrite *r, mpg_operand operand) {
   return mpg_node_is_view(mpg_rewrite_node(r, operand)) &&
-         mpg_shape_equal(&mpg_rewrite_desc(r, operand)->shape, &mpg_rewrite_desc(r, mpg_rewrite_input(r, operand, 0))->shape);
+         mpg_shape_equal(&mpg_rewrite_desc(r, operand)->shape,
+                         &mpg_rewrite_desc(r, mpg_rewrite_input(r, operand, 0))->shape);
 }
 
 /* The arrays that the operand can be read from, nearest first. */

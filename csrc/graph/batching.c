@@ -194,17 +194,28 @@ static mpg_status compare_node(const walk *a, const walk *b, uint32_t n) {
     const mpg_batch *x = &a->values[node->values + k], *y = &b->values[other->values + k];
     if (x->kind == MPG_BATCH_STATE || x->kind == MPG_BATCH_PART) return MPG_OK; /* made to fit by who carries it on */
     if (x->kind != MPG_BATCH_DIVIDED || y->kind != MPG_BATCH_DIVIDED || (x->axis == y->axis && x->outer == y->outer && x->inner == y->inner)) continue;
-    return mpg_fail(MPG_ERROR, "%s%s%s goes across the %s: a %s of %lld row%s gives %s, one of %lld %s, which are not as many for each row. Sizes must follow from the "
-                    "inputs' shapes; Pipeline(check=False) leaves this to you", node->op->name, in, path, a->request->along_time ? "sequence" : "batch", piece,
-                    (long long)a->request->rows, plural(a->request->rows), mpg_shape_text(&a->graph->values[node->values + k].desc.shape, shapes[0], sizeof shapes[0]),
-                    (long long)b->request->rows, mpg_shape_text(&b->graph->values[other->values + k].desc.shape, shapes[1], sizeof shapes[1]));
+    return mpg_fail(MPG_ERROR,
+                    "%s%s%s goes across the %s: a %s of %lld row%s gives %s, one of %lld %s, "
+                    "which are not as many for each row. Sizes must follow from the "
+                    "inputs' shapes; Pipeline(check=False) leaves this to you",
+                    node->op->name, in, path, a->request->along_time ? "sequence" : "batch", piece,
+                    (long long)a->request->rows, plural(a->request->rows),
+                    mpg_shape_text(&a->graph->values[node->values + k].desc.shape, shapes[0],
+                                   sizeof shapes[0]),
+                    (long long)b->request->rows,
+                    mpg_shape_text(&b->graph->values[other->values + k].desc.shape, shapes[1],
+                                   sizeof shapes[1]));
   }
   int number = counts ? -1 : other_number(node, other, &one, &two);
   if (number < 0) return MPG_OK;
-  return mpg_fail(MPG_ERROR, "%s%s%s goes across the %s: its %s is %g for a %s of %lld row%s and %g for one of %lld, so it is made of the number of rows, of which the "
-                  "whole has more. Do this outside of the pipelined block; Pipeline(check=False) takes the number of every %s", node->op->name, in, path,
-                  a->request->along_time ? "sequence" : "batch", node->op->params->params[number].name, one, piece, (long long)a->request->rows, plural(a->request->rows), two,
-                  (long long)b->request->rows, piece);
+  return mpg_fail(MPG_ERROR,
+                  "%s%s%s goes across the %s: its %s is %g for a %s of %lld row%s and %g for one "
+                  "of %lld, so it is made of the number of rows, of which the "
+                  "whole has more. Do this outside of the pipelined block; Pipeline(check=False) "
+                  "takes the number of every %s",
+                  node->op->name, in, path, a->request->along_time ? "sequence" : "batch",
+                  node->op->params->params[number].name, one, piece, (long long)a->request->rows,
+                  plural(a->request->rows), two, (long long)b->request->rows, piece);
 }
 
 mpg_status mpg_graph_compare_batching(const mpg_graph *first, const mpg_batching_request *request, const mpg_graph *second,

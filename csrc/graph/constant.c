@@ -101,7 +101,8 @@ static bool evaluate(const mpg_graph *graph, mpg_value value, double *out, int d
     default: break;
   }
   if (node->num_outputs != 1) return false;
-  if (mpg_node_is_view(node) || mpg_node_flag(node, MPG_OP_COPY) || node->op->id == MPG_OP_Cast || node->op->id == MPG_OP__copy) {
+  if (mpg_node_is_view(node) || mpg_node_flag(node, MPG_OP_COPY) || node->op->id == MPG_OP_Cast ||
+      node->op->id == MPG_OP__copy) {
     if (whole != mpg_dtype_is_integer(mpg_graph_at(graph, inputs[0])->desc.dtype)) return false;
     return mpg_shape_size(&mpg_graph_at(graph, inputs[0])->desc.shape) == size && evaluate(graph, inputs[0], out, depth + 1);
   }

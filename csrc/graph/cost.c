@@ -7,8 +7,10 @@ static mpg_cost cost_of(const mpg_graph *graph, const mpg_node *node, mpg_desc *
   if (!node->op) return (mpg_cost){0, 0};
   const mpg_value *inputs = mpg_node_inputs(graph, node);
   for (uint32_t i = 0; i < node->num_inputs; i++) descs[i] = mpg_graph_at(graph, inputs[i])->desc;
-  for (uint32_t i = 0; i < node->num_outputs; i++) descs[node->num_inputs + i] = graph->values[node->values + i].desc;
-  mpg_infer call = {.op = node->op, .params = node->params, .num_inputs = (int)node->num_inputs, .num_outputs = (int)node->num_outputs,
+  for (uint32_t i = 0; i < node->num_outputs; i++)
+    descs[node->num_inputs + i] = graph->values[node->values + i].desc;
+  mpg_infer call = {.op = node->op, .params = node->params, .num_inputs = (int)node->num_inputs,
+                    .num_outputs = (int)node->num_outputs,
                     .inputs = descs, .outputs = descs + node->num_inputs, .train = node->train};
   return node->op->cost(&call);
 }
@@ -31,7 +33,8 @@ double mpg_node_seconds(const mpg_graph *graph, const mpg_node *node, mpg_cost c
   const mpg_graph_value *out = &graph->values[node->values];
   if (mpg_node_crosses(graph, node)) {
     int32_t from = mpg_graph_at(graph, mpg_node_inputs(graph, node)[0])->device.type;
-    return mpg_copy_seconds((double)mpg_desc_bytes(&out->desc), from == MPG_GPU ? from : out->device.type);
+    return mpg_copy_seconds((double)mpg_desc_bytes(&out->desc),
+                            from == MPG_GPU ? from : out->device.type);
   }
   return mpg_cost_seconds(cost, node->device.type, out->desc.dtype);
 }

@@ -58,7 +58,8 @@ static bool is_map(const mpg_graph *graph, const mpg_node *node) {
     case MPG_OP_Dropout: return mpg_shape_equal(&graph->values[node->values].desc.shape, &graph->values[node->values + 1].desc.shape);
     case MPG_OP__dropout_apply: return mpg_shape_equal(shape_of_input(graph, node, 0), shape_of_input(graph, node, 1));
     case MPG_OP_broadcast_to: case MPG_OP_broadcast_axis: case MPG_OP__broadcast_exact: return true;
-    case MPG_OP_LeakyReLU: return node->num_inputs == 1 && node->num_outputs == 1; /* no slopes by channel or by chance */
+    /* no slopes by channel or by chance */
+    case MPG_OP_LeakyReLU: return node->num_inputs == 1 && node->num_outputs == 1;
     case MPG_OP__contrib_div_sqrt_dim: return false; /* the size of a certain axis matters */
     default: break;
   }

@@ -45,13 +45,19 @@ static mpg_device_id builder_device(mpg_builder *builder, mpg_value value) {
   return mpg_graph_at((mpg_graph *)builder, value)->device;
 }
 
-static uint32_t builder_next(mpg_builder *builder) { return (uint32_t)((mpg_graph *)builder)->num_nodes; }
+static uint32_t builder_next(mpg_builder *builder) {
+  return (uint32_t)((mpg_graph *)builder)->num_nodes;
+}
 
-static mpg_status builder_differentiate(mpg_builder *builder, uint32_t first, const mpg_value *heads, const mpg_value *head_grads, int num_heads,
-                                        const mpg_value *wanted, int num_wanted, mpg_value *gradients) {
+static mpg_status builder_differentiate(mpg_builder *builder, uint32_t first,
+                                        const mpg_value *heads, const mpg_value *head_grads,
+                                        int num_heads, const mpg_value *wanted, int num_wanted,
+                                        mpg_value *gradients) {
   mpg_graph *graph = (mpg_graph *)builder;
-  mpg_differentiation request = {.heads = heads, .head_grads = head_grads, .num_heads = (size_t)num_heads, .wanted = wanted,
-                                 .num_wanted = (size_t)num_wanted, .gradients = gradients, .train = graph->train, .first = first};
+  mpg_differentiation request = {.heads = heads, .head_grads = head_grads,
+                                 .num_heads = (size_t)num_heads, .wanted = wanted,
+                                 .num_wanted = (size_t)num_wanted, .gradients = gradients,
+                                 .train = graph->train, .first = first};
   return mpg_graph_gradient(graph, &request);
 }
 

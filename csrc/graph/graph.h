@@ -36,7 +36,9 @@ typedef struct mpg_node {
   uint32_t random;     /* which random call of the graph this is, in program order; MPG_NO_RANDOM */
   uint8_t phase;       /* mpg_phase */
   bool train;
-  bool separate;       /* of a view: to users its result is an array of its own, as an op's is; an output of the graph shares no memory by it */
+  /* of a view: to users its result is an array of its own, as an op's is; an output of the graph
+   * shares no memory by it */
+  bool separate;
   bool repeats;        /* computes again, in the backward phase, what a forward node computed */
 } mpg_node;
 
@@ -107,8 +109,11 @@ bool mpg_node_mutates(const mpg_node *node);
 mpg_device_id mpg_params_device(const mpg_op *op, const void *params);
 /* True when the output 0 may share the memory of input 0, bytes being the same: VIEW ops. */
 static inline bool mpg_node_is_view(const mpg_node *node) { return mpg_node_flag(node, MPG_OP_VIEW) && node->num_outputs == 1; }
-/* True for a view whose gradient is the view back: the same bytes for gradients of all orders, too. */
-static inline bool mpg_node_is_reshape(const mpg_node *node) { return mpg_node_is_view(node) && !mpg_node_flag(node, MPG_OP_GRADIENT_ONLY); }
+/* True for a view whose gradient is the view back: the same bytes for gradients of all orders,
+ * too. */
+static inline bool mpg_node_is_reshape(const mpg_node *node) {
+  return mpg_node_is_view(node) && !mpg_node_flag(node, MPG_OP_GRADIENT_ONLY);
+}
 /* True for a COPY node whose input is on another device. */
 bool mpg_node_crosses(const mpg_graph *graph, const mpg_node *node);
 
@@ -126,7 +131,8 @@ mpg_status mpg_graph_emit_copy(mpg_graph *graph, mpg_value value, mpg_value *cop
 mpg_status mpg_place(const mpg_graph *graph, const mpg_op *op, const void *params, const mpg_value *inputs, int num_inputs,
                      mpg_value like, mpg_device_id *device);
 
-/* cost.c: what each node costs, by its op's row; costs has an element per node. And its seconds, of copies between devices, too. */
+/* cost.c: what each node costs, by its op's row; costs has an element per node. And its seconds,
+ * of copies between devices, too. */
 mpg_status mpg_graph_costs(const mpg_graph *graph, mpg_cost *costs);
 double mpg_node_seconds(const mpg_graph *graph, const mpg_node *node, mpg_cost cost);
 

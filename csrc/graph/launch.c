@@ -33,12 +33,15 @@ static mpg_status add_points(point_list *list, const mpg_access *access, const m
   mpg_point few[FEW], *found = few;
   int count = 0;
   MPG_TRY(mpg_storage_reserve_read(storage, device));
-  MPG_TRY(mpg_grow((void **)&set->points, &set->points_capacity, list->begin + (size_t)list->count + most, sizeof *set->points));
-  if (most > FEW && !(found = mpg_space_take(most * sizeof *found))) return mpg_out_of_host_memory(most * sizeof *found);
+  MPG_TRY(mpg_grow((void **)&set->points, &set->points_capacity,
+                   list->begin + (size_t)list->count + most, sizeof *set->points));
+  if (most > FEW && !(found = mpg_space_take(most * sizeof *found)))
+    return mpg_out_of_host_memory(most * sizeof *found);
   if (access->reads) mpg_storage_read_points(storage, device, found, &count);
   if (access->writes && storage->device == device) {
     mpg_tensor_write_points(tensor, device, found, &count);
-  } else if (access->writes) { /* a push into another device's memory: all that still touches it there */
+  } else if (access->writes) {
+    /* a push into another device's memory: all that still touches it there */
     mpg_tick last = uses->write > uses->read ? uses->write : uses->read;
     if (last) found[count++] = (mpg_point){.device = storage->device, .tick = last};
     for (int i = 0; i < uses->num_foreign; i++)
@@ -61,10 +64,14 @@ static mpg_tensor access_tensor(const mpg_launching *call, const mpg_access *acc
 
 /* What a segment must wait for. A fixed array that is only read, or only written while no other device reads it, needs no look, unless
  * work has failed there: what used it before ran on this device. */
-static mpg_status collect_points(const mpg_program_segment *segment, const mpg_launching *call, bool unread, point_list *list) {
+static mpg_status collect_points(const mpg_program_segment *segment, const mpg_launching *call,
+                                 bool unread, point_list *list) {
   const mpg_device *device = list->set->programs[segment->slot].device;
   bool all = !call->binding || atomic_load_explicit(&device->failed, memory_order_relaxed);
-  uint32_t count = all ? segment->num_accesses : unread ? segment->num_checked : segment->num_written; /* pushes are among the checked */
+  /* pushes are among the checked */
+  uint32_t count = all      ? segment->num_accesses
+                   : unread ? segment->num_checked
+                            : segment->num_written;
   for (uint32_t i = 0; i < count; i++) {
     mpg_tensor tensor = access_tensor(call, &segment->accesses[i]);
     MPG_TRY(add_points(list, &segment->accesses[i], &tensor, device));
@@ -101,9 +108,11 @@ static void *address_of(const mpg_tensor *tensor) { return tensor->storage ? mpg
 static mpg_status new_frame(mpg_program_set *set, const mpg_launching *call, int references, mpg_call_frame **result) {
   mpg_call_frame *frame = NULL;
   MPG_TRY(take_frame(set, &frame));
-  bool known = call->binding && frame->binding == call->binding; /* then the addresses of what is bound are those of the last call */
+  /* then the addresses of what is bound are those of the last call */
+  bool known = call->binding && frame->binding == call->binding;
   *frame = (mpg_call_frame){
-      .references = references, .set = set, .random = call->random, .binding = call->binding, .first_ticks = frame->first_ticks};
+      .references = references, .set = set, .random = call->random, .binding = call->binding,
+      .first_ticks = frame->first_ticks};
   void **bases = frame->bases;
   uint32_t base = 0;
   for (uint32_t p = 0; p < set->parts.count; p++) {
@@ -121,7 +130,8 @@ static mpg_status new_frame(mpg_program_set *set, const mpg_launching *call, int
 }
 
 /* Tells the storages that a segment was queued; `tick` is its last. */
-static void note_segment(const mpg_program_set *set, const mpg_program_segment *segment, const mpg_launching *call, mpg_tick tick) {
+static void note_segment(const mpg_program_set *set, const mpg_program_segment *segment,
+                         const mpg_launching *call, mpg_tick tick) {
   mpg_device *device = set->programs[segment->slot].device;
   for (uint32_t i = 0; i < segment->num_accesses; i++) {
     const mpg_access *access = &segment->accesses[i];
@@ -176,17 +186,22 @@ static mpg_status prepare_launch(void *state, mpg_submission *submissions, bool 
   for (int k = 0; k < count; k++) {
     const mpg_program_segment *segment = &set->segments[k];
     l->payloads[k] = (mpg_program_payload){frame, (uint32_t)k, segment->begin};
-    submissions[k] = (mpg_submission){.name = set->name, .work = mpg_program_work, .payload = &l->payloads[k],
-                                      .payload_size = sizeof l->payloads[k], .points = set->points + lists[k].begin,
-                                      .num_points = lists[k].count, .ticks = segment->num_signals + 1, .origin = call->origin,
-                                      .scope = call->scope, .steps = call->steps, .discard = mpg_program_discard};
+    submissions[k] = (mpg_submission){.name = set->name, .work = mpg_program_work,
+                                      .payload = &l->payloads[k],
+                                      .payload_size = sizeof l->payloads[k],
+                                      .points = set->points + lists[k].begin,
+                                      .num_points = lists[k].count,
+                                      .ticks = segment->num_signals + 1, .origin = call->origin,
+                                      .scope = call->scope, .steps = call->steps,
+                                      .discard = mpg_program_discard};
   }
   return MPG_OK;
 }
 
 static void note_launch(void *state, const mpg_tick *ticks) {
   const launch *l = state;
-  for (uint32_t k = 0; k < l->set->num_segments; k++) note_segment(l->set, &l->set->segments[k], l->call, ticks[k]);
+  for (uint32_t k = 0; k < l->set->num_segments; k++)
+    note_segment(l->set, &l->set->segments[k], l->call, ticks[k]);
 }
 
 mpg_status mpg_launch(mpg_program_set *set, const mpg_launching *call) {
@@ -199,7 +214,11 @@ mpg_status mpg_launch(mpg_program_set *set, const mpg_launching *call) {
     bool unread;
     return call->look ? call->look(call->looking, &unread) : MPG_OK;
   }
-  return mpg_device_queue(&(mpg_queuing){.devices = devices, .count = count, .prepare = prepare_launch, .note = note_launch, .state = &l});
+  return mpg_device_queue(&(mpg_queuing){.devices = devices,
+                                         .count = count,
+                                         .prepare = prepare_launch,
+                                         .note = note_launch,
+                                         .state = &l});
 }
 
 /* --- Flights -------------------------------------------------------------------------------------------------------- */
@@ -265,14 +284,19 @@ static mpg_status prepare_segment(void *state, mpg_submission *submissions, bool
   const mpg_program_segment *segment = &set->segments[s->number];
   (void)done;
   MPG_TRY(check_waits(s->flight, segment));
-  point_list list = {set, 0, 0}; /* the set's work space is ours until the work is queued: nobody else runs */
+  /* the set's work space is ours until the work is queued: nobody else runs */
+  point_list list = {set, 0, 0};
   MPG_TRY(collect_points(segment, call, false, &list));
   s->payload = (mpg_program_payload){s->flight->frame, s->number, segment->begin};
-  submissions[0] = (mpg_submission){.name = set->name, .work = mpg_program_work, .payload = &s->payload, .payload_size = sizeof s->payload,
-                                    .points = set->points, .num_points = list.count, .ticks = segment->num_signals + 1,
-                                    .origin = call->origin, .scope = call->scope, .steps = call->steps, .stage = s->stage,
+  submissions[0] = (mpg_submission){.name = set->name, .work = mpg_program_work,
+                                    .payload = &s->payload, .payload_size = sizeof s->payload,
+                                    .points = set->points, .num_points = list.count,
+                                    .ticks = segment->num_signals + 1,
+                                    .origin = call->origin, .scope = call->scope,
+                                    .steps = call->steps, .stage = s->stage,
                                     .micro_batch = s->micro_batch, .discard = mpg_program_discard};
-  s->flight->frame->first_ticks[s->number] = mpg_device_next_tick(set->programs[segment->slot].device);
+  s->flight->frame->first_ticks[s->number] =
+      mpg_device_next_tick(set->programs[segment->slot].device);
   atomic_fetch_add_explicit(&s->flight->frame->references, 1, memory_order_relaxed);
   return MPG_OK;
 }
@@ -287,11 +311,14 @@ mpg_status mpg_flight_submit(mpg_flight *flight, uint32_t number, uint32_t stage
   mpg_program_set *set = flight->frame->set;
   const mpg_program_segment *segment = &set->segments[number];
   mpg_device *device = set->programs[segment->slot].device;
-  flight_segment state = {.flight = flight, .number = number, .stage = stage, .micro_batch = micro_batch};
+  flight_segment state = {.flight = flight, .number = number, .stage = stage,
+                          .micro_batch = micro_batch};
   MPG_TRY(resolve_bases(flight, segment));
   mpg_status status = mpg_device_queue(
-      &(mpg_queuing){.devices = &device, .count = 1, .prepare = prepare_segment, .note = note_flight_segment, .state = &state});
+      &(mpg_queuing){.devices = &device, .count = 1, .prepare = prepare_segment,
+                     .note = note_flight_segment, .state = &state});
   /* Not queued: nobody may wait for it. */
-  if (status != MPG_OK && flight->frame->first_ticks[number] > device->submitted) flight->frame->first_ticks[number] = 0;
+  if (status != MPG_OK && flight->frame->first_ticks[number] > device->submitted)
+    flight->frame->first_ticks[number] = 0;
   return status;
 }

@@ -130,8 +130,9 @@ void mpg_program_set_release(mpg_program_set *set);
 typedef struct mpg_launching {
   const mpg_tensor *parts[MPG_MAX_PARTS]; /* a tensor per external array of each part (storage NULL where no program touches it; NULL: none is touched) */
   uint64_t binding;            /* names the fixed ones: the same number, the same arrays; 0: look at them */
-  /* Optional: the caller's last look, when nobody else runs any more until the work is queued: whether the arrays are still what the call
-   * was made for, and *unread: no other device still reads a fixed one that is written. */
+  /* Optional: the caller's last look, when nobody else runs any more until the work is queued:
+   * whether the arrays are still what the call was made for, and *unread: no other device still
+   * reads a fixed one that is written. */
   mpg_status (*look)(const void *looking, bool *unread);
   const void *looking;
   mpg_storage **blocks;        /* a storage per block; those from first_block on are filled in (new; the caller releases them, at once if it likes) */

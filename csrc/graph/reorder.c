@@ -431,7 +431,8 @@ static mpg_status find_seconds(schedule *s) {
   s->seconds = mpg_malloc((s->count + 1) * sizeof *s->seconds);
   if (!costs || !s->seconds) MPG_GOTO(mpg_out_of_host_memory(s->graph->num_nodes * sizeof *costs));
   MPG_GOTO(mpg_graph_costs(s->graph, costs));
-  for (uint32_t k = 0; k < s->count; k++) s->seconds[k] = mpg_node_seconds(s->graph, node_at(s, k), costs[s->order->nodes[k]]);
+  for (uint32_t k = 0; k < s->count; k++)
+    s->seconds[k] = mpg_node_seconds(s->graph, node_at(s, k), costs[s->order->nodes[k]]);
 fail:
   mpg_free(costs);
   return status;

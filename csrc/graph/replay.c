@@ -145,7 +145,9 @@ mpg_replay_piece *mpg_replay_at(const mpg_call_frame *frame, mpg_program *progra
 
 static bool fits(const kept_capture *kept, const mpg_replay_piece *piece, const mpg_call_frame *frame, const mpg_device *device) {
   for (int i = 0; i < MPG_SCRATCH_SLOTS; i++)
-    if (kept->scratch[i].memory != device->scratch[i].memory || kept->scratch[i].size > device->scratch[i].size) return false;
+    if (kept->scratch[i].memory != device->scratch[i].memory ||
+        kept->scratch[i].size > device->scratch[i].size)
+      return false;
   for (uint32_t i = 0; i < piece->num_bases; i++)
     if (kept->addresses[i] != frame->bases[piece->bases[i]]) return false;
   return true;

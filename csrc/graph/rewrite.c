@@ -35,7 +35,9 @@ static bool step_behind(const mpg_rewrite *r, mpg_operand *operand) {
   mpg_operand input = mpg_rewrite_input(r, *operand, 0);
   const mpg_desc *from = mpg_rewrite_desc(r, input), *to = mpg_rewrite_desc(r, *operand);
   bool copy = node->op->flags & MPG_OP_COPY;
-  if ((!copy && !mpg_node_is_reshape(node)) || from->dtype != to->dtype || !mpg_shape_equal(&from->shape, &to->shape)) return false;
+  if ((!copy && !mpg_node_is_reshape(node)) || from->dtype != to->dtype ||
+      !mpg_shape_equal(&from->shape, &to->shape))
+    return false;
   if (mpg_op_input_mutable(node->op, 0)) return false;
   input.moved |= copy;
   *operand = input;

@@ -180,7 +180,8 @@ static char *link_target(const char *path, bool *is_link) {
   return result;
 }
 
-/* The target's own path when it is a link, so that the file it leads to is replaced, or made, and not the link; new. */
+/* The target's own path when it is a link, so that the file it leads to is replaced, or made, and
+ * not the link; new. */
 static char *resolve(const char *path) {
   enum { MOST_LINKS = 40 }; /* as the system follows */
   char *real;

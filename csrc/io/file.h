@@ -1,12 +1,12 @@
 /* Files as the readers and writers of csrc/io see them.
  *
- * A source is a file or a piece of memory that is read at any offset; every read is checked against its size, and errors
- * name the source and the offset. A sink gathers what is written in order: into a growing buffer, or into a temporary file
- * beside the target that takes the target's place only once all of it is on disk. So a program that is killed while saving
- * leaves the former file whole.
- * Ownership: the caller owns sources and sinks and closes them; memory given to a source is borrowed.
- * Threads: host lock, which is given up while a file is opened, written, synced, or long parts of it are read; so nobody else may use
- * the same source or sink.
+ * A source is a file or a piece of memory that is read at any offset; every read is checked
+ * against its size, and errors name the source and the offset. A sink gathers what is written in
+ * order: into a growing buffer, or into a temporary file beside the target that takes the target's
+ * place only once all of it is on disk. So a program that is killed while saving leaves the former
+ * file whole. Ownership: the caller owns sources and sinks and closes them; memory given to a
+ * source is borrowed. Threads: host lock, which is given up while a file is opened, written,
+ * synced, or long parts of it are read; so nobody else may use the same source or sink.
  */
 #ifndef MPG_IO_FILE_H
 #define MPG_IO_FILE_H
@@ -43,8 +43,8 @@ typedef struct mpg_sink {
 mpg_status mpg_sink_open(mpg_sink *sink, const char *path);
 void mpg_sink_open_buffer(mpg_sink *sink);
 mpg_status mpg_sink_write(mpg_sink *sink, const void *bytes, size_t size);
-/* Room for `size` bytes of the file, which the caller fills before the sink is used again; for arrays, whose contents must not change while
- * they are written without the host lock. */
+/* Room for `size` bytes of the file, which the caller fills before the sink is used again; for
+ * arrays, whose contents must not change while they are written without the host lock. */
 mpg_status mpg_sink_extend(mpg_sink *sink, size_t size, void **place);
 /* Puts the file in its place, durably. After a failure the target is as it was; close the sink all the same. */
 mpg_status mpg_sink_commit(mpg_sink *sink);

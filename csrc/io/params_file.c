@@ -262,7 +262,8 @@ static mpg_status write_header(mpg_sink *sink, const mpg_tensor *tensor, uint32_
   return mpg_sink_write(sink, &dtype, sizeof dtype);
 }
 
-/* A copy: without the host lock, which the file is written without, others may write to the array. */
+/* A copy: without the host lock, which the file is written without, others may write to the
+ * array. */
 static mpg_status write_elements(mpg_sink *sink, const mpg_tensor *tensor) {
   size_t bytes = mpg_tensor_bytes(tensor);
   void *place;

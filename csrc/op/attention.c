@@ -115,7 +115,9 @@ static mpg_cost cost(const mpg_infer *call, int by_width, int by_value_width) {
   const int64_t *n = p->sizes.values;
   double scores = (double)n[BATCH] * (double)n[HEADS] * (double)n[ROWS] * (double)n[KEYS];
   if (p->causal) scores /= 2;
-  return mpg_cost_of(call, scores * (2.0 * by_width * (double)n[WIDTH] + 2.0 * by_value_width * (double)n[VALUE_WIDTH] + MPG_COST_FUNCTION));
+  return mpg_cost_of(call,
+                     scores * (2.0 * by_width * (double)n[WIDTH] +
+                               2.0 * by_value_width * (double)n[VALUE_WIDTH] + MPG_COST_FUNCTION));
 }
 
 mpg_cost mpg_cost_attention(const mpg_infer *call) { return cost(call, 1, 1); }

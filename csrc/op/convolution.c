@@ -335,7 +335,8 @@ enum { CONVENTION_FULL, CONVENTION_SAME, CONVENTION_VALID };
 static mpg_status pooled_shape(mpg_infer *infer, const mpg_desc *data, mpg_shape *result) {
   const mpg_pooling_params *p = infer->params;
   *result = MPG_SHAPE_UNKNOWN;
-  if (p->pool_type == MPG_POOL_LP && !p->p_value.present) return mpg_infer_fail(infer, "pool_type='lp' needs p_value");
+  if (p->pool_type == MPG_POOL_LP && !p->p_value.present)
+    return mpg_infer_fail(infer, "pool_type='lp' needs p_value");
   if (!p->global_pool) MPG_TRY(check_window(infer, &p->kernel, &p->stride, NULL, &p->pad));
   if (data->shape.ndim < 0) return MPG_OK;
   int ndim = p->global_pool ? data->shape.ndim - 2 : p->kernel.count;
@@ -395,8 +396,10 @@ static void emit_lp_pooling(mpg_gradient *g, const mpg_value *inputs, mpg_value 
   mpg_pooling_params sum = *(const mpg_pooling_params *)g->params;
   double p = (double)sum.p_value.value;
   sum.pool_type = MPG_POOL_SUM;
-  mpg_value powers = mpg_emit_scalar(g, MPG_OP__power_scalar, mpg_emit1(g, MPG_OP_abs, NULL, inputs[0]), p);
-  outputs[0] = mpg_emit_scalar(g, MPG_OP__power_scalar, mpg_emit1(g, MPG_OP_Pooling, &sum, powers), 1 / p);
+  mpg_value powers =
+      mpg_emit_scalar(g, MPG_OP__power_scalar, mpg_emit1(g, MPG_OP_abs, NULL, inputs[0]), p);
+  outputs[0] =
+      mpg_emit_scalar(g, MPG_OP__power_scalar, mpg_emit1(g, MPG_OP_Pooling, &sum, powers), 1 / p);
 }
 
 /* Sums and averages are linear; the largest is picked at places that do not change. */
@@ -408,8 +411,9 @@ void mpg_gradient_pooling_backward(mpg_gradient *g) {
     return;
   }
   if (!g->needed[0]) return;
-  g->in_grads[0] = p->pool_type == MPG_POOL_MAX ? mpg_emit2(g, MPG_OP__pooling_at_max, p, g->out_grads[0], g->inputs[1])
-                                            : mpg_emit1(g, MPG_OP_Pooling, p, g->out_grads[0]);
+  g->in_grads[0] = p->pool_type == MPG_POOL_MAX
+                       ? mpg_emit2(g, MPG_OP__pooling_at_max, p, g->out_grads[0], g->inputs[1])
+                       : mpg_emit1(g, MPG_OP_Pooling, p, g->out_grads[0]);
 }
 
 mpg_status mpg_infer_pooling_at_max(mpg_infer *infer) {
@@ -430,7 +434,8 @@ mpg_status mpg_infer_max_pooling(mpg_infer *infer) {
   const mpg_pooling_params *p = infer->params;
   mpg_window w;
   mpg_pooling_window(p, &infer->inputs[0].shape, &infer->outputs[0].shape, &w);
-  if (p->pool_type != MPG_POOL_MAX || mpg_layout_of(p->layout) != MPG_CHANNELS_LAST || mpg_window_product(w.kernel, w.ndim) > MPG_POOLING_INDEX_NONE)
+  if (p->pool_type != MPG_POOL_MAX || mpg_layout_of(p->layout) != MPG_CHANNELS_LAST ||
+      mpg_window_product(w.kernel, w.ndim) > MPG_POOLING_INDEX_NONE)
     return mpg_infer_fail(infer, "takes the largest of at most %d elements, with the channels last", MPG_POOLING_INDEX_NONE);
   mpg_infer_set(infer, 1, &infer->outputs[0].shape, MPG_UINT8);
   return MPG_OK;
@@ -522,7 +527,8 @@ void mpg_gradient_upsampling(mpg_gradient *g) {
       grad = mpg_emit1(g, MPG_OP_slice_axis, &slice, grad);
     }
     if (scale > 1) {
-      mpg_pooling_params pool = {.kernel = {2, {scale, scale}}, .pool_type = MPG_POOL_SUM, .pooling_convention = CONVENTION_VALID,
+      mpg_pooling_params pool = {.kernel = {2, {scale, scale}}, .pool_type = MPG_POOL_SUM,
+                                 .pooling_convention = CONVENTION_VALID,
                                  .stride = {2, {scale, scale}}, .count_include_pad = true, .layout = -1};
       grad = mpg_emit1(g, MPG_OP_Pooling, &pool, grad);
     }
@@ -532,8 +538,10 @@ void mpg_gradient_upsampling(mpg_gradient *g) {
 
 /* --- Costs ------------------------------------------------------------------------------------------------------------- */
 
-/* Every place of the side with the filters takes the whole weight once: 2 * batch * places * |weight|. */
-static mpg_cost products(const mpg_infer *call, const mpg_shape *filters_side, double weight, mpg_layout layout) {
+/* Every place of the side with the filters takes the whole weight once: 2 * batch * places *
+ * |weight|. */
+static mpg_cost products(const mpg_infer *call, const mpg_shape *filters_side, double weight,
+                         mpg_layout layout) {
   mpg_shape first = mpg_data_first(filters_side, layout);
   double places = (double)first.dims[0];
   for (int i = 2; i < first.ndim; i++) places *= (double)first.dims[i];
@@ -541,22 +549,27 @@ static mpg_cost products(const mpg_infer *call, const mpg_shape *filters_side, d
 }
 
 mpg_cost mpg_cost_convolution(const mpg_infer *call) {
-  return products(call, &call->outputs[0].shape, (double)mpg_shape_size(&call->inputs[1].shape), mpg_convolution_layout(call->op, call->params));
+  return products(call, &call->outputs[0].shape, (double)mpg_shape_size(&call->inputs[1].shape),
+                  mpg_convolution_layout(call->op, call->params));
 }
 
 mpg_cost mpg_cost_convolution_data(const mpg_infer *call) {
-  return products(call, &call->inputs[0].shape, (double)mpg_shape_size(&call->inputs[1].shape), mpg_convolution_layout(call->op, call->params));
+  return products(call, &call->inputs[0].shape, (double)mpg_shape_size(&call->inputs[1].shape),
+                  mpg_convolution_layout(call->op, call->params));
 }
 
 mpg_cost mpg_cost_convolution_weight(const mpg_infer *call) {
-  return products(call, &call->inputs[0].shape, (double)mpg_shape_size(&call->outputs[0].shape), mpg_convolution_layout(call->op, call->params));
+  return products(call, &call->inputs[0].shape, (double)mpg_shape_size(&call->outputs[0].shape),
+                  mpg_convolution_layout(call->op, call->params));
 }
 
 /* A step for each element of each window; of global pooling for each element. */
 mpg_cost mpg_cost_pooling(const mpg_infer *call) {
   const mpg_pooling_params *p = call->params;
   bool backward = call->op->id == MPG_OP__backward_Pooling;
-  const mpg_shape *large = &(backward ? call->outputs : call->inputs)[0].shape, *small = &(backward ? call->inputs : call->outputs)[0].shape;
+  const mpg_shape *large = &(backward ? call->outputs : call->inputs)[0].shape,
+                  *small = &(backward ? call->inputs : call->outputs)[0].shape;
   if (p->global_pool) return mpg_cost_of(call, (double)mpg_shape_size(large));
-  return mpg_cost_of(call, (double)mpg_shape_size(small) * (double)mpg_window_product(p->kernel.values, p->kernel.count));
+  return mpg_cost_of(call, (double)mpg_shape_size(small) *
+                               (double)mpg_window_product(p->kernel.values, p->kernel.count));
 }

@@ -53,10 +53,14 @@ void mpg_gradient_ctc_loss(mpg_gradient *g) {
   g->in_grads[DATA] = mpg_emit(g, MPG_OP__backward_CTCLoss, g->params, g->num_inputs + 1, inputs);
 }
 
-/* The softmax of all scores, and a sum of exponentials for each step and each place between and on the labels, there and back. */
+/* The softmax of all scores, and a sum of exponentials for each step and each place between and on
+ * the labels, there and back. */
 mpg_cost mpg_cost_ctc_loss(const mpg_infer *call) {
   bool backward = call->op->id == MPG_OP__backward_CTCLoss;
-  const mpg_shape *data = &call->inputs[backward].shape, *label = &call->inputs[backward + 1].shape;
-  double steps = (double)data->dims[0] * (double)data->dims[1], places = 2 * (double)label->dims[1] + 1;
-  return mpg_cost_of(call, steps * MPG_COST_FUNCTION * ((double)data->dims[2] + 2 * places * (backward ? 2 : 1)));
+  const mpg_shape *data = &call->inputs[backward].shape,
+                  *label = &call->inputs[backward + 1].shape;
+  double steps = (double)data->dims[0] * (double)data->dims[1],
+         places = 2 * (double)label->dims[1] + 1;
+  return mpg_cost_of(
+      call, steps * MPG_COST_FUNCTION * ((double)data->dims[2] + 2 * places * (backward ? 2 : 1)));
 }

@@ -135,8 +135,11 @@ mpg_status mpg_infer_box_iou(mpg_infer *infer) {
 /* Every box is held against every other, or every one of the second array, within a picture. */
 mpg_cost mpg_cost_boxes(const mpg_infer *call) {
   enum { OVERLAP = 16 };
-  const mpg_shape *a = &call->inputs[0].shape, *b = &call->inputs[call->num_inputs > 1 ? 1 : 0].shape;
-  double boxes = a->ndim ? (double)mpg_shape_size(a) / (double)(a->dims[a->ndim - 1] ? a->dims[a->ndim - 1] : 1) : 1;
+  const mpg_shape *a = &call->inputs[0].shape,
+                  *b = &call->inputs[call->num_inputs > 1 ? 1 : 0].shape;
+  double boxes = a->ndim ? (double)mpg_shape_size(a) /
+                               (double)(a->dims[a->ndim - 1] ? a->dims[a->ndim - 1] : 1)
+                         : 1;
   double others = b->ndim > 1 ? (double)b->dims[b->ndim - 2] : 1;
   return mpg_cost_of(call, OVERLAP * boxes * others);
 }

@@ -121,7 +121,8 @@ UNARY_GRADIENT(abs, mul(g, G, unary(g, MPG_OP_sign, X)))
 UNARY_GRADIENT(negative, negative(g, G))
 UNARY_GRADIENT(square, mul(g, G, times(g, X, 2)))
 UNARY_GRADIENT(sqrt, times(g, divide(g, G, Y), 0.5))
-UNARY_GRADIENT(rsqrt, divide(g, mul(g, times(g, G, -0.5), Y), X)) /* in an order that does not overflow before its value does */
+UNARY_GRADIENT(rsqrt, divide(g, mul(g, times(g, G, -0.5), Y),
+                             X)) /* in an order that does not overflow before its value does */
 UNARY_GRADIENT(cbrt, divide(g, G, times(g, square(g, Y), 3)))
 UNARY_GRADIENT(rcbrt, divide(g, mul(g, times(g, G, -1.0 / 3), Y), X)) /* likewise */
 UNARY_GRADIENT(reciprocal, negative(g, mul(g, G, square(g, Y))))

@@ -9,8 +9,10 @@ void mpg_gradient_none(mpg_gradient *g) { (void)g; }
 
 void mpg_gradient_missing(mpg_gradient *g) {
   bool second = strncmp(g->op->name, "_backward_", strlen("_backward_")) == 0;
-  mpg_gradient_fail(g, "has no gradient; put what is computed with it under autograd.pause(), or use BlockGrad %s",
-                    second ? "on the gradient that it computes: there is none of second order" : "before it");
+  mpg_gradient_fail(
+      g,
+      "has no gradient; put what is computed with it under autograd.pause(), or use BlockGrad %s",
+      second ? "on the gradient that it computes: there is none of second order" : "before it");
 }
 
 void mpg_gradient_fail(mpg_gradient *g, const char *format, ...) {
@@ -67,23 +69,28 @@ void mpg_gradient_written_out(mpg_gradient *g, const mpg_written_out *forward) {
     g->status = mpg_out_of_host_memory((size_t)num_all * sizeof *work);
     return;
   }
-  mpg_value *given = work, *heads = given + num_all, *head_grads = heads + num_all, *gradients = head_grads + num_all;
+  mpg_value *given = work, *heads = given + num_all, *head_grads = heads + num_all,
+            *gradients = head_grads + num_all;
   mpg_builder *builder = g->builder;
   uint32_t first = builder->next(builder);
   int num_heads = 0;
   for (int i = 0; i < num_all; i++) { /* views, so that what is given twice is told apart */
     int input = i < num_inputs ? forward->inputs[i] : forward->out_grads[i - num_inputs];
-    given[i] = input < 0 ? mpg_emit_full_like(g, g->inputs[-1 - input], 0) : mpg_emit_view(g, g->inputs[input]);
+    given[i] = input < 0 ? mpg_emit_full_like(g, g->inputs[-1 - input], 0)
+                         : mpg_emit_view(g, g->inputs[input]);
   }
   forward->emit(g, given, heads);
   if (g->status == MPG_OK)
-    g->status = builder->differentiate(builder, first, heads, given + num_inputs, forward->num_outputs, given, num_inputs, gradients);
+    g->status = builder->differentiate(builder, first, heads, given + num_inputs,
+                                       forward->num_outputs, given, num_inputs, gradients);
   for (int i = 0; i < g->num_outputs && i < num_inputs && g->status == MPG_OK; i++) {
     if (!mpg_has_value(g->out_grads[i]) || !mpg_has_value(gradients[i])) continue;
     heads[num_heads] = gradients[i];
     head_grads[num_heads++] = g->out_grads[i];
   }
-  if (g->status == MPG_OK) g->status = builder->differentiate(builder, first, heads, head_grads, num_heads, given, num_all, gradients);
+  if (g->status == MPG_OK)
+    g->status = builder->differentiate(builder, first, heads, head_grads, num_heads, given,
+                                       num_all, gradients);
   for (int i = 0; i < num_all && g->status == MPG_OK; i++) {
     int input = i < num_inputs ? forward->inputs[i] : forward->out_grads[i - num_inputs];
     if (input >= 0) g->in_grads[input] = gradients[i];

@@ -27,13 +27,16 @@ mpg_status mpg_infer_same(mpg_infer *infer);
 mpg_status mpg_infer_expect_dtype(mpg_infer *infer, int input, mpg_dtype dtype);
 /* Requires (or completes) inputs[i].shape. */
 mpg_status mpg_infer_expect_shape(mpg_infer *infer, int input, const mpg_shape *shape);
-/* A shape from an mpg_tuple, checked: no size is negative, and an array of any dtype may have it. */
+/* A shape from an mpg_tuple, checked: no size is negative, and an array of any dtype may have
+ * it. */
 mpg_status mpg_infer_tuple_shape(mpg_infer *infer, const mpg_tuple *tuple, mpg_shape *shape);
 /* Bytes of a call's inputs and outputs, as far as their contents are touched. */
 double mpg_cost_bytes(const mpg_infer *call);
 enum { MPG_COST_FUNCTION = 10 }; /* operations that an elementary function counts for */
 /* A cost of `flops` operations on all inputs and outputs. */
-static inline mpg_cost mpg_cost_of(const mpg_infer *call, double flops) { return (mpg_cost){mpg_cost_bytes(call), flops}; }
+static inline mpg_cost mpg_cost_of(const mpg_infer *call, double flops) {
+  return (mpg_cost){mpg_cost_bytes(call), flops};
+}
 /* The output-side order of a shape: outputs[i] := desc. */
 static inline void mpg_infer_set(mpg_infer *infer, int output, const mpg_shape *shape, mpg_dtype dtype) {
   infer->outputs[output].shape = *shape;

@@ -23,8 +23,8 @@ mpg_status mpg_infer_reshape_exact(mpg_infer *infer) {
   return MPG_OK;
 }
 
-/* A node also where the shape stays: then it stands for the copy that a move between devices would be, and gradients of gradients are summed
- * up in the same order. */
+/* A node also where the shape stays: then it stands for the copy that a move between devices would
+ * be, and gradients of gradients are summed up in the same order. */
 void mpg_gradient_reshape_exact(mpg_gradient *g) {
   mpg_exact_shape_params params = exact_shape(&mpg_value_desc(g, g->inputs[0])->shape);
   g->in_grads[0] = mpg_emit1(g, MPG_OP__reshape_exact, &params, g->out_grads[0]);
@@ -111,8 +111,10 @@ static bool holds(mpg_dtype dtype, double number) {
 mpg_value mpg_emit_number(mpg_gradient *g, mpg_op_id scalar_op, mpg_value a, double number) {
   if (!mpg_has_value(a)) return a;
   mpg_dtype dtype = mpg_value_desc(g, a)->dtype;
-  if ((dtype != MPG_FLOAT16 && dtype != MPG_BFLOAT16) || holds(dtype, number)) return mpg_emit_scalar(g, scalar_op, a, number);
-  return mpg_emit_cast(g, mpg_emit_scalar(g, scalar_op, mpg_emit_cast(g, a, MPG_FLOAT32), number), dtype);
+  if ((dtype != MPG_FLOAT16 && dtype != MPG_BFLOAT16) || holds(dtype, number))
+    return mpg_emit_scalar(g, scalar_op, a, number);
+  return mpg_emit_cast(g, mpg_emit_scalar(g, scalar_op, mpg_emit_cast(g, a, MPG_FLOAT32), number),
+                       dtype);
 }
 
 mpg_value mpg_emit_full_like(mpg_gradient *g, mpg_value like, double value) {

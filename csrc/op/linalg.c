@@ -325,7 +325,8 @@ void mpg_gradient_linalg_slogdet(mpg_gradient *g) {
 
 /* --- Costs ---------------------------------------------------------------------------------------------------------------- */
 
-/* Factors and inverses: each element meets each row about twice; eigenvectors take some rounds of that. */
+/* Factors and inverses: each element meets each row about twice; eigenvectors take some rounds of
+ * that. */
 mpg_cost mpg_cost_linalg_square(const mpg_infer *call) {
   const mpg_shape *a = &call->inputs[0].shape;
   double rounds = call->op->id == MPG_OP__linalg_syevd ? 9 : 2;
@@ -334,5 +335,6 @@ mpg_cost mpg_cost_linalg_square(const mpg_infer *call) {
 
 mpg_cost mpg_cost_linalg_triangular(const mpg_infer *call) {
   const mpg_shape *a = &call->inputs[0].shape;
-  return mpg_cost_of(call, (double)mpg_shape_size(&call->inputs[1].shape) * (double)a->dims[a->ndim - 1]);
+  return mpg_cost_of(
+      call, (double)mpg_shape_size(&call->inputs[1].shape) * (double)a->dims[a->ndim - 1]);
 }

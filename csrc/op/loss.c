@@ -73,11 +73,14 @@ static double per_row(mpg_gradient *g) {
 }
 
 void mpg_gradient_linear_regression(mpg_gradient *g) {
-  if (g->needed[0]) g->in_grads[0] = mpg_emit_number(g, MPG_OP__mul_scalar, residual(g), per_row(g));
+  if (g->needed[0])
+    g->in_grads[0] = mpg_emit_number(g, MPG_OP__mul_scalar, residual(g), per_row(g));
 }
 
 void mpg_gradient_mae_regression(mpg_gradient *g) {
-  if (g->needed[0]) g->in_grads[0] = mpg_emit_number(g, MPG_OP__mul_scalar, mpg_emit1(g, MPG_OP_sign, NULL, residual(g)), per_row(g));
+  if (g->needed[0])
+    g->in_grads[0] = mpg_emit_number(g, MPG_OP__mul_scalar,
+                                     mpg_emit1(g, MPG_OP_sign, NULL, residual(g)), per_row(g));
 }
 
 mpg_status mpg_infer_svm_output(mpg_infer *infer) {

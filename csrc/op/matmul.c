@@ -167,14 +167,21 @@ void mpg_gradient_fully_connected(mpg_gradient *g) {
 }
 
 /* --- FullyConnected with its weight packed ------------------------------------------------------------------------------ */
-static int64_t in_blocks(int64_t size) { return (size / MPG_PACKED_BLOCK + (size % MPG_PACKED_BLOCK != 0)) * MPG_PACKED_BLOCK; }
+static int64_t in_blocks(int64_t size) {
+  return (size / MPG_PACKED_BLOCK + (size % MPG_PACKED_BLOCK != 0)) * MPG_PACKED_BLOCK;
+}
 
-int64_t mpg_packed_matrix_elements(int64_t rows, int64_t columns) { return MPG_PACKED_HEADER + in_blocks(rows) * in_blocks(columns); }
+int64_t mpg_packed_matrix_elements(int64_t rows, int64_t columns) {
+  return MPG_PACKED_HEADER + in_blocks(rows) * in_blocks(columns);
+}
 
-/* That of a checked weight: a matrix of that size rounded up to whole blocks has to be possible, too. */
-static mpg_status packed_shape(const mpg_infer *infer, int64_t rows, int64_t columns, mpg_shape *shape) {
+/* That of a checked weight: a matrix of that size rounded up to whole blocks has to be possible,
+ * too. */
+static mpg_status packed_shape(const mpg_infer *infer, int64_t rows, int64_t columns,
+                               mpg_shape *shape) {
   mpg_shape whole = {.ndim = 2, .dims = {in_blocks(rows), in_blocks(columns)}};
-  if (mpg_shape_check(&whole, MPG_FLOAT64, NULL) != MPG_OK) return mpg_infer_fail(infer, "the weight is too large");
+  if (mpg_shape_check(&whole, MPG_FLOAT64, NULL) != MPG_OK)
+    return mpg_infer_fail(infer, "the weight is too large");
   *shape = (mpg_shape){.ndim = 1, .dims = {mpg_packed_matrix_elements(rows, columns)}};
   return MPG_OK;
 }
@@ -297,25 +304,34 @@ mpg_status mpg_infer_khatri_rao(mpg_infer *infer) {
 /* --- Costs ---------------------------------------------------------------------------------------------------------- */
 static double elements(const mpg_desc *desc) { return (double)mpg_shape_size(&desc->shape); }
 
-/* A multiplication and an addition for every element of the result and of the axis that is summed over. */
-static mpg_cost product(const mpg_infer *call, int64_t summed) { return mpg_cost_of(call, 2 * elements(&call->outputs[0]) * (double)summed); }
+/* A multiplication and an addition for every element of the result and of the axis that is summed
+ * over. */
+static mpg_cost product(const mpg_infer *call, int64_t summed) {
+  return mpg_cost_of(call, 2 * elements(&call->outputs[0]) * (double)summed);
+}
 
 mpg_cost mpg_cost_dot(const mpg_infer *call) {
   const mpg_shape *a = &call->inputs[0].shape;
-  return product(call, a->dims[((const mpg_dot_params *)call->params)->transpose_a ? 0 : a->ndim - 1]);
+  return product(call,
+                 a->dims[((const mpg_dot_params *)call->params)->transpose_a ? 0 : a->ndim - 1]);
 }
 
 mpg_cost mpg_cost_batch_dot(const mpg_infer *call) {
   const mpg_shape *a = &call->inputs[0].shape;
-  return product(call, a->dims[((const mpg_batch_dot_params *)call->params)->transpose_a ? a->ndim - 2 : a->ndim - 1]);
+  return product(call,
+                 a->dims[((const mpg_batch_dot_params *)call->params)->transpose_a ? a->ndim - 2
+                                                                                   : a->ndim - 1]);
 }
 
 mpg_cost mpg_cost_fully_connected(const mpg_infer *call) {
-  return mpg_cost_of(call, 2 * elements(&call->inputs[0]) * (double)((const mpg_fully_connected_params *)call->params)->num_hidden);
+  return mpg_cost_of(call,
+                     2 * elements(&call->inputs[0]) *
+                         (double)((const mpg_fully_connected_params *)call->params)->num_hidden);
 }
 
 /* What is summed over has as many elements in A as the result's rows have in it. */
 mpg_cost mpg_cost_linalg_gemm(const mpg_infer *call) {
-  double a = elements(&call->inputs[0]), columns = (double)call->outputs[0].shape.dims[call->outputs[0].shape.ndim - 1];
+  double a = elements(&call->inputs[0]),
+         columns = (double)call->outputs[0].shape.dims[call->outputs[0].shape.ndim - 1];
   return mpg_cost_of(call, 2 * a * columns);
 }

@@ -97,7 +97,8 @@ static mpg_status collect_points(mpg_multi_update *u, int *count) {
     bool seen = !uses->write || !storage->version;
     for (int k = 0; k < KNOWN && !seen; k++) seen = known[k] == uses->write;
     if (seen && (is_gradient(u, i) || !uses->num_foreign)) continue;
-    MPG_TRY(mpg_grow((void **)&u->points, &u->points_capacity, (size_t)*count + 1 + (size_t)uses->num_foreign, sizeof *u->points));
+    MPG_TRY(mpg_grow((void **)&u->points, &u->points_capacity,
+                     (size_t)*count + 1 + (size_t)uses->num_foreign, sizeof *u->points));
     if (!seen) {
       mpg_storage_read_points(storage, u->device, u->points, count);
       known[next++ % KNOWN] = uses->write;
@@ -138,13 +139,17 @@ static mpg_status prepare(void *state, mpg_submission *submissions, bool *done) 
   if (*done) return run_here(u, c->task);
   MPG_TRY(collect_points(u, &count));
   submissions[0] = (mpg_submission){.name = u->op->name, .work = update_work, .payload = c->task,
-                                    .payload_size = params_offset() + u->op->params->size, .points = u->points, .num_points = count,
-                                    .origin = c->origin, .scope = c->task->scope, .discard = update_discard};
+                                    .payload_size = params_offset() + u->op->params->size,
+                                    .points = u->points, .num_points = count,
+                                    .origin = c->origin, .scope = c->task->scope,
+                                    .discard = update_discard};
   atomic_fetch_add_explicit(&u->references, 1, memory_order_relaxed);
   return MPG_OK;
 }
 
-static void note(void *state, const mpg_tick *ticks) { note_uses(((const update_call *)state)->update, ticks[0]); }
+static void note(void *state, const mpg_tick *ticks) {
+  note_uses(((const update_call *)state)->update, ticks[0]);
+}
 
 static mpg_status call(mpg_multi_update *u, const void *params, double lr, double correction, double wd, uint32_t scope) {
   _Alignas(16) char payload[MAX_PARAMS + 64];
@@ -152,7 +157,8 @@ static mpg_status call(mpg_multi_update *u, const void *params, double lr, doubl
   *task = (update_task){u, lr, correction, wd, scope};
   memcpy(payload + params_offset(), params, u->op->params->size);
   update_call state = {u, task, mpg_host_origin()};
-  return mpg_device_queue(&(mpg_queuing){.devices = &u->device, .count = 1, .prepare = prepare, .note = note, .state = &state});
+  return mpg_device_queue(&(mpg_queuing){.devices = &u->device, .count = 1, .prepare = prepare,
+                                         .note = note, .state = &state});
 }
 
 mpg_status mpg_multi_update_call(mpg_multi_update *u, const void *params, double lr, double correction, double wd, uint32_t scope) {

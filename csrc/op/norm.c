@@ -94,7 +94,8 @@ static void emit_backward(mpg_gradient *g, mpg_op_id op, const void *params) {
 
 void mpg_gradient_batch_norm(mpg_gradient *g) {
   const mpg_batch_norm_params *p = g->params;
-  mpg_batch_norm_backward_params params = {.axis = p->axis, .eps = p->eps, .fix_gamma = p->fix_gamma,
+  mpg_batch_norm_backward_params params = {.axis = p->axis, .eps = p->eps,
+                                           .fix_gamma = p->fix_gamma,
                                            .batch_stats = g->train && !p->use_global_stats};
   emit_backward(g, MPG_OP__backward_BatchNorm, &params);
 }
@@ -224,8 +225,9 @@ void mpg_gradient_group_norm(mpg_gradient *g) {
 }
 
 void mpg_gradient_instance_norm(mpg_gradient *g) {
-  mpg_group_norm_backward_params params = {.num_groups = mpg_value_desc(g, g->inputs[0])->shape.dims[1],
-                                           .eps = ((const mpg_instance_norm_params *)g->params)->eps};
+  mpg_group_norm_backward_params params = {
+      .num_groups = mpg_value_desc(g, g->inputs[0])->shape.dims[1],
+      .eps = ((const mpg_instance_norm_params *)g->params)->eps};
   emit_backward(g, MPG_OP__backward_GroupNorm, &params);
 }
 
@@ -281,5 +283,6 @@ void mpg_gradient_lrn(mpg_gradient *g) {
 
 mpg_cost mpg_cost_lrn(const mpg_infer *call) {
   const mpg_lrn_params *p = call->params;
-  return mpg_cost_of(call, (double)mpg_shape_size(&call->inputs[0].shape) * ((double)p->nsize + MPG_COST_FUNCTION));
+  return mpg_cost_of(call, (double)mpg_shape_size(&call->inputs[0].shape) *
+                               ((double)p->nsize + MPG_COST_FUNCTION));
 }

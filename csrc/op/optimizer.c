@@ -91,7 +91,8 @@ mpg_status mpg_infer_multi_update(mpg_infer *infer) {
     case MPG_OP__multi_adam_update: per_weight = 4; break;
     default: break;
   }
-  if (infer->num_outputs != weights) return mpg_infer_fail(infer, "num_weights must be at most %d", MPG_MAX_OUTPUTS);
+  if (infer->num_outputs != weights)
+    return mpg_infer_fail(infer, "num_weights must be at most %d", MPG_MAX_OUTPUTS);
   if (infer->num_inputs != weights * per_weight + extra)
     return mpg_infer_fail(infer, "%lld weights take %lld arrays, %d each%s; %d are given", (long long)weights,
                           (long long)(weights * per_weight + extra), per_weight, extra ? " and 2 for all" : "", infer->num_inputs);

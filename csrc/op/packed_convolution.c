@@ -73,9 +73,12 @@ static mpg_status check(const mpg_infer *infer, const mpg_shape *data, mpg_shape
   *first = p->channels_last ? mpg_channels_first(data) : *data;
   if (p->num_filter % p->num_group || first->dims[1] % p->num_group) return mpg_infer_fail(infer, "channels must be a multiple of num_group");
   /* At most what each factor of the packed size is rounded up to. */
-  mpg_shape packed = {.ndim = ndim + 3, .dims = {p->num_group + 15, p->num_filter / p->num_group + 63, first->dims[1] / p->num_group + 15}};
+  mpg_shape packed = {.ndim = ndim + 3,
+                      .dims = {p->num_group + 15, p->num_filter / p->num_group + 63,
+                               first->dims[1] / p->num_group + 15}};
   for (int i = 0; i < ndim; i++) packed.dims[i + 3] = p->kernel.values[i];
-  if (mpg_shape_check(&packed, MPG_FLOAT64, NULL) != MPG_OK) return mpg_infer_fail(infer, "the weight is too large");
+  if (mpg_shape_check(&packed, MPG_FLOAT64, NULL) != MPG_OK)
+    return mpg_infer_fail(infer, "the weight is too large");
   mpg_shape out = out_shape(p, first);
   for (int i = 0; i < ndim; i++) {
     int64_t span = mpg_tuple_at(&p->dilate, i, 1) * (p->kernel.values[i] - 1) + 1;
@@ -118,6 +121,8 @@ mpg_status mpg_infer_packed_convolution(mpg_infer *infer) {
 mpg_cost mpg_cost_packed_convolution(const mpg_infer *call) {
   const mpg_packed_convolution_params *p = call->params;
   const mpg_shape *data = &call->inputs[0].shape;
-  double channels = (double)data->dims[p->channels_last ? data->ndim - 1 : 1] / (double)p->num_group;
-  return mpg_cost_of(call, 2 * (double)mpg_shape_size(&call->outputs[0].shape) * channels * (double)mpg_window_product(p->kernel.values, p->kernel.count));
+  double channels =
+      (double)data->dims[p->channels_last ? data->ndim - 1 : 1] / (double)p->num_group;
+  return mpg_cost_of(call, 2 * (double)mpg_shape_size(&call->outputs[0].shape) * channels *
+                               (double)mpg_window_product(p->kernel.values, p->kernel.count));
 }

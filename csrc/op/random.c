@@ -91,13 +91,17 @@ void mpg_gradient_sample_multinomial(mpg_gradient *g) {
 
 /* The logarithms of the probabilities that were drawn. */
 static void emit_log_probability(mpg_gradient *g, const mpg_value *inputs, mpg_value *outputs) {
-  mpg_shape data = mpg_value_desc(g, inputs[0])->shape, grad = mpg_value_desc(g, g->inputs[0])->shape;
-  int64_t outcomes = data.dims[data.ndim - 1], rows = mpg_shape_product(&data, 0, data.ndim - 1), draws = rows ? mpg_shape_size(&grad) / rows : 0;
-  mpg_shape once = {.ndim = 3, .dims = {rows, 1, outcomes}}, all = {.ndim = 3, .dims = {rows, draws, outcomes}};
+  mpg_shape data = mpg_value_desc(g, inputs[0])->shape,
+            grad = mpg_value_desc(g, g->inputs[0])->shape;
+  int64_t outcomes = data.dims[data.ndim - 1], rows = mpg_shape_product(&data, 0, data.ndim - 1),
+          draws = rows ? mpg_shape_size(&grad) / rows : 0;
+  mpg_shape once = {.ndim = 3, .dims = {rows, 1, outcomes}},
+            all = {.ndim = 3, .dims = {rows, draws, outcomes}};
   mpg_shape drawn = {.ndim = 2, .dims = {rows, draws}};
   mpg_pick_params pick = {.axis = {.value = 2, .present = 1}};
   mpg_value repeated = mpg_emit_broadcast_to(g, mpg_emit_reshape(g, inputs[0], &once), &all);
-  mpg_value chosen = mpg_emit2(g, MPG_OP_pick, &pick, repeated, mpg_emit_reshape(g, g->inputs[2], &drawn));
+  mpg_value chosen =
+      mpg_emit2(g, MPG_OP_pick, &pick, repeated, mpg_emit_reshape(g, g->inputs[2], &drawn));
   outputs[0] = mpg_emit_reshape(g, mpg_emit1(g, MPG_OP_log, NULL, chosen), &grad);
 }
 

@@ -96,17 +96,23 @@ void mpg_gradient_mean(mpg_gradient *g) {
 /* 0 where x is NaN: x == x is 1 just for numbers. */
 static mpg_value is_number(mpg_gradient *g) { return mpg_emit2(g, MPG_OP__equal, NULL, X, X); }
 
-static mpg_value where(mpg_gradient *g, mpg_value condition, mpg_value a, mpg_value b) { return mpg_emit3(g, MPG_OP_where, NULL, condition, a, b); }
+static mpg_value where(mpg_gradient *g, mpg_value condition, mpg_value a, mpg_value b) {
+  return mpg_emit3(g, MPG_OP_where, NULL, condition, a, b);
+}
 
-/* The product of the other elements of x: y / x; of the only zero what the others make, and 0 where there is another one. */
+/* The product of the other elements of x: y / x; of the only zero what the others make, and 0
+ * where there is another one. */
 static mpg_value product_gradient(mpg_gradient *g, mpg_value x) {
   mpg_reduce_params params = *(const mpg_reduce_params *)g->params;
   params.keepdims = true;
-  mpg_value one = mpg_emit_full_like(g, x, 1), zero = mpg_emit_scalar(g, MPG_OP__equal_scalar, x, 0), others = where(g, zero, one, x);
-  mpg_value only = mpg_emit_scalar(g, MPG_OP__equal_scalar, mpg_emit1(g, MPG_OP_sum, &params, zero), 1);
+  mpg_value one = mpg_emit_full_like(g, x, 1),
+            zero = mpg_emit_scalar(g, MPG_OP__equal_scalar, x, 0), others = where(g, zero, one, x);
+  mpg_value only =
+      mpg_emit_scalar(g, MPG_OP__equal_scalar, mpg_emit1(g, MPG_OP_sum, &params, zero), 1);
   mpg_value rest = mul(g, mul(g, kept(g, G), only), mpg_emit1(g, MPG_OP_prod, &params, others));
   mpg_shape shape = mpg_value_desc(g, x)->shape;
-  return where(g, zero, mpg_emit_broadcast_to(g, rest, &shape), divide(g, mul(g, kept(g, G), kept(g, Y)), others));
+  return where(g, zero, mpg_emit_broadcast_to(g, rest, &shape),
+               divide(g, mul(g, kept(g, G), kept(g, Y)), others));
 }
 
 void mpg_gradient_prod(mpg_gradient *g) { g->in_grads[0] = product_gradient(g, X); }
@@ -120,7 +126,8 @@ void mpg_gradient_nanprod(mpg_gradient *g) { /* as of prod, but 0 (chosen, not m
 
 /* To all that are equal to it; of NaN, which equals nothing, to all NaN. */
 void mpg_gradient_extremum(mpg_gradient *g) {
-  mpg_value equal = mpg_emit2(g, MPG_OP_broadcast_equal, NULL, X, kept(g, Y)), nan = mpg_emit2(g, MPG_OP__not_equal, NULL, X, X);
+  mpg_value equal = mpg_emit2(g, MPG_OP_broadcast_equal, NULL, X, kept(g, Y)),
+            nan = mpg_emit2(g, MPG_OP__not_equal, NULL, X, X);
   g->in_grads[0] = mul(g, kept(g, G), mpg_emit2(g, MPG_OP__maximum, NULL, equal, nan));
 }
 

@@ -161,13 +161,17 @@ static void gradient(mpg_gradient *g, bool flat) {
 void mpg_gradient_rnn(mpg_gradient *g) { gradient(g, true); }
 void mpg_gradient_rnn_separate(mpg_gradient *g) { gradient(g, false); }
 
-/* Products of the input and of the state with their weights, for every step; backward has two for each. */
+/* Products of the input and of the state with their weights, for every step; backward has two for
+ * each. */
 static mpg_cost cost(const mpg_infer *call, int products) {
   const mpg_shape *data = &call->inputs[0].shape;
   mpg_rnn_size s = mpg_rnn_size_of(call->params, data->dims[0], data->dims[1], data->dims[2]);
-  double rows = (double)s.time * (double)s.batch * s.directions, gates = (double)s.gates * (double)s.hidden, flops = 0;
+  double rows = (double)s.time * (double)s.batch * s.directions,
+         gates = (double)s.gates * (double)s.hidden, flops = 0;
   for (int layer = 0; layer < s.layers; layer++)
-    flops += rows * gates * (2.0 * products * (double)(mpg_rnn_layer_input(&s, layer) + s.hidden) + MPG_COST_FUNCTION);
+    flops +=
+        rows * gates *
+        (2.0 * products * (double)(mpg_rnn_layer_input(&s, layer) + s.hidden) + MPG_COST_FUNCTION);
   return mpg_cost_of(call, flops);
 }
 

@@ -47,7 +47,10 @@ mpg_status mpg_infer_softmax_back(mpg_infer *infer) {
   PARAMS(softmax_back, params);
   int axis;
   MPG_TRY(mpg_infer_same(infer));
-  return infer->inputs[0].shape.ndim < 0 ? MPG_OK : mpg_axis_normalize(params->axis, infer->inputs[0].shape.ndim, infer->op->name, &axis);
+  return infer->inputs[0].shape.ndim < 0
+             ? MPG_OK
+             : mpg_axis_normalize(params->axis, infer->inputs[0].shape.ndim, infer->op->name,
+                                  &axis);
 }
 
 /* The gradient of the softmax family: in the dtype of the result, then in that of the input. */

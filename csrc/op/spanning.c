@@ -63,7 +63,8 @@ static mpg_status prepare(void *state, mpg_submission *submissions, bool *done) 
   mpg_device *first = q->devices[0];
   int count = 0;
   (void)done;
-  q->points = mpg_space_take((size_t)(inv->num_inputs + inv->num_outputs) * (3 + (size_t)mpg_device_count()) * sizeof *q->points);
+  q->points = mpg_space_take((size_t)(inv->num_inputs + inv->num_outputs) *
+                             (3 + (size_t)mpg_device_count()) * sizeof *q->points);
   if (!q->points) return mpg_out_of_host_memory(sizeof *q->points);
   for (int i = 0; i < inv->num_inputs; i++) {
     MPG_TRY(mpg_storage_reserve_read(inv->inputs[i].storage, first));
@@ -74,13 +75,17 @@ static mpg_status prepare(void *state, mpg_submission *submissions, bool *done) 
     const mpg_uses *uses = &storage->block.uses;
     mpg_tick last = uses->write > uses->read ? uses->write : uses->read;
     mpg_tensor_write_points(&inv->outputs[i], storage->device, q->points, &count);
-    if (storage->device != first && last) q->points[count++] = (mpg_point){.device = storage->device, .tick = last};
+    if (storage->device != first && last)
+      q->points[count++] = (mpg_point){.device = storage->device, .tick = last};
   }
   q->end = (mpg_point){.device = first, .tick = mpg_device_next_tick(first), .data = true};
-  submissions[0] = (mpg_submission){.name = inv->op->name, .work = spanning_work, .payload = q->payload, .payload_size = q->size,
-                                    .points = q->points, .num_points = count, .origin = q->origin, .scope = inv->scope, .steps = inv->steps};
+  submissions[0] = (mpg_submission){.name = inv->op->name, .work = spanning_work,
+                                    .payload = q->payload, .payload_size = q->size,
+                                    .points = q->points, .num_points = count,
+                                    .origin = q->origin, .scope = inv->scope, .steps = inv->steps};
   for (int i = 1; i < q->num_devices; i++)
-    submissions[i] = (mpg_submission){.name = inv->op->name, .work = nothing, .points = &q->end, .num_points = 1, .origin = q->origin,
+    submissions[i] = (mpg_submission){.name = inv->op->name, .work = nothing, .points = &q->end,
+                                      .num_points = 1, .origin = q->origin,
                                       .scope = inv->scope, .steps = inv->steps};
   return MPG_OK;
 }
@@ -102,7 +107,8 @@ static void note(void *state, const mpg_tick *ticks) {
   }
 }
 
-static mpg_status queue(const mpg_invocation *inv, mpg_kernel_fn kernel, mpg_device *const *devices, int num_devices, const mpg_view *views) {
+static mpg_status queue(const mpg_invocation *inv, mpg_kernel_fn kernel,
+                        mpg_device *const *devices, int num_devices, const mpg_view *views) {
   int num_views = inv->num_inputs + inv->num_outputs;
   size_t size = params_offset(num_views) + inv->op->params->size;
   char *payload = mpg_space_take(size);
@@ -110,9 +116,11 @@ static mpg_status queue(const mpg_invocation *inv, mpg_kernel_fn kernel, mpg_dev
   *(spanning_task *)payload = (spanning_task){kernel, inv->op, inv->num_inputs, inv->num_outputs, inv->scope, inv->backward};
   memcpy(payload + views_offset(), views, (size_t)num_views * sizeof *views);
   memcpy(payload + params_offset(num_views), inv->params, inv->op->params->size);
-  queued_spanning q = {.inv = inv, .devices = devices, .num_devices = num_devices, .payload = payload, .size = size,
+  queued_spanning q = {.inv = inv, .devices = devices, .num_devices = num_devices,
+                       .payload = payload, .size = size,
                        .origin = inv->origin ? inv->origin : mpg_host_origin()};
-  mpg_status status = mpg_device_queue(&(mpg_queuing){.devices = devices, .count = num_devices, .prepare = prepare, .note = note, .state = &q});
+  mpg_status status = mpg_device_queue(&(mpg_queuing){
+      .devices = devices, .count = num_devices, .prepare = prepare, .note = note, .state = &q});
   mpg_space_give(q.points);
   mpg_space_give(payload);
   return status;

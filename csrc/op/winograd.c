@@ -124,10 +124,12 @@ void mpg_gradient_winograd(mpg_gradient *g) {
   if (!p->no_bias && g->needed[3]) g->in_grads[3] = mpg_emit_channel_sum(g, g->out_grads[0], MPG_CHANNELS_LAST);
 }
 
-/* A tile of 2x2 places takes POINTS products instead of 36; transforming data and results adds some for every element. */
+/* A tile of 2x2 places takes POINTS products instead of 36; transforming data and results adds
+ * some for every element. */
 static mpg_cost cost(const mpg_infer *call, const mpg_winograd *w) {
   double tiles = (double)w->tiles, channels = (double)w->channels, filters = (double)w->filters;
-  return mpg_cost_of(call, 2 * POINTS * tiles * channels * filters + 4 * POINTS * tiles * (channels + filters));
+  return mpg_cost_of(
+      call, 2 * POINTS * tiles * channels * filters + 4 * POINTS * tiles * (channels + filters));
 }
 
 mpg_cost mpg_cost_winograd(const mpg_infer *call) {
@@ -140,6 +142,7 @@ mpg_cost mpg_cost_winograd(const mpg_infer *call) {
 mpg_cost mpg_cost_winograd_backward(const mpg_infer *call) {
   const mpg_shape *out_grad = &call->inputs[0].shape;
   mpg_winograd w;
-  mpg_winograd_set(&w, &call->inputs[1].shape, out_grad->dims[out_grad->ndim - 1], &((const mpg_winograd_backward_params *)call->params)->pad);
+  mpg_winograd_set(&w, &call->inputs[1].shape, out_grad->dims[out_grad->ndim - 1],
+                   &((const mpg_winograd_backward_params *)call->params)->pad);
   return cost(call, &w);
 }

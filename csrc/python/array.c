@@ -91,7 +91,8 @@ static const char *other_way(const char *what) {
   };
   for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++)
     if (strcmp(what, ways[i].what) == 0) return ways[i].way;
-  return "Compute it with the ops of F (F.where, F.sum, ...), or do this step outside of the block";
+  return "Compute it with the ops of F (F.where, F.sum, ...), or do this step outside of the "
+         "block";
 }
 
 static int refuse_value(const mpg_array *array, const char *what) {
@@ -101,13 +102,16 @@ static int refuse_value(const mpg_array *array, const char *what) {
   PyErr_Format(mpg_py->errors[strcmp(what, "an index") ? MPG_ERROR : MPG_TYPE_ERROR],
                "%s %s an array of shape %s %s: %s (%S).\n"
                "%s; or %s.",
-               what, overwrites ? "overwrites" : "needs the value of", mpg_shape_text(&array->tensor.desc.shape, shape, sizeof shape),
-               captured ? "from outside of the block that hybridize() is tracing" : "that hybridize() is tracing",
+               what, overwrites ? "overwrites" : "needs the value of",
+               mpg_shape_text(&array->tensor.desc.shape, shape, sizeof shape),
+               captured ? "from outside of the block that hybridize() is tracing"
+                        : "that hybridize() is tracing",
                overwrites ? "values in a block are never overwritten"
                : captured ? "it would be read once, now, and in no later call"
                           : "it has a shape, a dtype and a device, but no value yet",
                line ? line : Py_None, other_way(what),
-               captured ? "read it before the block is called, and pass the number as an argument" : "call the block without hybridize()");
+               captured ? "read it before the block is called, and pass the number as an argument"
+                        : "call the block without hybridize()");
   Py_XDECREF(line);
   return -1;
 }
@@ -170,20 +174,24 @@ int mpg_py_array_list(PyObject *object, mpg_array **arrays, int capacity, PyObje
   return (int)count;
 }
 
-static PyObject *call_as(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs, bool separate) {
+static PyObject *call_as(const mpg_op *op, const void *params, mpg_array *const *inputs,
+                         int num_inputs, bool separate) {
   PyObject *result = mpg_py_array_new();
   if (result == NULL) return NULL;
-  mpg_status status = mpg_call_as(op, params, inputs, num_inputs, mpg_py_array_of(result), 1, NULL, separate);
+  mpg_status status =
+      mpg_call_as(op, params, inputs, num_inputs, mpg_py_array_of(result), 1, NULL, separate);
   if (status == MPG_OK) return result;
   Py_DECREF(result);
   return mpg_py_raise(status);
 }
 
-PyObject *mpg_py_call(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs) {
+PyObject *mpg_py_call(const mpg_op *op, const void *params, mpg_array *const *inputs,
+                      int num_inputs) {
   return call_as(op, params, inputs, num_inputs, false);
 }
 
-PyObject *mpg_py_call_op(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs) {
+PyObject *mpg_py_call_op(const mpg_op *op, const void *params, mpg_array *const *inputs,
+                         int num_inputs) {
   return call_as(op, params, inputs, num_inputs, true);
 }
 
@@ -300,8 +308,9 @@ PyObject *mpg_py_broadcast(PyObject *self, const mpg_shape *shape) {
   }
   if (!fits) {
     char a[MPG_SHAPE_TEXT_SIZE], b[MPG_SHAPE_TEXT_SIZE];
-    return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "can't broadcast an array of shape %s to %s", mpg_shape_text(own, a, sizeof a),
-                        mpg_shape_text(shape, b, sizeof b));
+    return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR],
+                        "can't broadcast an array of shape %s to %s",
+                        mpg_shape_text(own, a, sizeof a), mpg_shape_text(shape, b, sizeof b));
   }
   PyObject *source = Py_NewRef(self);
   if (extra != 0) {

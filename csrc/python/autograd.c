@@ -155,7 +155,8 @@ static int heads_from(arrays *heads, arrays *gradients, PyObject *head_object, P
     return -1;
   }
   if (gradients->count == heads->count) return 0;
-  PyErr_Format(mpg_py->assertion_error, "%s: %d heads but %d head gradients", what, heads->count, gradients->count);
+  PyErr_Format(mpg_py->assertion_error, "%s: %d heads but %d head gradients", what, heads->count,
+               gradients->count);
   arrays_free(heads);
   arrays_free(gradients);
   return -1;
@@ -231,7 +232,8 @@ static int request_of(PyObject *object, mpg_grad_req *request) {
       *request = known[i].request;
       return 0;
     }
-  PyErr_Format(mpg_py->errors[MPG_KEY_ERROR], "grad_req is 'write', 'add' or 'null', got %R", object);
+  PyErr_Format(mpg_py->errors[MPG_KEY_ERROR], "grad_req is 'write', 'add' or 'null', got %R",
+               object);
   return -1;
 }
 
@@ -351,8 +353,8 @@ done:
   return status;
 }
 
-/* The outputs on the tape are other arrays than those given, over the same memory: whatever the function kept of these does not lead back
- * to the node, which holds the function. */
+/* The outputs on the tape are other arrays than those given, over the same memory: whatever the
+ * function kept of these does not lead back to the node, which holds the function. */
 static PyObject *record_function(PyObject *module, PyObject *args) {
   (void)module;
   static const mpg_callback callback = {"Function", function_backward, function_release};
@@ -371,10 +373,12 @@ static PyObject *record_function(PyObject *module, PyObject *args) {
     mpg_array array = {0};
     PyObject *item = NULL;
     status = mpg_array_detach(&array, outputs.items[i]);
-    if (status == MPG_OK && (item = mpg_py_array_take(&array)) == NULL) status = mpg_py_host_exception();
+    if (status == MPG_OK && (item = mpg_py_array_take(&array)) == NULL)
+      status = mpg_py_host_exception();
     if (item != NULL) PyList_SET_ITEM(results, i, item);
   }
-  if (status == MPG_OK && (state == NULL || results == NULL)) status = mpg_fail(MPG_HOST_OUT_OF_MEMORY, "out of memory");
+  if (status == MPG_OK && (state == NULL || results == NULL))
+    status = mpg_fail(MPG_HOST_OUT_OF_MEMORY, "out of memory");
   if (status == MPG_OK) {
     state->function = Py_NewRef(function);
     state->num_outputs = outputs.count;
@@ -447,33 +451,60 @@ static PyObject *gradients_used(PyObject *module, PyObject *arrays) {
 
 #define KEYWORDS(function) (PyCFunction)(void (*)(void))function
 PyMethodDef mpg_py_autograd_methods[] = {
-    {"record", KEYWORDS(record), METH_FASTCALL | METH_KEYWORDS, "record(train_mode=True)\n--\n\nA scope for a with-statement in which ops are recorded for backward."},
-    {"pause", KEYWORDS(pause_), METH_FASTCALL | METH_KEYWORDS, "pause(train_mode=False)\n--\n\nA scope in which ops are not recorded."},
-    {"train_mode", train_mode, METH_NOARGS, "train_mode()\n--\n\nA scope in which ops behave as in training (dropout drops); recording stays as it is."},
-    {"predict_mode", predict_mode, METH_NOARGS, "predict_mode()\n--\n\nA scope in which ops behave as in inference; recording stays as it is."},
-    {"is_recording", is_recording, METH_NOARGS, "is_recording()\n--\n\nWhether ops are recorded in this thread."},
-    {"is_training", is_training, METH_NOARGS, "is_training()\n--\n\nWhether ops behave as in training in this thread."},
-    {"set_recording", set_recording, METH_O, "set_recording(is_recording)\n--\n\nSets the flag; returns what it was."},
-    {"set_training", set_training, METH_O, "set_training(train_mode)\n--\n\nSets the flag; returns what it was."},
+    {"record", KEYWORDS(record), METH_FASTCALL | METH_KEYWORDS,
+     "record(train_mode=True)\n--\n\nA scope for a with-statement in which ops are recorded for "
+     "backward."},
+    {"pause", KEYWORDS(pause_), METH_FASTCALL | METH_KEYWORDS,
+     "pause(train_mode=False)\n--\n\nA scope in which ops are not recorded."},
+    {"train_mode", train_mode, METH_NOARGS,
+     "train_mode()\n--\n\nA scope in which ops behave as in training (dropout drops); recording "
+     "stays as it is."},
+    {"predict_mode", predict_mode, METH_NOARGS,
+     "predict_mode()\n--\n\nA scope in which ops behave as in inference; recording stays as it "
+     "is."},
+    {"is_recording", is_recording, METH_NOARGS,
+     "is_recording()\n--\n\nWhether ops are recorded in this thread."},
+    {"is_training", is_training, METH_NOARGS,
+     "is_training()\n--\n\nWhether ops behave as in training in this thread."},
+    {"set_recording", set_recording, METH_O,
+     "set_recording(is_recording)\n--\n\nSets the flag; returns what it was."},
+    {"set_training", set_training, METH_O,
+     "set_training(train_mode)\n--\n\nSets the flag; returns what it was."},
     {"backward", KEYWORDS(backward), METH_VARARGS | METH_KEYWORDS,
-     "backward(heads, head_grads=None, retain_graph=False, train_mode=True)\n--\n\nComputes the gradients of all variables the heads depend on, into their .grad.\n\n"
-     "head_grads: None, or per head an array of its shape or None (ones). MXNetError when a head was not recorded."},
+     "backward(heads, head_grads=None, retain_graph=False, train_mode=True)\n--\n\nComputes the "
+     "gradients of all variables the heads depend on, into their .grad.\n\n"
+     "head_grads: None, or per head an array of its shape or None (ones). MXNetError when a head "
+     "was not recorded."},
     {"grad", KEYWORDS(grad), METH_VARARGS | METH_KEYWORDS,
-     "grad(heads, variables, head_grads=None, retain_graph=None, create_graph=False, train_mode=True)\n--\n\n"
-     "The gradients of the heads with respect to the variables, a list of new arrays; .grad stays as it is.\n\ncreate_graph: records them, so they can be differentiated again. retain_graph None: as create_graph."},
+     "grad(heads, variables, head_grads=None, retain_graph=None, create_graph=False, "
+     "train_mode=True)\n--\n\n"
+     "The gradients of the heads with respect to the variables, a list of new arrays; .grad stays "
+     "as it is.\n\ncreate_graph: records them, so they can be differentiated again. retain_graph "
+     "None: as create_graph."},
     {"mark_variables", KEYWORDS(mark_variables), METH_VARARGS | METH_KEYWORDS,
-     "mark_variables(variables, gradients, grad_reqs='write')\n--\n\nMakes arrays variables whose gradients backward writes into the given arrays."},
-    {"record_function", record_function, METH_VARARGS, "record_function(backward, inputs, outputs)\n--\n\nA list of arrays over the memory of outputs that are on the tape, as computed from inputs by a\n"
+     "mark_variables(variables, gradients, grad_reqs='write')\n--\n\nMakes arrays variables whose "
+     "gradients backward writes into the given arrays."},
+    {"record_function", record_function, METH_VARARGS,
+     "record_function(backward, inputs, outputs)\n--\n\nA list of arrays over the memory of "
+     "outputs that are on the tape, as computed from inputs by a\n"
      "function whose gradient is `backward`."},
-    {"gradients_fresh", gradients_fresh, METH_O, "gradients_fresh(arrays)\n--\n\nWhether backward has written the gradients of all arrays of a list since `gradients_used`."},
-    {"gradients_used", gradients_used, METH_O, "gradients_used(arrays)\n--\n\nNotes that the gradients of the arrays of a list were used."},
-    {"intern_scope", intern_scope, METH_O, "intern_scope(path)\n--\n\nThe number of a block path, for set_scope."},
-    {"set_scope", set_scope, METH_O, "set_scope(number)\n--\n\nThe block path that errors and the profiler name for ops called from now on; returns the former number."},
+    {"gradients_fresh", gradients_fresh, METH_O,
+     "gradients_fresh(arrays)\n--\n\nWhether backward has written the gradients of all arrays of "
+     "a list since `gradients_used`."},
+    {"gradients_used", gradients_used, METH_O,
+     "gradients_used(arrays)\n--\n\nNotes that the gradients of the arrays of a list were used."},
+    {"intern_scope", intern_scope, METH_O,
+     "intern_scope(path)\n--\n\nThe number of a block path, for set_scope."},
+    {"set_scope", set_scope, METH_O,
+     "set_scope(number)\n--\n\nThe block path that errors and the profiler name for ops called "
+     "from now on; returns the former number."},
     {"set_steps", set_steps, METH_O,
-     "set_steps(steps)\n--\n\nThe steps of loops that errors name for work queued from now on: 1 + that of the innermost loop, above it (<< 32) that of the one\n"
+     "set_steps(steps)\n--\n\nThe steps of loops that errors name for work queued from now on: 1 "
+     "+ that of the innermost loop, above it (<< 32) that of the one\n"
      "around it; 0: none. Returns the former number."},
     {"get_steps", get_steps, METH_NOARGS, "get_steps()\n--\n\nWhat set_steps has set."},
-    {"current_scope", current_scope, METH_NOARGS, "current_scope()\n--\n\nThe present block path."},
+    {"current_scope", current_scope, METH_NOARGS,
+     "current_scope()\n--\n\nThe present block path."},
     {0}};
 
 int mpg_py_autograd_init(PyObject *module) {

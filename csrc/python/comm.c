@@ -34,7 +34,8 @@ static int take_devices(request *q, PyObject *object) {
     PyErr_NoMemory();
     result = -1;
   }
-  for (Py_ssize_t i = 0; i < count && result == 0; i++) result = mpg_py_device_id(PyTuple_GET_ITEM(items, i), &q->devices[i]);
+  for (Py_ssize_t i = 0; i < count && result == 0; i++)
+    result = mpg_py_device_id(PyTuple_GET_ITEM(items, i), &q->devices[i]);
   Py_DECREF(items);
   q->r.devices = q->devices;
   q->r.num_ranks = (int)count;
@@ -166,7 +167,8 @@ static PyObject *sum_replicas(PyObject *self, PyObject *args) {
   const mpg_tensor **tensors = NULL;
   bool done = true;
   if (count < 1 || home < 0 || home >= count || count > MPG_COMM_MAX_RANKS) {
-    PyErr_Format(PyExc_ValueError, "sum_replicas: from 1 to %d lists, of which one is home", MPG_COMM_MAX_RANKS);
+    PyErr_Format(PyExc_ValueError, "sum_replicas: from 1 to %d lists, of which one is home",
+                 MPG_COMM_MAX_RANKS);
     goto out;
   }
   kept = PyMem_Calloc((size_t)count, sizeof *kept);
@@ -175,7 +177,8 @@ static PyObject *sum_replicas(PyObject *self, PyObject *args) {
     goto out;
   }
   for (Py_ssize_t r = 0; r < count; r++) {
-    PyObject *list = mpg_py_items(PyTuple_GET_ITEM(lists, r), "sum_replicas takes lists of arrays");
+    PyObject *list =
+        mpg_py_items(PyTuple_GET_ITEM(lists, r), "sum_replicas takes lists of arrays");
     if (list == NULL) goto out;
     Py_ssize_t here = PyTuple_GET_SIZE(list);
     if (each >= 0 && here != each) {

@@ -57,7 +57,8 @@ static int parse_text(const char *text, mpg_device_id *id) {
       return 0;
     }
   }
-  PyErr_Format(mpg_py->errors[MPG_KEY_ERROR], "no context is called '%s'; write cpu(0) or gpu(0)", text);
+  PyErr_Format(mpg_py->errors[MPG_KEY_ERROR], "no context is called '%s'; write cpu(0) or gpu(0)",
+               text);
   return -1;
 }
 
@@ -272,8 +273,10 @@ static PyObject *set_memory_limit(PyObject *module, PyObject *args) {
     bytes = PyIndex_Check(limit) ? PyNumber_AsSsize_t(limit, NULL) : -1; /* beyond the largest: the largest */
     if (bytes == -1 && PyErr_Occurred()) return NULL;
     if (bytes < 0)
-      return PyErr_Format(mpg_py->errors[PyIndex_Check(limit) ? MPG_VALUE_ERROR : MPG_TYPE_ERROR],
-                          "set_memory_limit: the limit is a number of bytes, or 0 or None for no limit; got %R", limit);
+      return PyErr_Format(
+          mpg_py->errors[PyIndex_Check(limit) ? MPG_VALUE_ERROR : MPG_TYPE_ERROR],
+          "set_memory_limit: the limit is a number of bytes, or 0 or None for no limit; got %R",
+          limit);
   }
   MPG_PY_TRY(mpg_pool_set_limit(device->pool, (size_t)bytes));
   Py_RETURN_NONE;

@@ -24,7 +24,17 @@ typedef struct dl_versioned {
   dl_tensor tensor;
 } dl_versioned;
 
-enum { DL_CPU = 1, DL_CUDA = 2, DL_CUDA_HOST = 3, DL_INT = 0, DL_UINT = 1, DL_FLOAT = 2, DL_BFLOAT = 4, DL_BOOL = 6, DL_READ_ONLY = 1 };
+enum {
+  DL_CPU = 1,
+  DL_CUDA = 2,
+  DL_CUDA_HOST = 3,
+  DL_INT = 0,
+  DL_UINT = 1,
+  DL_FLOAT = 2,
+  DL_BFLOAT = 4,
+  DL_BOOL = 6,
+  DL_READ_ONLY = 1
+};
 static const char plain_name[] = "dltensor", versioned_name[] = "dltensor_versioned";
 
 static const struct {
@@ -51,7 +61,8 @@ static bool finalizing(void) { return _Py_IsFinalizing(); }
 
 static void release(exported *self) {
   if (!Py_IsInitialized()) return; /* the process ends: so does the memory */
-  if (finalizing() && !PyGILState_Check()) return; /* likewise: the lock is given to no other thread any more, which would end waiting for it */
+  /* likewise: the lock is given to no other thread any more, which would end waiting for it */
+  if (finalizing() && !PyGILState_Check()) return;
   PyGILState_STATE state = PyGILState_Ensure(); /* consumers may let go in any thread */
   mpg_tensor_release(&self->tensor);
   PyGILState_Release(state);
@@ -81,15 +92,19 @@ static PyObject *export(PyObject *self, bool write, bool versioned) {
   if (out == NULL) return PyErr_NoMemory();
   out->tensor = array->tensor; /* the array may be given another one while this waits */
   mpg_tensor_retain(&out->tensor);
-  mpg_status status = write ? mpg_tensor_wait_write(&out->tensor) : mpg_tensor_wait_read(&out->tensor);
+  mpg_status status =
+      write ? mpg_tensor_wait_write(&out->tensor) : mpg_tensor_wait_read(&out->tensor);
   if (status != MPG_OK) {
     mpg_tensor_release(&out->tensor);
     PyMem_RawFree(out);
     return mpg_py_raise(status);
   }
   const mpg_desc *desc = &out->tensor.desc;
-  dl_tensor tensor = {.data = mpg_tensor_data(&out->tensor), .device = device_of(mpg_tensor_device(&out->tensor)->id), .ndim = desc->shape.ndim,
-                      .shape = out->shape, .strides = out->strides};
+  dl_tensor tensor = {.data = mpg_tensor_data(&out->tensor),
+                      .device = device_of(mpg_tensor_device(&out->tensor)->id),
+                      .ndim = desc->shape.ndim,
+                      .shape = out->shape,
+                      .strides = out->strides};
   for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++)
     if (dtypes[i].dtype == desc->dtype) tensor.dtype = (dl_dtype){dtypes[i].code, dtypes[i].bits, 1};
   int64_t stride = 1;
@@ -128,8 +143,10 @@ PyObject *mpg_py_dlpack(PyObject *self, PyObject *args, PyObject *kwargs) {
   if (device != Py_None) {
     dl_device own = device_of(mpg_array_device_id(mpg_py_array_of(self)));
     int type, id;
-    if (!PyTuple_Check(device)) return PyErr_Format(PyExc_TypeError, "dl_device is a tuple (device type, device id)");
-    if (!PyArg_ParseTuple(device, "ii;dl_device is a tuple (device type, device id)", &type, &id)) return NULL;
+    if (!PyTuple_Check(device))
+      return PyErr_Format(PyExc_TypeError, "dl_device is a tuple (device type, device id)");
+    if (!PyArg_ParseTuple(device, "ii;dl_device is a tuple (device type, device id)", &type, &id))
+      return NULL;
     if (type != own.type || id != own.id) {
       PyErr_SetString(PyExc_BufferError, "DLPack: the array is on another device; move it with as_in_context first");
       return NULL;
@@ -137,7 +154,9 @@ PyObject *mpg_py_dlpack(PyObject *self, PyObject *args, PyObject *kwargs) {
   }
   int copied = copy == Py_None ? 0 : PyObject_IsTrue(copy);
   if (copied < 0) return NULL;
-  PyObject *source = copied ? mpg_py_to_device(self, mpg_array_device_id(mpg_py_array_of(self)), true) : Py_NewRef(self);
+  PyObject *source = copied
+                         ? mpg_py_to_device(self, mpg_array_device_id(mpg_py_array_of(self)), true)
+                         : Py_NewRef(self);
   if (source == NULL) return NULL;
   PyObject *capsule = export(source, false, major >= 1);
   Py_DECREF(source);
@@ -172,8 +191,10 @@ static int refuse(const char *why) {
   return -1;
 }
 
-/* The memory as a tensor, which takes `owner` over: its storage calls release_owner(owner) at its end. -1: `owner` is the caller's still. */
-static int import(const dl_tensor *source, void (*release_owner)(void *), void *owner, mpg_tensor *tensor) {
+/* The memory as a tensor, which takes `owner` over: its storage calls release_owner(owner) at its
+ * end. -1: `owner` is the caller's still. */
+static int import(const dl_tensor *source, void (*release_owner)(void *), void *owner,
+                  mpg_tensor *tensor) {
   mpg_device_id id = {MPG_CPU, 0};
   if (source->device.type == DL_CUDA)
     id = (mpg_device_id){MPG_GPU, source->device.id};
@@ -189,7 +210,8 @@ static int import(const dl_tensor *source, void (*release_owner)(void *), void *
   MPG_PY_TRY_INT(mpg_shape_check(&desc.shape, desc.dtype, &bytes));
   int64_t stride = 1;
   for (int i = source->ndim - 1; i >= 0 && source->strides != NULL && bytes > 0; i--) {
-    if (source->shape[i] != 1 && source->strides[i] != stride) return refuse("the tensor is not contiguous; make it so first");
+    if (source->shape[i] != 1 && source->strides[i] != stride)
+      return refuse("the tensor is not contiguous; make it so first");
     stride *= source->shape[i];
   }
   char *data = bytes > 0 ? (char *)source->data + source->byte_offset : NULL;
@@ -200,7 +222,8 @@ static int import(const dl_tensor *source, void (*release_owner)(void *), void *
   return 0;
 }
 
-/* One of our own comes back: the same storage, so that work queued on one array is waited for by the other. */
+/* One of our own comes back: the same storage, so that work queued on one array is waited for by
+ * the other. */
 static int take_back(exported *own, mpg_tensor *tensor) {
   *tensor = own->tensor;
   mpg_tensor_retain(tensor);
@@ -228,13 +251,17 @@ static PyObject *from_capsule(PyObject *capsule) {
     return NULL;
   }
   /* Renamed first: from then on the capsule releases nothing. */
-  if (PyCapsule_SetName(capsule, versioned ? "used_dltensor_versioned" : "used_dltensor") < 0) return NULL;
+  if (PyCapsule_SetName(capsule, versioned ? "used_dltensor_versioned" : "used_dltensor") < 0)
+    return NULL;
   int failed;
   if (versioned)
-    failed = later->deleter == delete_versioned ? take_back(later->context, &array.tensor)
-                                                : import(&later->tensor, release_versioned, later, &array.tensor);
+    failed = later->deleter == delete_versioned
+                 ? take_back(later->context, &array.tensor)
+                 : import(&later->tensor, release_versioned, later, &array.tensor);
   else
-    failed = plain->deleter == delete_plain ? take_back(plain->context, &array.tensor) : import(&plain->tensor, release_plain, plain, &array.tensor);
+    failed = plain->deleter == delete_plain
+                 ? take_back(plain->context, &array.tensor)
+                 : import(&plain->tensor, release_plain, plain, &array.tensor);
   if (failed) {
     PyCapsule_SetName(capsule, name);
     return NULL;
@@ -270,9 +297,15 @@ static PyObject *from_dlpack(PyObject *module, PyObject *object) {
 }
 
 PyMethodDef mpg_py_dlpack_methods[] = {
-    {"to_dlpack_for_read", for_read, METH_O, "to_dlpack_for_read(data)\n--\n\nA DLPack capsule sharing the array's memory, after its writes are done."},
-    {"to_dlpack_for_write", for_write, METH_O, "to_dlpack_for_write(data)\n--\n\nA DLPack capsule sharing the array's memory, after its reads and writes are done."},
+    {"to_dlpack_for_read", for_read, METH_O,
+     "to_dlpack_for_read(data)\n--\n\nA DLPack capsule sharing the array's memory, after its "
+     "writes are done."},
+    {"to_dlpack_for_write", for_write, METH_O,
+     "to_dlpack_for_write(data)\n--\n\nA DLPack capsule sharing the array's memory, after its "
+     "reads and writes are done."},
     {"from_dlpack", from_dlpack, METH_O,
-     "from_dlpack(dlpack)\n--\n\nAn NDArray sharing the memory of a DLPack capsule, or of an object with __dlpack__. ValueError when it is not contiguous, is\n"
-     "read-only or of another dtype. An array of this package comes back as one that shares its storage."},
+     "from_dlpack(dlpack)\n--\n\nAn NDArray sharing the memory of a DLPack capsule, or of an "
+     "object with __dlpack__. ValueError when it is not contiguous, is\n"
+     "read-only or of another dtype. An array of this package comes back as one that shares its "
+     "storage."},
     {0}};

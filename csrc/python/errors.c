@@ -27,7 +27,8 @@ static PyObject *new_class(PyObject *module, const char *name, const char *doc, 
   return error;
 }
 
-static PyObject *new_value_error(PyObject *module, const char *name, const char *doc, PyObject *builtin) {
+static PyObject *new_value_error(PyObject *module, const char *name, const char *doc,
+                                 PyObject *builtin) {
   PyObject *bases = PyTuple_Pack(2, mpg_py->errors[MPG_VALUE_ERROR], builtin);
   PyObject *error = bases ? new_class(module, name, doc, bases) : NULL;
   Py_XDECREF(bases);
@@ -48,8 +49,12 @@ int mpg_py_errors_init(PyObject *module) {
     Py_SETREF(mpg_py->errors[classes[i].status], error);
   }
   /* Value errors that MXNet's programs know by another built-in. */
-  mpg_py->assertion_error = new_value_error(module, "MXNetAssertionError", "A value that does not fit, where MXNet has an assert statement.", PyExc_AssertionError);
-  Py_SETREF(mpg_py->errors[MPG_KEY_ERROR], new_value_error(module, "MXNetKeyError", "A word that is none of those known.", PyExc_KeyError));
+  mpg_py->assertion_error = new_value_error(
+      module, "MXNetAssertionError",
+      "A value that does not fit, where MXNet has an assert statement.", PyExc_AssertionError);
+  Py_SETREF(mpg_py->errors[MPG_KEY_ERROR],
+            new_value_error(module, "MXNetKeyError", "A word that is none of those known.",
+                            PyExc_KeyError));
   if (mpg_py->assertion_error == NULL || mpg_py->errors[MPG_KEY_ERROR] == NULL) return -1;
   /* KeyError shows its message quoted; ours is text like the others'. */
   PyObject *text = PyObject_GetAttrString(PyExc_Exception, "__str__");

@@ -95,13 +95,15 @@ static void narrow(const float *source, uint16_t *target, size_t count) {
 
 /* --- Out ---------------------------------------------------------------------------------------------------------- */
 PyObject *mpg_py_to_numpy(const mpg_array *array) {
-  mpg_tensor tensor = array->tensor; /* kept: the array may be given another one while this waits */
+  /* kept: the array may be given another one while this waits */
+  mpg_tensor tensor = array->tensor;
   const mpg_shape *shape = &tensor.desc.shape;
   npy_intp dims[MPG_MAX_NDIM];
   for (int i = 0; i < shape->ndim; i++) dims[i] = (npy_intp)shape->dims[i];
   bool wide = tensor.desc.dtype == MPG_BFLOAT16;
   mpg_tensor_retain(&tensor);
-  PyObject *result = PyArray_SimpleNew(shape->ndim, dims, wide ? NPY_FLOAT32 : numpy_types[tensor.desc.dtype]);
+  PyObject *result =
+      PyArray_SimpleNew(shape->ndim, dims, wide ? NPY_FLOAT32 : numpy_types[tensor.desc.dtype]);
   if (result != NULL) {
     void *data = PyArray_DATA((PyArrayObject *)result);
     /* bfloat16 goes into the upper half first, so that widening runs upwards in place. */
@@ -194,11 +196,14 @@ int mpg_py_write_object(mpg_array *array, PyObject *value) {
     not_array_like(value);
     return -1;
   }
-  mpg_tensor tensor = array->tensor; /* kept: the array may be given another one while this waits */
+  /* kept: the array may be given another one while this waits */
+  mpg_tensor tensor = array->tensor;
   const mpg_desc *desc = &tensor.desc;
   mpg_dtype taken = mpg_py_from_numpy_type(PyArray_TYPE(source));
-  if (taken != (desc->dtype == MPG_BFLOAT16 ? MPG_FLOAT32 : desc->dtype)) { /* or while the value was made an array */
-    PyErr_SetString(mpg_py->errors[MPG_ERROR], "the array was given another dtype while a value was assigned to it");
+  if (taken != (desc->dtype == MPG_BFLOAT16 ? MPG_FLOAT32 : desc->dtype)) {
+    /* or while the value was made an array */
+    PyErr_SetString(mpg_py->errors[MPG_ERROR],
+                    "the array was given another dtype while a value was assigned to it");
     Py_DECREF(source);
     return -1;
   }

@@ -90,7 +90,8 @@ static int infer_call(PyObject *args, inferred_call *call) {
   PyObject *inputs, *given;
   call->pairs = NULL;
   call->descs = NULL;
-  if (!PyArg_ParseTuple(args, "sO!O!", &name, &PyList_Type, &inputs, &PyDict_Type, &given)) return -1;
+  if (!PyArg_ParseTuple(args, "sO!O!", &name, &PyList_Type, &inputs, &PyDict_Type, &given))
+    return -1;
   const mpg_op *op = mpg_op_find(name);
   if (op == NULL) {
     PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "there is no op '%s'", name);
@@ -111,11 +112,13 @@ static int infer_call(PyObject *args, inferred_call *call) {
     PyErr_NoMemory();
     return -1;
   }
-  call->infer = (mpg_infer){.op = op, .params = values, .num_inputs = (int)num_inputs, .num_outputs = num_outputs, .inputs = call->descs,
+  call->infer = (mpg_infer){.op = op, .params = values, .num_inputs = (int)num_inputs,
+                            .num_outputs = num_outputs, .inputs = call->descs,
                             .outputs = call->descs + num_inputs, .train = mpg_autograd_training()};
   for (Py_ssize_t i = 0; i < num_inputs; i++)
     if (mpg_py_desc_from(PyTuple_GET_ITEM(call->pairs, i), &call->descs[i]) < 0) return -1;
-  mpg_status status = mpg_op_infer(op, values, call->infer.train, call->infer.inputs, (int)num_inputs, call->infer.outputs, num_outputs);
+  mpg_status status = mpg_op_infer(op, values, call->infer.train, call->infer.inputs,
+                                   (int)num_inputs, call->infer.outputs, num_outputs);
   if (status != MPG_OK) mpg_py_raise(status);
   return status == MPG_OK ? 0 : -1;
 }
@@ -152,7 +155,8 @@ static PyObject *op_cost(PyObject *module, PyObject *args) {
       mpg_cost cost = call.infer.op->cost(&call.infer);
       result = Py_BuildValue("dd", cost.bytes, cost.flops);
     } else {
-      PyErr_SetString(mpg_py->errors[MPG_VALUE_ERROR], "op_cost: the inputs' shapes and dtypes do not say what the results are");
+      PyErr_SetString(mpg_py->errors[MPG_VALUE_ERROR],
+                      "op_cost: the inputs' shapes and dtypes do not say what the results are");
     }
   }
   end_call(&call);
@@ -235,25 +239,39 @@ static PyObject *trace_on(PyObject *module, PyObject *ctx) {
 
 static PyMethodDef methods[] = {
     {"op_cost", op_cost, METH_VARARGS,
-     "op_cost(name, inputs, params)\n--\n\nWhat a call of an op costs: (bytes read and written, floating-point operations). inputs:\n"
-     "a list of (shape, dtype) pairs; params: a dict. Raises MXNetError where there is no such call."},
+     "op_cost(name, inputs, params)\n--\n\nWhat a call of an op costs: (bytes read and written, "
+     "floating-point operations). inputs:\n"
+     "a list of (shape, dtype) pairs; params: a dict. Raises MXNetError where there is no such "
+     "call."},
     {"infer_shape", infer_shape, METH_VARARGS,
-     "infer_shape(name, inputs, params)\n--\n\nRuns an op's inference. inputs: a list of (shape, dtype) pairs, 0 standing for sizes and None\n"
-     "for shapes and dtypes that are not known; params: a dict. Returns the lists of completed inputs and of outputs, likewise."},
-    {"intern_scope", intern_scope, METH_O, "intern_scope(path)\n--\n\nThe number of a block path."},
-    {"set_scope", set_scope, METH_O, "set_scope(number)\n--\n\nFrom now on this thread queues work under that block path. Returns the former number."},
-    {"get_scope", get_scope, METH_NOARGS, "get_scope()\n--\n\nThe number of the block path under which this thread queues work."},
+     "infer_shape(name, inputs, params)\n--\n\nRuns an op's inference. inputs: a list of (shape, "
+     "dtype) pairs, 0 standing for sizes and None\n"
+     "for shapes and dtypes that are not known; params: a dict. Returns the lists of completed "
+     "inputs and of outputs, likewise."},
+    {"intern_scope", intern_scope, METH_O,
+     "intern_scope(path)\n--\n\nThe number of a block path."},
+    {"set_scope", set_scope, METH_O,
+     "set_scope(number)\n--\n\nFrom now on this thread queues work under that block path. Returns "
+     "the former number."},
+    {"get_scope", get_scope, METH_NOARGS,
+     "get_scope()\n--\n\nThe number of the block path under which this thread queues work."},
     {"begin_region", begin_region, METH_NOARGS,
-     "begin_region()\n--\n\nWhat the active trace gets from now on is computed again in the backward phase, until end_region. False, and nothing\n"
+     "begin_region()\n--\n\nWhat the active trace gets from now on is computed again in the "
+     "backward phase, until end_region. False, and nothing\n"
      "begins, where nothing is traced or a region has begun."},
-    {"trace_on", trace_on, METH_O, "trace_on(ctx)\n--\n\nEverything that the active trace gets from now on is put on ctx, whatever device it names."},
+    {"trace_on", trace_on, METH_O,
+     "trace_on(ctx)\n--\n\nEverything that the active trace gets from now on is put on ctx, "
+     "whatever device it names."},
     {"end_region", end_region, METH_NOARGS, "end_region()\n--\n\nEnds what begin_region began."},
     {"set_group", set_group, METH_O,
-     "set_group(group)\n--\n\nFrom now on this thread moves the inputs of ops: to a Context, or (True) to the first input's device, or (None) not at\n"
+     "set_group(group)\n--\n\nFrom now on this thread moves the inputs of ops: to a Context, or "
+     "(True) to the first input's device, or (None) not at\n"
      "all. Returns the former group."},
     {"move_to", move_to, METH_VARARGS,
-     "move_to(array, ctx)\n--\n\nThe array on that device; within a trace one copy serves all who ask. On the tape a view where it is there already."},
-    {"dtype_name", dtype_name, METH_O, "dtype_name(dtype)\n--\n\nThe name of a dtype, however it is given: 'float32'."},
+     "move_to(array, ctx)\n--\n\nThe array on that device; within a trace one copy serves all who "
+     "ask. On the tape a view where it is there already."},
+    {"dtype_name", dtype_name, METH_O,
+     "dtype_name(dtype)\n--\n\nThe name of a dtype, however it is given: 'float32'."},
     {0}};
 
 int mpg_py_gluon_init(PyObject *module) { return PyModule_AddFunctions(module, methods); }

@@ -80,7 +80,8 @@ static uint32_t current_origin(void) {
     }
     if (innermost == 0) innermost = number;
     PyFrameObject *back = PyFrame_GetBack(frame);
-    if (back == NULL && PyErr_Occurred()) PyErr_Clear(); /* no memory for it: an outer line is not worth an error */
+    /* no memory for it: an outer line is not worth an error */
+    if (back == NULL && PyErr_Occurred()) PyErr_Clear();
     Py_DECREF(frame);
     frame = back;
   }
@@ -154,7 +155,8 @@ static void collect_garbage(void) {
   PyErr_Restore(type, value, traceback);
 }
 
-static const mpg_host python_host = {release_lock, acquire_lock, check_interrupt, current_origin, origin_text, collect_garbage};
+static const mpg_host python_host = {release_lock, acquire_lock, check_interrupt,
+                                     current_origin, origin_text, collect_garbage};
 
 /* Tests: what runs wherever others may. */
 static PyObject *intruder; /* owned */
@@ -181,9 +183,13 @@ static PyObject *set_intruder(PyObject *module, PyObject *callable) {
 PyMethodDef mpg_py_host_methods[] = {
     {"_origin", origin_number, METH_NOARGS, "The number of the user's line that is running."},
     {"_origin_line", origin_line, METH_O, "The line of that number, as errors name it; '' for 0."},
-    {"_set_package_folder", set_package_folder, METH_O, "Lines of files in this folder are not named in errors."},
-    {"_current_line", current_line, METH_NOARGS, "The user's line that is running, as errors of queued work name it."},
-    {"_set_intruder", set_intruder, METH_O, "For tests: calls this, without arguments, wherever the core lets others run; None: nothing."},
+    {"_set_package_folder", set_package_folder, METH_O,
+     "Lines of files in this folder are not named in errors."},
+    {"_current_line", current_line, METH_NOARGS,
+     "The user's line that is running, as errors of queued work name it."},
+    {"_set_intruder", set_intruder, METH_O,
+     "For tests: calls this, without arguments, wherever the core lets others run; None: "
+     "nothing."},
     {0}};
 
 int mpg_py_host_init(PyObject *module) {

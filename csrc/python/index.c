@@ -26,7 +26,9 @@ static int too_many(PyObject *key, const mpg_shape *shape) {
 }
 
 /* True and False are the integers 1 and 0, as in MXNet. */
-static bool is_integer(PyObject *object) { return PyLong_Check(object) || PyArray_IsScalar(object, Integer); }
+static bool is_integer(PyObject *object) {
+  return PyLong_Check(object) || PyArray_IsScalar(object, Integer);
+}
 static bool is_basic(PyObject *object) { return object == Py_None || object == Py_Ellipsis || PySlice_Check(object) || is_integer(object); }
 
 static int add_dimension(basic_key *basic, const mpg_shape *shape, PyObject *entry) {
@@ -178,7 +180,10 @@ static PyObject *get_basic(PyObject *self, PyObject *key) {
 
 /* --- Keys with arrays --------------------------------------------------------------------------------------------- */
 static PyObject *no_index(PyObject *entry) {
-  return PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%R can't be an index: integers, slices, ..., None and integer or boolean arrays can", entry);
+  return PyErr_Format(
+      mpg_py->errors[MPG_VALUE_ERROR],
+      "%R can't be an index: integers, slices, ..., None and integer or boolean arrays can",
+      entry);
 }
 
 /* An entry as NumPy understands it: NDArrays by value, floats as integers (MXNet allows them as indices). New. */
@@ -188,7 +193,10 @@ static PyObject *numpy_entry(PyObject *entry) {
   PyObject *values;
   if (PyFloat_Check(entry) || PyArray_IsScalar(entry, Floating)) return no_index(entry);
   if (mpg_py_is_array(entry)) {
-    if (mpg_py_expect_readable(mpg_py_array_of(entry), "indexing by this array together with others, or in an assignment") < 0) return NULL;
+    if (mpg_py_expect_readable(
+            mpg_py_array_of(entry),
+            "indexing by this array together with others, or in an assignment") < 0)
+      return NULL;
     values = mpg_py_to_numpy(mpg_py_array_of(entry));
   } else {
     values = PyArray_FromAny(entry, NULL, 0, 0, 0, NULL);
@@ -354,12 +362,16 @@ static PyObject *take(mpg_array *source, mpg_array *positions) {
   return mpg_py_call_named("take", inputs, 2, NULL, "axis", &axis, NULL);
 }
 
-/* Whether an index array holds nothing but 0 and 1 and has the shape of the array: a comparison's result, meant as a mask. */
+/* Whether an index array holds nothing but 0 and 1 and has the shape of the array: a comparison's
+ * result, meant as a mask. */
 static bool looks_like_mask(PyObject *key, const mpg_shape *shape, const gather *g) {
   if (!mpg_py_is_array(key)) return false;
   const mpg_desc *desc = &mpg_py_array_of(key)->tensor.desc;
-  if (!mpg_dtype_is_float(desc->dtype) || desc->shape.ndim > shape->ndim || mpg_shape_size(&desc->shape) < 3) return false;
-  if (memcmp(desc->shape.dims, shape->dims, (size_t)desc->shape.ndim * sizeof *shape->dims)) return false;
+  if (!mpg_dtype_is_float(desc->dtype) || desc->shape.ndim > shape->ndim ||
+      mpg_shape_size(&desc->shape) < 3)
+    return false;
+  if (memcmp(desc->shape.dims, shape->dims, (size_t)desc->shape.ndim * sizeof *shape->dims))
+    return false;
   const int64_t *rows = PyArray_DATA(g->flat);
   for (npy_intp i = 0, count = PyArray_SIZE(g->flat); i < count; i++)
     if (rows[i] != 0 && rows[i] != 1) return false;
@@ -369,8 +381,10 @@ static bool looks_like_mask(PyObject *key, const mpg_shape *shape, const gather 
 static PyObject *get_advanced(PyObject *self, PyObject *key) {
   mpg_array *array = mpg_py_array_of(self);
   const mpg_shape *shape = &array->tensor.desc.shape;
-  /* The one index that need not be known on the host: while tracing, rows chosen by an array whose value isn't. */
-  if (mpg_py_is_array(key) && mpg_trace_takes(mpg_py_array_of(key)) && mpg_py_array_of(key)->tensor.desc.dtype != MPG_BOOL && shape->ndim > 0)
+  /* The one index that need not be known on the host: while tracing, rows chosen by an array whose
+   * value isn't. */
+  if (mpg_py_is_array(key) && mpg_trace_takes(mpg_py_array_of(key)) &&
+      mpg_py_array_of(key)->tensor.desc.dtype != MPG_BOOL && shape->ndim > 0)
     return take(array, mpg_py_array_of(key));
   if (!mpg_array_traced(array) && mpg_py_expect_value(array, "indexing") < 0) return NULL;
   gather g = {0};
@@ -378,7 +392,10 @@ static PyObject *get_advanced(PyObject *self, PyObject *key) {
   mpg_shape wanted = gathered_shape(&g);
   PyObject *result = NULL, *rows = NULL, *positions = NULL;
   if (looks_like_mask(key, shape, &g) &&
-      PyErr_WarnEx(PyExc_UserWarning, "an index array of 0 and 1 takes rows 0 and 1, as in MXNet; for the rows where a mask is 1 use nd.contrib.boolean_mask(x, mask)", 1) < 0)
+      PyErr_WarnEx(PyExc_UserWarning,
+                   "an index array of 0 and 1 takes rows 0 and 1, as in MXNet; for the rows where "
+                   "a mask is 1 use nd.contrib.boolean_mask(x, mask)",
+                   1) < 0)
     goto done;
   if (check_ndim(&wanted) < 0) goto done;
   if (wanted.ndim == 0) wanted = (mpg_shape){.ndim = 1, .dims = {1}};
@@ -431,7 +448,8 @@ static bool is_everything(PyObject *key) {
 
 PyObject *mpg_py_subscript(PyObject *self, PyObject *key) {
   mpg_array *array = mpg_py_array_of(self);
-  if (is_everything(key) || (array->tensor.desc.shape.ndim == 0 && PySlice_Check(key))) return Py_NewRef(self);
+  if (is_everything(key) || (array->tensor.desc.shape.ndim == 0 && PySlice_Check(key)))
+    return Py_NewRef(self);
   return basic_only(key) ? get_basic(self, key) : get_advanced(self, key);
 }
 
@@ -570,7 +588,9 @@ int mpg_py_assign_subscript(PyObject *self, PyObject *key, PyObject *value) {
   }
   if (value == Py_None) { /* NaN, as in MXNet */
     if (!mpg_dtype_is_float(array->tensor.desc.dtype)) {
-      PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "None is assigned as NaN, which %s does not have", mpg_dtype_name(array->tensor.desc.dtype));
+      PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR],
+                   "None is assigned as NaN, which %s does not have",
+                   mpg_dtype_name(array->tensor.desc.dtype));
       return -1;
     }
     PyObject *nan = PyFloat_FromDouble(Py_NAN);

@@ -13,7 +13,8 @@ static int gather(PyObject *arrays, PyObject *names, mpg_tensor_list *list) {
     name_items = mpg_py_items(names, "the names to save under must be a list or tuple");
     if (!name_items) goto fail;
     if (PyTuple_GET_SIZE(name_items) != count) {
-      PyErr_Format(PyExc_ValueError, "%zd names for %zd arrays", PyTuple_GET_SIZE(name_items), count);
+      PyErr_Format(PyExc_ValueError, "%zd names for %zd arrays", PyTuple_GET_SIZE(name_items),
+                   count);
       goto fail;
     }
   }

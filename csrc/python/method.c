@@ -83,7 +83,8 @@ static PyObject *get_in_trace(PyObject *self, void *unused) {
 static PyObject *get_place(PyObject *self, void *unused) {
   (void)unused;
   const mpg_array *array = mpg_py_array_of(self);
-  return Py_BuildValue("NNN", PyLong_FromVoidPtr(array->tensor.storage), PyLong_FromSize_t(array->tensor.offset), PyLong_FromVoidPtr(array->node));
+  return Py_BuildValue("NNN", PyLong_FromVoidPtr(array->tensor.storage),
+                       PyLong_FromSize_t(array->tensor.offset), PyLong_FromVoidPtr(array->node));
 }
 static PyObject *get_version(PyObject *self, void *unused) {
   (void)unused;
@@ -98,19 +99,32 @@ PyGetSetDef mpg_py_array_properties[] = {
     {"shape", get_shape, NULL, "The lengths of the dimensions, a tuple.", NULL},
     {"ndim", get_ndim, NULL, "The number of dimensions.", NULL},
     {"size", get_size, NULL, "The number of elements.", NULL},
-    {"dtype", get_dtype, NULL, "The element type as NumPy names it: numpy.float32, ...; mpgluon.bfloat16 for bfloat16.", NULL},
+    {"dtype", get_dtype, NULL,
+     "The element type as NumPy names it: numpy.float32, ...; mpgluon.bfloat16 for bfloat16.",
+     NULL},
     {"context", get_context, NULL, "The device the array is on, a Context.", NULL},
     {"ctx", get_context, NULL, "The device the array is on, a Context.", NULL},
     {"stype", get_stype, NULL, "The storage type: always 'default'.", NULL},
     {"T", get_t, NULL, "The array with its dimensions in reverse order.", NULL},
-    {"grad", get_grad, NULL, "The gradient that attach_grad made and backward writes; None without.", NULL},
-    {"grad_req", get_grad_req, NULL, "'write', 'add' or 'null'; None for an array without attach_grad.", NULL},
-    {"_fresh_grad", get_fresh, set_fresh, "Whether backward has written the gradient since this was last set to False.", NULL},
+    {"grad", get_grad, NULL,
+     "The gradient that attach_grad made and backward writes; None without.", NULL},
+    {"grad_req", get_grad_req, NULL,
+     "'write', 'add' or 'null'; None for an array without attach_grad.", NULL},
+    {"_fresh_grad", get_fresh, set_fresh,
+     "Whether backward has written the gradient since this was last set to False.", NULL},
     {"writable", get_writable, NULL, "Whether the array may be written to.", NULL},
-    {"_traced", get_traced, NULL, "Whether hybridize() is tracing the array: then it has no value.", NULL},
-    {"_in_trace", get_in_trace, NULL, "Whether ops on the array belong to a trace: it is traced, or older than the one that is active.", NULL},
-    {"_place", get_place, NULL, "Numbers of its memory, its offset there and its place on the tape; the same ones tell the same array.", NULL},
-    {"_wants_gradient", get_wants_gradient, NULL, "Whether a recorded use of the array leads to a gradient.", NULL},
+    {"_traced", get_traced, NULL,
+     "Whether hybridize() is tracing the array: then it has no value.", NULL},
+    {"_in_trace", get_in_trace, NULL,
+     "Whether ops on the array belong to a trace: it is traced, or older than the one that is "
+     "active.",
+     NULL},
+    {"_place", get_place, NULL,
+     "Numbers of its memory, its offset there and its place on the tape; the same ones tell the "
+     "same array.",
+     NULL},
+    {"_wants_gradient", get_wants_gradient, NULL,
+     "Whether a recorded use of the array leads to a gradient.", NULL},
     {"_version", get_version, NULL, "How often the array's memory has been written.", NULL},
     {0}};
 
@@ -153,7 +167,8 @@ static PyObject *item(PyObject *self, PyObject *args) {
   Py_DECREF(method);
   return result;
 }
-static PyObject *wait_with(PyObject *self, const char *what, mpg_status (*wait)(const mpg_tensor *)) {
+static PyObject *wait_with(PyObject *self, const char *what,
+                           mpg_status (*wait)(const mpg_tensor *)) {
   mpg_array *array = mpg_py_array_of(self);
   if (mpg_py_expect_value(array, what) < 0) return NULL;
   mpg_tensor tensor = array->tensor; /* kept: the array may be given another one meanwhile */
@@ -262,7 +277,8 @@ static PyObject *attach_grad(PyObject *self, PyObject *args, PyObject *kwargs) {
   else if (strcmp(request, "null") == 0)
     number = MPG_GRAD_NULL;
   else
-    return PyErr_Format(mpg_py->errors[MPG_KEY_ERROR], "attach_grad: grad_req is 'write', 'add' or 'null', got '%s'", request);
+    return PyErr_Format(mpg_py->errors[MPG_KEY_ERROR],
+                        "attach_grad: grad_req is 'write', 'add' or 'null', got '%s'", request);
   if (stype != Py_None && !(PyUnicode_Check(stype) && PyUnicode_CompareWithASCIIString(stype, "default") == 0))
     return PyErr_Format(mpg_py->errors[MPG_NOT_IMPLEMENTED], "attach_grad: gradients are dense; stype %R is not supported", stype);
   mpg_array *array = mpg_py_array_of(self);

@@ -68,7 +68,8 @@ static PyObject *missing(const char *name) {
 static PyObject *bool_with_scalar(const mpg_op *op, PyObject *self, double scalar, mpg_array *out);
 
 static inline PyObject *with_scalar(const mpg_op *op, PyObject *self, double scalar, mpg_array *out) {
-  if (mpg_py_array_of(self)->tensor.desc.dtype == MPG_BOOL) return bool_with_scalar(op, self, scalar, out);
+  if (mpg_py_array_of(self)->tensor.desc.dtype == MPG_BOOL)
+    return bool_with_scalar(op, self, scalar, out);
   _Alignas(16) char params[MAX_SCALAR_PARAMS];
   memcpy(params, scalar_params.defaults, sizeof params);
   memcpy(params + scalar_params.scalar, &scalar, sizeof scalar);
@@ -78,7 +79,8 @@ static inline PyObject *with_scalar(const mpg_op *op, PyObject *self, double sca
 }
 
 /* Truth values count as int64 with a number, as in MXNet. */
-static PyObject *bool_with_scalar(const mpg_op *op, PyObject *self, double scalar, mpg_array *out) {
+static PyObject *bool_with_scalar(const mpg_op *op, PyObject *self, double scalar,
+                                  mpg_array *out) {
   PyObject *numbers = mpg_py_cast(self, MPG_INT64);
   PyObject *result = numbers ? with_scalar(op, numbers, scalar, out) : NULL;
   Py_XDECREF(numbers);
@@ -167,7 +169,8 @@ static PyObject *scalar_of(PyObject *self, const char *what) {
   if (mpg_py_expect_readable(array, what) < 0) return NULL;
   if (mpg_shape_size(&array->tensor.desc.shape) != 1) {
     char text[MPG_SHAPE_TEXT_SIZE];
-    return PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s: the array has shape %s, not one element", what,
+    return PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR],
+                        "%s: the array has shape %s, not one element", what,
                         mpg_shape_text(&array->tensor.desc.shape, text, sizeof text));
   }
   PyObject *values = mpg_py_to_numpy(array);

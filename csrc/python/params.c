@@ -30,7 +30,8 @@ static int as_int(PyObject *object, int64_t *value) {
   return *value == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
-/* The items of a list, tuple, ndarray or NDArray of numbers as a tuple; new. A single number gives NULL without an exception. */
+/* The items of a list, tuple, ndarray or NDArray of numbers as a tuple; new. A single number gives
+ * NULL without an exception. */
 static PyObject *items_of(PyObject *value) {
   if (PyTuple_Check(value) || PyList_Check(value)) return mpg_py_items(value, "");
   if (PyFloat_Check(value) || PyLong_Check(value)) return NULL;
@@ -218,7 +219,8 @@ int mpg_py_param_set(const mpg_param_table *table, const char *op, void *params,
 int mpg_py_params_set(const mpg_op *op, void *params, PyObject *given, uint64_t *present) {
   const mpg_param_table *table = op->params;
   if (table->size) mpg_params_defaults(table, params);
-  PyObject *own = PyDict_Copy(given); /* converting a value may run Python code that changes the dict */
+  /* converting a value may run Python code that changes the dict */
+  PyObject *own = PyDict_Copy(given);
   if (own == NULL) return -1;
   PyObject *name, *value;
   Py_ssize_t place = 0;
@@ -230,7 +232,8 @@ int mpg_py_params_set(const mpg_op *op, void *params, PyObject *given, uint64_t 
       result = mpg_py_param_set(table, op->name, params, index, value);
       if (present) *present |= (uint64_t)1 << index;
     } else {
-      if (!PyErr_Occurred()) PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s has no parameter %R", op->name, name);
+      if (!PyErr_Occurred())
+        PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s has no parameter %R", op->name, name);
       result = -1;
     }
   }

@@ -19,7 +19,8 @@ static PyObject *context_of(mpg_device_id id) { return mpg_py_context(id); }
 
 static PyObject *describe_segment(const mpg_program_set *set, const mpg_program_segment *segment) {
   const mpg_program *program = &set->programs[segment->slot];
-  PyObject *waits = PyList_New(0), *ops = PyList_New(0), *blocks = PyList_New(0), *arrays = PyList_New(0), *result = NULL;
+  PyObject *waits = PyList_New(0), *ops = PyList_New(0), *blocks = PyList_New(0),
+           *arrays = PyList_New(0), *result = NULL;
   size_t sent = 0;
   unsigned int copies = 0;
   if (waits == NULL || ops == NULL || blocks == NULL || arrays == NULL) goto done;
@@ -39,15 +40,18 @@ static PyObject *describe_segment(const mpg_program_set *set, const mpg_program_
   for (uint32_t i = 0; i < segment->num_accesses; i++) {
     const mpg_access *access = &segment->accesses[i];
     bool outside = access->base < set->num_externals;
-    PyObject *item = outside ? Py_BuildValue("IO", (unsigned int)access->base, access->writes ? Py_True : Py_False)
+    PyObject *item = outside ? Py_BuildValue("IO", (unsigned int)access->base,
+                                             access->writes ? Py_True : Py_False)
                              : PyLong_FromUnsignedLong(access->base - set->num_externals);
     int added = item != NULL ? PyList_Append(outside ? arrays : blocks, item) : -1;
     Py_XDECREF(item);
     if (added < 0) goto done;
   }
-  result = Py_BuildValue("{s:N,s:I,s:O,s:O,s:O,s:O,s:O,s:n,s:I}", "device", context_of(program->device->id), "depth", (unsigned int)segment->depth,
-                         "deferred", segment->deferred ? Py_True : Py_False, "waits", waits, "ops", ops, "blocks", blocks, "arrays", arrays,
-                         "bytes_sent", (Py_ssize_t)sent, "copies", copies);
+  result = Py_BuildValue("{s:N,s:I,s:O,s:O,s:O,s:O,s:O,s:n,s:I}", "device",
+                         context_of(program->device->id), "depth", (unsigned int)segment->depth,
+                         "deferred", segment->deferred ? Py_True : Py_False, "waits", waits, "ops",
+                         ops, "blocks", blocks, "arrays", arrays, "bytes_sent", (Py_ssize_t)sent,
+                         "copies", copies);
 done:
   Py_XDECREF(waits);
   Py_XDECREF(ops);
@@ -94,7 +98,8 @@ static bool *flags_from(PyObject *object, Py_ssize_t count, const char *what) {
   if (flags == NULL) return (bool *)PyErr_NoMemory();
   PyObject *items = mpg_py_items(object, what);
   if (items != NULL && PyTuple_GET_SIZE(items) != count)
-    PyErr_Format(PyExc_ValueError, "%s: expected %zd flags, got %zd", what, count, PyTuple_GET_SIZE(items));
+    PyErr_Format(PyExc_ValueError, "%s: expected %zd flags, got %zd", what, count,
+                 PyTuple_GET_SIZE(items));
   else
     for (Py_ssize_t i = 0; items != NULL && i < count; i++) {
       int flag = PyObject_IsTrue(PyTuple_GET_ITEM(items, i));
@@ -173,7 +178,9 @@ static PyObject *staged_call_forward(PyObject *object, PyObject *unused) {
 static int numbers_from(PyObject *object, Py_ssize_t count, uint32_t limit, uint32_t *numbers, const char *what) {
   PyObject *items = mpg_py_items(object, what);
   if (items == NULL) return -1;
-  if (PyTuple_GET_SIZE(items) != count) PyErr_Format(PyExc_ValueError, "%s: expected %zd numbers, got %zd", what, count, PyTuple_GET_SIZE(items));
+  if (PyTuple_GET_SIZE(items) != count)
+    PyErr_Format(PyExc_ValueError, "%s: expected %zd numbers, got %zd", what, count,
+                 PyTuple_GET_SIZE(items));
   for (Py_ssize_t i = 0; i < count && !PyErr_Occurred(); i++) {
     unsigned long number = PyLong_AsUnsignedLong(PyTuple_GET_ITEM(items, i));
     if (!PyErr_Occurred() && number >= limit) PyErr_Format(PyExc_ValueError, "%s: %lu is out of range", what, number);
@@ -215,12 +222,17 @@ static PyObject *staged_call_check(PyObject *object, PyObject *args, PyObject *k
 
 static PyMethodDef staged_call_methods[] = {
     {"forward", staged_call_forward, METH_NOARGS,
-     "forward()\n--\n\nThe forward programs: {'segments': [...], 'blocks': [(device, bytes with the pool's rounding, whether it is a lane)]}. A segment is a dict of device,\n"
-     "depth, deferred, waits (segments it waits for), ops, blocks (that it touches), arrays (pairs: number of an external array that it touches, and\n"
+     "forward()\n--\n\nThe forward programs: {'segments': [...], 'blocks': [(device, bytes with "
+     "the pool's rounding, whether it is a lane)]}. A segment is a dict of device,\n"
+     "depth, deferred, waits (segments it waits for), ops, blocks (that it touches), arrays "
+     "(pairs: number of an external array that it touches, and\n"
      "whether it writes it), bytes_sent and copies (how many of the ops send them)."},
     {"check", (PyCFunction)(void (*)(void))staged_call_check, METH_VARARGS | METH_KEYWORDS,
-     "check(input_kinds, output_kinds, rows, axis, along_time, other=None, other_rows=1, whole_statistics=False)\n--\n\nMXNetError, naming op and block, unless the function does on a piece of so many rows what\n"
-     "it does on the whole. Kinds: as in PieceRun; axis: of rows in arrays that the function makes itself; other: the same function for other_rows rows;\n"
+     "check(input_kinds, output_kinds, rows, axis, along_time, other=None, other_rows=1, "
+     "whole_statistics=False)\n--\n\nMXNetError, naming op and block, unless the function does on "
+     "a piece of so many rows what\n"
+     "it does on the whole. Kinds: as in PieceRun; axis: of rows in arrays that the function "
+     "makes itself; other: the same function for other_rows rows;\n"
      "whole_statistics: no BatchNorm may update its moving averages."},
     {0}};
 static PyGetSetDef staged_call_properties[] = {
@@ -458,11 +470,15 @@ static PyObject *piece_run_describe(PyObject *object, PyObject *args) {
   PyObject *arrays = PyList_New(0), *result = describe_set(set, keeps ? piece->compiled : NULL);
   for (uint32_t i = 0; arrays != NULL && i < set->num_externals; i++) {
     const mpg_tensor *array = &piece->externals[i];
-    PyObject *item = array->storage != NULL ? Py_BuildValue("Nn", PyLong_FromVoidPtr(array->storage), (Py_ssize_t)array->offset) : Py_NewRef(Py_None);
+    PyObject *item =
+        array->storage != NULL
+            ? Py_BuildValue("Nn", PyLong_FromVoidPtr(array->storage), (Py_ssize_t)array->offset)
+            : Py_NewRef(Py_None);
     if (item == NULL || PyList_Append(arrays, item) < 0) Py_CLEAR(arrays);
     Py_XDECREF(item);
   }
-  if (arrays == NULL || (result != NULL && PyDict_SetItemString(result, "arrays", arrays) < 0)) Py_CLEAR(result);
+  if (arrays == NULL || (result != NULL && PyDict_SetItemString(result, "arrays", arrays) < 0))
+    Py_CLEAR(result);
   Py_XDECREF(arrays);
   return result;
 }
@@ -510,32 +526,49 @@ static PyObject *piece_run_finish(PyObject *object, PyObject *unused) {
 }
 
 static PyMethodDef piece_run_methods[] = {
-    {"outputs", piece_run_outputs, METH_NOARGS, "outputs()\n--\n\nThe results, of all pieces together, not on the tape."},
+    {"outputs", piece_run_outputs, METH_NOARGS,
+     "outputs()\n--\n\nThe results, of all pieces together, not on the tape."},
     {"submit", piece_run_submit, METH_O,
-     "submit(items)\n--\n\nQueues segments in that order; items: array('I') of phase (0 forward, 1 backward), piece, segment, stage, ...\n"
+     "submit(items)\n--\n\nQueues segments in that order; items: array('I') of phase (0 forward, "
+     "1 backward), piece, segment, stage, ...\n"
      "A segment must come after those it waits for; MXNetError otherwise."},
     {"record", piece_run_record, METH_O,
-     "record(driver)\n--\n\nPuts the run on the tape as one call and returns its results. backward calls driver(run), which submits the\n"
+     "record(driver)\n--\n\nPuts the run on the tape as one call and returns its results. "
+     "backward calls driver(run), which submits the\n"
      "backward items."},
     {"train", piece_run_train, METH_VARARGS,
-     "train(heads, train=True)\n--\n\nPrepares the backward of all pieces, heads being the gradients of the results (None: zero), towards the\n"
+     "train(heads, train=True)\n--\n\nPrepares the backward of all pieces, heads being the "
+     "gradients of the results (None: zero), towards the\n"
      "gradient arrays of the inputs; then backward items can be submitted."},
-    {"describe", piece_run_describe, METH_VARARGS, "describe(piece, phase)\n--\n\nThe programs of a piece, as of StagedCall.forward, with arrays: which array each external one is, or None."},
-    {"program", piece_run_program, METH_VARARGS, "program(piece, phase)\n--\n\nA number that tells whether two pieces run the same programs."},
-    {"times", piece_run_times, METH_VARARGS, "times(piece, phase)\n--\n\n(begin, end) of each segment in ns, zeros while it has not run."},
-    {"watch", piece_run_watch, METH_NOARGS, "watch()\n--\n\nThe same run, for its times: it keeps no memory of the run's."},
-    {"finish", piece_run_finish, METH_NOARGS, "finish()\n--\n\nGives memory back; all that is wanted has been submitted."},
+    {"describe", piece_run_describe, METH_VARARGS,
+     "describe(piece, phase)\n--\n\nThe programs of a piece, as of StagedCall.forward, with "
+     "arrays: which array each external one is, or None."},
+    {"program", piece_run_program, METH_VARARGS,
+     "program(piece, phase)\n--\n\nA number that tells whether two pieces run the same programs."},
+    {"times", piece_run_times, METH_VARARGS,
+     "times(piece, phase)\n--\n\n(begin, end) of each segment in ns, zeros while it has not run."},
+    {"watch", piece_run_watch, METH_NOARGS,
+     "watch()\n--\n\nThe same run, for its times: it keeps no memory of the run's."},
+    {"finish", piece_run_finish, METH_NOARGS,
+     "finish()\n--\n\nGives memory back; all that is wanted has been submitted."},
     {0}};
 static PyObject *piece_run_pieces(PyObject *object, void *unused) {
   (void)unused;
   return PyLong_FromUnsignedLong(((piece_run *)object)->run->num_pieces);
 }
-static PyGetSetDef piece_run_properties[] = {{"pieces", piece_run_pieces, NULL, "How many pieces there are.", NULL}, {0}};
+static PyGetSetDef piece_run_properties[] = {
+    {"pieces", piece_run_pieces, NULL, "How many pieces there are.", NULL}, {0}};
 static PyType_Slot piece_run_slots[] = {
-    {Py_tp_new, piece_run_new}, {Py_tp_dealloc, piece_run_dealloc}, {Py_tp_methods, piece_run_methods}, {Py_tp_getset, piece_run_properties},
-    {Py_tp_doc, "PieceRun(calls, rows, input_kinds, output_kinds, carried_from, inputs)\n--\n\n"
-     "StagedCalls on the pieces of a batch, one each. Kinds: 0 shared by all pieces, 1 split along the first axis, 2 carried from result\n"
-     "carried_from[i] of the piece before. rows: (axis, begin, count, total) of each piece, by which random numbers are drawn."},
+    {Py_tp_new, piece_run_new},
+    {Py_tp_dealloc, piece_run_dealloc},
+    {Py_tp_methods, piece_run_methods},
+    {Py_tp_getset, piece_run_properties},
+    {Py_tp_doc,
+     "PieceRun(calls, rows, input_kinds, output_kinds, carried_from, inputs)\n--\n\n"
+     "StagedCalls on the pieces of a batch, one each. Kinds: 0 shared by all pieces, 1 split "
+     "along the first axis, 2 carried from result\n"
+     "carried_from[i] of the piece before. rows: (axis, begin, count, total) of each piece, by "
+     "which random numbers are drawn."},
     {0, NULL}};
 static PyType_Spec piece_run_spec = {"mpgluon._core.PieceRun", sizeof(piece_run), 0, Py_TPFLAGS_DEFAULT, piece_run_slots};
 

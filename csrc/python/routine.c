@@ -22,10 +22,12 @@ static mpg_status call_host(void *function, mpg_array *const *inputs, uint32_t n
     else PyList_SET_ITEM(list, i, item);
   }
   if (list != NULL) results = PyObject_CallOneArg(function, list);
-  if (results != NULL) items = mpg_py_items(results, "Routine: a function has to return a list of arrays");
+  if (results != NULL)
+    items = mpg_py_items(results, "Routine: a function has to return a list of arrays");
   bool good = items != NULL;
   if (good && PyTuple_GET_SIZE(items) != (Py_ssize_t)num_outputs) {
-    PyErr_Format(PyExc_ValueError, "Routine: a function returned %zd arrays, not %u", PyTuple_GET_SIZE(items), (unsigned)num_outputs);
+    PyErr_Format(PyExc_ValueError, "Routine: a function returned %zd arrays, not %u",
+                 PyTuple_GET_SIZE(items), (unsigned)num_outputs);
     good = false;
   }
   for (uint32_t i = 0; good && i < num_outputs; i++) {

@@ -173,23 +173,42 @@ static PyObject *handed_over(PyObject *module, PyObject *ctx) {
 
 PyMethodDef mpg_py_runtime_methods[] = {
     {"engine_standing", engine_standing, METH_NOARGS,
-     "engine_standing()\n--\n\nFor each device (its name, ticks completed, ticks submitted, the work it is at, the op in it, the op's block path, the device it\n"
-     "waits for or None, the tick it waits for, the work there). Work is (name, line, block path, stage, micro-batch) or None."},
+     "engine_standing()\n--\n\nFor each device (its name, ticks completed, ticks submitted, the "
+     "work it is at, the op in it, the op's block path, the device it\n"
+     "waits for or None, the tick it waits for, the work there). Work is (name, line, block path, "
+     "stage, micro-batch) or None."},
     {"handed_over", handed_over, METH_O,
-     "handed_over(ctx)\n--\n\nWhen the worker of a device could see what was queued there last, by time.perf_counter's clock; None where the profiler was off."},
-    {"_stall", stall, METH_VARARGS, "_stall(ctx, seconds, until=-1)\n--\n\nQueues work on the device that does nothing for so long, or until a file descriptor can be read; for tests."},
-    {"waitall", waitall, METH_NOARGS, "waitall()\n--\n\nWaits for everything queued on all devices; raises the first failure not raised before."},
-    {"random_seed", random_seed, METH_O, "random_seed(seed)\n--\n\nSets the seed of all random ops and starts their count anew."},
-    {"random_state", random_state, METH_NOARGS, "random_state()\n--\n\n(seed, number of random calls so far)."},
-    {"random_restore", random_restore, METH_O, "random_restore(state)\n--\n\nGoes back to a state that random_state gave. Returns the former one."},
+     "handed_over(ctx)\n--\n\nWhen the worker of a device could see what was queued there last, "
+     "by time.perf_counter's clock; None where the profiler was off."},
+    {"_stall", stall, METH_VARARGS,
+     "_stall(ctx, seconds, until=-1)\n--\n\nQueues work on the device that does nothing for so "
+     "long, or until a file descriptor can be read; for tests."},
+    {"waitall", waitall, METH_NOARGS,
+     "waitall()\n--\n\nWaits for everything queued on all devices; raises the first failure not "
+     "raised before."},
+    {"random_seed", random_seed, METH_O,
+     "random_seed(seed)\n--\n\nSets the seed of all random ops and starts their count anew."},
+    {"random_state", random_state, METH_NOARGS,
+     "random_state()\n--\n\n(seed, number of random calls so far)."},
+    {"random_restore", random_restore, METH_O,
+     "random_restore(state)\n--\n\nGoes back to a state that random_state gave. Returns the "
+     "former one."},
     {"set_engine_mode", (PyCFunction)(void (*)(void))set_engine_mode, METH_VARARGS | METH_KEYWORDS,
-     "set_engine_mode(mode, seed=0)\n--\n\n'async'; 'sync': each op has run, or failed, when its call returns; 'shuffle': late and in random legal order, for tests."},
+     "set_engine_mode(mode, seed=0)\n--\n\n'async'; 'sync': each op has run, or failed, when its "
+     "call returns; 'shuffle': late and in random legal order, for tests."},
     {"engine_mode", engine_mode, METH_NOARGS, "engine_mode()\n--\n\nThe present mode."},
     {"build_info", build_info, METH_NOARGS, "build_info()\n--\n\nWhat was built in: a dict."},
-    {"set_library_folders", set_library_folders, METH_O, "set_library_folders(folders)\n--\n\nWhere oneDNN and OpenBLAS are looked for; before the first op that uses them."},
-    {"libraries", libraries, METH_NOARGS, "libraries()\n--\n\nThe optional libraries: a dict each with name, found, version, path, reason."},
-    {"_memory_free_kept", memory_free_kept, METH_NOARGS, "Frees work space that is kept for further calls; for tests."},
-    {"_memory_until_failure", memory_until_failure, METH_NOARGS, "How many allocations are left until the one that `_memory_fail_after` makes fail."},
+    {"set_library_folders", set_library_folders, METH_O,
+     "set_library_folders(folders)\n--\n\nWhere oneDNN and OpenBLAS are looked for; before the "
+     "first op that uses them."},
+    {"libraries", libraries, METH_NOARGS,
+     "libraries()\n--\n\nThe optional libraries: a dict each with name, found, version, path, "
+     "reason."},
+    {"_memory_free_kept", memory_free_kept, METH_NOARGS,
+     "Frees work space that is kept for further calls; for tests."},
+    {"_memory_until_failure", memory_until_failure, METH_NOARGS,
+     "How many allocations are left until the one that `_memory_fail_after` makes fail."},
     {"_memory_fail_after", memory_fail_after, METH_VARARGS,
-     "Makes the n-th allocation of bookkeeping or device memory from now fail, and those behind it, `count` (1) in all; for tests. 0 disarms. Returns whether one has failed."},
+     "Makes the n-th allocation of bookkeeping or device memory from now fail, and those behind "
+     "it, `count` (1) in all; for tests. 0 disarms. Returns whether one has failed."},
     {0}};

@@ -51,7 +51,8 @@ static PyObject *call_input_names(PyObject *object, PyObject *argument) {
   for (int i = 0; names != NULL && i < count; i++) {
     char buffer[64];
     int place = mpg_op_input_place(self->op, self->params, i);
-    PyObject *name = PyUnicode_InternFromString(mpg_op_input_name(self->op, place, buffer, sizeof buffer));
+    PyObject *name =
+        PyUnicode_InternFromString(mpg_op_input_name(self->op, place, buffer, sizeof buffer));
     if (name == NULL)
       Py_CLEAR(names);
     else
@@ -125,9 +126,13 @@ static PyObject *call_infer(PyObject *object, PyObject *args) {
   PyObject *inputs_list, *known_list, *inputs = NULL, *known = NULL, *result = NULL;
   mpg_desc *descs = NULL;
   int train;
-  if (!PyArg_ParseTuple(args, "O!O!p:infer", &PyList_Type, &inputs_list, &PyList_Type, &known_list, &train)) return NULL;
+  if (!PyArg_ParseTuple(args, "O!O!p:infer", &PyList_Type, &inputs_list, &PyList_Type, &known_list,
+                        &train))
+    return NULL;
   /* Python code that makes numbers may change the lists. */
-  if ((inputs = PyList_AsTuple(inputs_list)) == NULL || (known = PyList_AsTuple(known_list)) == NULL) goto done;
+  if ((inputs = PyList_AsTuple(inputs_list)) == NULL ||
+      (known = PyList_AsTuple(known_list)) == NULL)
+    goto done;
   if (PyTuple_GET_SIZE(inputs) > MPG_MAX_INPUTS || PyTuple_GET_SIZE(known) > MPG_MAX_OUTPUTS) {
     PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: at most %d arrays", self->op->name, MPG_MAX_INPUTS);
     goto done;
@@ -171,7 +176,8 @@ static PyObject *call_run(PyObject *object, PyObject *args) {
   if (!PyArg_ParseTuple(args, "O!|O:run", &PyList_Type, &list, &device)) return NULL;
   mpg_array *small[MPG_PY_SMALL], **inputs = small, few[MPG_PY_SMALL] = {0}, *outputs = few;
   _Alignas(16) char space[MPG_PY_MAX_PARAMS];
-  PyObject *result = NULL, *arrays = PyList_AsTuple(list); /* holds them: the list may change while the call waits */
+  /* holds them: the list may change while the call waits */
+  PyObject *result = NULL, *arrays = PyList_AsTuple(list);
   if (arrays == NULL) return NULL;
   int visible = 0;
   Py_ssize_t num_inputs = PyTuple_GET_SIZE(arrays);
@@ -193,8 +199,10 @@ static PyObject *call_run(PyObject *object, PyObject *args) {
     goto done;
   }
   for (Py_ssize_t i = 0; i < num_inputs; i++)
-    if ((inputs[i] = mpg_py_expect_array(PyTuple_GET_ITEM(arrays, i), self->op->name)) == NULL) goto done;
-  mpg_status status = mpg_call_as(self->op, params, inputs, (int)num_inputs, outputs, visible, NULL, true);
+    if ((inputs[i] = mpg_py_expect_array(PyTuple_GET_ITEM(arrays, i), self->op->name)) == NULL)
+      goto done;
+  mpg_status status =
+      mpg_call_as(self->op, params, inputs, (int)num_inputs, outputs, visible, NULL, true);
   if (status != MPG_OK) {
     mpg_py_raise(status);
     goto done;

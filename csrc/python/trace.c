@@ -299,14 +299,18 @@ static PyMethodDef trace_methods[] = {
      "cut(begin, results=None)\n--\n\nThe ops from node number `begin` on as a Function, or None where there are none. Its outputs are the live values among\n"
      "theirs, or those that are among the results."},
     {0}};
-static PyGetSetDef trace_properties[] = {{"nodes", trace_nodes, NULL, "How many nodes it has.", NULL},
-                                       {"paused", trace_paused, NULL, "Whether autograd was recording when it began, and is not now.", NULL},
-                                       {0}};
+static PyGetSetDef trace_properties[] = {
+    {"nodes", trace_nodes, NULL, "How many nodes it has.", NULL},
+    {"paused", trace_paused, NULL, "Whether autograd was recording when it began, and is not now.",
+     NULL},
+    {0}};
 static PyType_Slot trace_slots[] = {{Py_tp_new, trace_new},
                                     {Py_tp_dealloc, trace_dealloc},
                                     {Py_tp_methods, trace_methods},
                                     {Py_tp_getset, trace_properties},
-                                    {Py_tp_doc, "Trace()\n--\n\nA with-statement that is traced: in this thread, inside the active trace if there is one."},
+                                    {Py_tp_doc,
+                                     "Trace()\n--\n\nA with-statement that is traced: in this "
+                                     "thread, inside the active trace if there is one."},
                                     {0, NULL}};
 static PyType_Spec trace_spec = {
     .name = "mpgluon._core.Trace", .basicsize = sizeof(py_trace), .flags = Py_TPFLAGS_DEFAULT, .slots = trace_slots};
@@ -347,7 +351,8 @@ static PyObject *captured_arrays(PyObject *module, PyObject *unused) {
   return list;
 }
 
-/* Finalizers that the collector runs in the middle of a trace are no part of it. Owned reference. */
+/* Finalizers that the collector runs in the middle of a trace are no part of it. Owned
+ * reference. */
 static _Thread_local mpg_trace *aside;
 
 static PyObject *collecting(PyObject *module, PyObject *args) {
@@ -367,7 +372,8 @@ static PyObject *collecting(PyObject *module, PyObject *args) {
 }
 
 static int watch_collector(PyObject *module) {
-  PyObject *gc = PyImport_ImportModule("gc"), *callbacks = gc != NULL ? PyObject_GetAttrString(gc, "callbacks") : NULL;
+  PyObject *gc = PyImport_ImportModule("gc"),
+           *callbacks = gc != NULL ? PyObject_GetAttrString(gc, "callbacks") : NULL;
   PyObject *function = callbacks != NULL ? PyObject_GetAttrString(module, "_collecting") : NULL;
   int result = function != NULL ? PyList_Append(callbacks, function) : -1;
   Py_XDECREF(function);
@@ -377,9 +383,15 @@ static int watch_collector(PyObject *module) {
 }
 
 static PyMethodDef methods[] = {
-    {"_collecting", collecting, METH_VARARGS, "_collecting(phase, info)\n--\n\nSets the active trace aside while the garbage collector runs; one of gc.callbacks."},
-    {"captured_arrays", captured_arrays, METH_NOARGS, "captured_arrays()\n--\n\nThe arrays with contents that the active trace has met so far."},
-    {"swap_trace", swap_trace, METH_O, "swap_trace(trace)\n--\n\nMakes the trace (None: no trace) the active one of this thread; returns the former."}, {0}};
+    {"_collecting", collecting, METH_VARARGS,
+     "_collecting(phase, info)\n--\n\nSets the active trace aside while the garbage collector "
+     "runs; one of gc.callbacks."},
+    {"captured_arrays", captured_arrays, METH_NOARGS,
+     "captured_arrays()\n--\n\nThe arrays with contents that the active trace has met so far."},
+    {"swap_trace", swap_trace, METH_O,
+     "swap_trace(trace)\n--\n\nMakes the trace (None: no trace) the active one of this thread; "
+     "returns the former."},
+    {0}};
 
 int mpg_py_trace_init(PyObject *module) {
   mpg_py->trace_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &trace_spec, NULL);

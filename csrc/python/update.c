@@ -82,7 +82,9 @@ static double *numbers_of(PyObject *list, Py_ssize_t expected) {
   if (items == NULL) return NULL;
   double *numbers = NULL;
   if (PyTuple_GET_SIZE(items) != expected)
-    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "MultiUpdate: %zd factors are given, not %zd, two for each weight", PyTuple_GET_SIZE(items), expected);
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR],
+                 "MultiUpdate: %zd factors are given, not %zd, two for each weight",
+                 PyTuple_GET_SIZE(items), expected);
   else if ((numbers = PyMem_Malloc((size_t)(expected + 1) * sizeof *numbers)) == NULL)
     PyErr_NoMemory();
   for (Py_ssize_t i = 0; numbers != NULL && i < expected; i++) {
@@ -102,7 +104,8 @@ static int prepare(multi_update *self, Py_ssize_t per_weight, PyObject *list) {
     PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "MultiUpdate: %zd arrays are given, %zd for each weight", count, per_weight);
     return -1;
   }
-  double *factors = numbers_of(list, 2 * (count / per_weight)); /* may run Python code, so before looking at the arrays */
+  /* may run Python code, so before looking at the arrays */
+  double *factors = numbers_of(list, 2 * (count / per_weight));
   mpg_tensor *tensors = factors != NULL ? tensors_of(self->arrays) : NULL;
   int result = -1;
   if (tensors != NULL) {
@@ -188,7 +191,8 @@ static PyObject *holds(PyObject *module, PyObject *args) {
   PyObject *dict, *keys, *values;
   if (!PyArg_ParseTuple(args, "O!O!O!:holds", &PyDict_Type, &dict, &PyList_Type, &keys, &PyList_Type, &values)) return NULL;
   if (PyList_GET_SIZE(keys) != PyList_GET_SIZE(values))
-    return PyErr_Format(PyExc_ValueError, "holds: %zd keys, %zd values", PyList_GET_SIZE(keys), PyList_GET_SIZE(values));
+    return PyErr_Format(PyExc_ValueError, "holds: %zd keys, %zd values", PyList_GET_SIZE(keys),
+                        PyList_GET_SIZE(values));
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(keys) && i < PyList_GET_SIZE(values); i++) { /* comparing keys may run anything */
     PyObject *key = Py_NewRef(PyList_GET_ITEM(keys, i));
     PyObject *item = PyDict_GetItemWithError(dict, key);
@@ -201,21 +205,28 @@ static PyObject *holds(PyObject *module, PyObject *args) {
 
 static PyObject *versions(PyObject *module, PyObject *arrays) {
   (void)module;
-  if (!PyList_Check(arrays)) return PyErr_Format(PyExc_TypeError, "versions takes a list of arrays, not %s", Py_TYPE(arrays)->tp_name);
+  if (!PyList_Check(arrays))
+    return PyErr_Format(PyExc_TypeError, "versions takes a list of arrays, not %s",
+                        Py_TYPE(arrays)->tp_name);
   PyObject *numbers = PyList_New(0);
   for (Py_ssize_t i = 0; numbers != NULL && i < PyList_GET_SIZE(arrays); i++) {
     const mpg_array *array = mpg_py_expect_array(PyList_GET_ITEM(arrays, i), "versions");
-    PyObject *number = array != NULL && mpg_py_expect_value(array, "versions") == 0 ? PyLong_FromUnsignedLong(array->tensor.storage->version) : NULL;
+    PyObject *number = array != NULL && mpg_py_expect_value(array, "versions") == 0
+                           ? PyLong_FromUnsignedLong(array->tensor.storage->version)
+                           : NULL;
     if (number == NULL || PyList_Append(numbers, number) < 0) Py_CLEAR(numbers);
     Py_XDECREF(number);
   }
   return numbers;
 }
 
-static PyMethodDef methods[] = {
-    {"holds", holds, METH_VARARGS, "holds(dict, keys, values)\n--\n\nWhether the dict has these very objects under these keys, both given as lists."},
-    {"versions", versions, METH_O, "versions(arrays)\n--\n\nHow often the memory of each array of a list was written; while the number stays, nothing was written."},
-    {0}};
+static PyMethodDef methods[] = {{"holds", holds, METH_VARARGS,
+                                 "holds(dict, keys, values)\n--\n\nWhether the dict has these "
+                                 "very objects under these keys, both given as lists."},
+                                {"versions", versions, METH_O,
+                                 "versions(arrays)\n--\n\nHow often the memory of each array of a "
+                                 "list was written; while the number stays, nothing was written."},
+                                {0}};
 
 int mpg_py_update_init(PyObject *module) {
   PyObject *type = PyType_FromModuleAndSpec(module, &update_spec, NULL);
