@@ -196,6 +196,50 @@ def test_elements_do_not_depend_on_their_place(dtype):
             np.testing.assert_array_equal(function(x[start:end].copy(), y[start:end].copy()).asnumpy(), whole[start:end])
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_halves_are_computed_in_float(dtype):
+    """All 65536 of them: what an op gives is what it gives for floats, rounded."""
+    bits = np.arange(65536, dtype="uint32")
+    values = (bits << 16).view("float32") if dtype == "bfloat16" else bits.astype("uint16").view("float16").astype("float32")
+    np.random.RandomState(0).shuffle(values)
+
+    def check(function, *arrays):
+        of_floats = function(*[mx.nd.array(a) for a in arrays]).astype(dtype).astype("float32").asnumpy()
+        np.testing.assert_array_equal(function(*[mx.nd.array(a, dtype=dtype) for a in arrays]).astype("float32").asnumpy(), of_floats)
+
+    for name in ("relu", "abs", "sign", "negative", "square", "sqrt", "rsqrt", "reciprocal", "floor", "ceil", "rint", "softsign", "logical_not"):
+        check(getattr(mx.nd, name), values[:-3])
+    check(lambda x: mx.nd.clip(x, -0.5, 2), values[:-5])
+    check(lambda x: mx.nd.LeakyReLU(x, slope=0.25), values[:-7])
+    check(lambda x, g: mx.nd.LeakyReLU(x, g, act_type="prelu"), values[:65520].reshape(-1, 21), np.arange(-10, 11, dtype="float32") / 8)
+    other = np.roll(values, 12345)
+    for operation in (lambda x, y: x + y, lambda x, y: x - y, lambda x, y: x * y, lambda x, y: x / y, mx.nd.maximum, mx.nd.minimum, lambda x, y: x > y, lambda x, y: x <= y):
+        check(operation, values[:-1], other[:-1])
+        check(operation, values[:6001], np.array([1.5], "float32"))
+        check(operation, np.array([-0.75], "float32"), values[:6001])
+        check(operation, values[:6000].reshape(-1, 3), other[:3].reshape(1, 3))
+        check(lambda x: operation(x, 0.375), values[:1001])  # noqa: B023
+        check(lambda x: operation(-2.5, x), values[:1001])  # noqa: B023
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_halves_are_rounded_to_even(dtype):
+    random = np.random.RandomState(0)
+    bits = np.concatenate([random.randint(0, 2**32, 200001, "uint32"), random.randint(0, 2**17, 20000, "uint32") << 15])
+    with np.errstate(all="ignore"):
+        if dtype == "float16":
+            expected = bits.view("float32").astype("float16").astype("float32")
+        else:
+            expected = ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).view("float32")
+    expected = np.where(np.isnan(bits.view("float32")), np.nan, expected)
+    x = mx.nd.array(bits.view("float32"))
+    for start in (0, 5):  # whole groups, and a rest
+        np.testing.assert_array_equal(x[start:].astype(dtype).astype("float32").asnumpy(), expected[start:])
+    few = expected[:5000]
+    doubles = mx.nd.array(bits[:5000].view("float32")).astype("float64")
+    np.testing.assert_array_equal(doubles.astype(dtype).astype("float32").asnumpy(), few)
+
+
 @pytest.mark.parametrize("shape, axis", [((10**6,), 0), ((200000, 3), 0), ((2, 200000), 1), ((100, 20, 200), None)])
 @pytest.mark.parametrize("offset", [0.1, 1e4])
 def test_cumulative_sums_do_not_drift(shape, axis, offset):

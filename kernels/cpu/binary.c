@@ -12,6 +12,7 @@
 #include "kernels/cpu/binary.h"
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/expand.h"
+#include "kernels/cpu/halves.h"
 
 typedef void (*row_fn)(const void *a, const void *b, void *out, int64_t count, int moving);
 
@@ -38,7 +39,37 @@ typedef void (*row_fn)(const void *a, const void *b, void *out, int64_t count, i
       }                                                                                                          \
     }                                                                                                            \
   }
-#define FLOAT_ROWS(name, expression_f, expression_d) ROW(name, f32, float, expression_f) ROW(name, f64, double, expression_d)
+/* Of halves, without a buffer between: for formulas that take less time than that. An operand that stands still is a group of the same
+ * element; the last elements are groups with zeros behind. */
+#define HALF_ROW(name, suffix, expression)                                                                               \
+  MPG_HALVES_INLINE void name##_group_##suffix(const uint16_t *a, const uint16_t *b, uint16_t *out) {                    \
+    float left[MPG_HALVES], right[MPG_HALVES], results[MPG_HALVES];                                                      \
+    mpg_load_##suffix(a, left);                                                                                          \
+    mpg_load_##suffix(b, right);                                                                                         \
+    for (int k = 0; k < MPG_HALVES; k++) {                                                                               \
+      float x = left[k], y = right[k];                                                                                   \
+      results[k] = (expression);                                                                                         \
+    }                                                                                                                    \
+    mpg_store_##suffix(results, out);                                                                                    \
+  }                                                                                                                      \
+  __attribute__((unused)) static void name##_##suffix(const void *pa, const void *pb, void *po, int64_t n, int moving) { \
+    uint16_t still_a[MPG_HALVES] = {0}, still_b[MPG_HALVES] = {0}, rest[MPG_HALVES];                                         \
+    int64_t step_a = moving & 1 ? MPG_HALVES : 0, step_b = moving & 2 ? MPG_HALVES : 0;                                  \
+    const uint16_t *a = step_a ? pa : same_halves(pa, still_a), *b = step_b ? pb : same_halves(pb, still_b);             \
+    uint16_t *out = po;                                                                                                  \
+    for (; n >= MPG_HALVES; n -= MPG_HALVES, a += step_a, b += step_b, out += MPG_HALVES) name##_group_##suffix(a, b, out); \
+    if (!n) return;                                                                                                      \
+    if (step_a) a = memcpy(still_a, a, (size_t)n * sizeof *a);                                                           \
+    if (step_b) b = memcpy(still_b, b, (size_t)n * sizeof *b);                                                           \
+    name##_group_##suffix(a, b, rest);                                                                                   \
+    memcpy(out, rest, (size_t)n * sizeof *rest);                                                                         \
+  }
+static const uint16_t *same_halves(const uint16_t *element, uint16_t *group) {
+  for (int k = 0; k < MPG_HALVES; k++) group[k] = *element;
+  return group;
+}
+#define FLOAT_ROWS(name, expression_f, expression_d) \
+  ROW(name, f32, float, expression_f) ROW(name, f64, double, expression_d) HALF_ROW(name, f16, expression_f) HALF_ROW(name, bf16, expression_f)
 #define INT32_ROW(name, expression) ROW(name, i32, int32_t, expression)
 #define INT64_ROW(name, expression) ROW(name, i64, int64_t, expression)
 /* Two formulas that give the same bits, the first right in a part of the range only: the second for blocks with an element beyond it. */
@@ -62,8 +93,11 @@ typedef void (*row_fn)(const void *a, const void *b, void *out, int64_t count, i
 #define LIMITED_ROWS(name, right_f, near_f, far_f, right_d, near_d, far_d) \
   LIMITED_ROW(name, f32, float, right_f, near_f, far_f) LIMITED_ROW(name, f64, double, right_d, near_d, far_d)
 #include "kernels/common/binary.def"
-ROW(leak, f32, float, x > 0 ? x : x *y)
-ROW(leak, f64, double, x > 0 ? x : x *y)
+#define LEAK x > 0 ? x : x * y
+ROW(leak, f32, float, LEAK)
+ROW(leak, f64, double, LEAK)
+HALF_ROW(leak, f16, LEAK)
+HALF_ROW(leak, bf16, LEAK)
 
 #define BYTE_ROWS(name, expression) ROW(name, u8, uint8_t, expression) ROW(name, i8, int8_t, expression)
 BYTE_ROWS(add, x + y)
@@ -91,16 +125,19 @@ static row_fn byte_row(row_fn of_int32, mpg_dtype dtype) {
 
 typedef struct binary_op {
   row_fn rows[MPG_COMPUTE_COUNT];
+  row_fn f16, bf16; /* NULL: as float, block by block */
   bool swap;  /* scalar ops: the number is the left operand */
   bool dear;  /* worth a thread for fewer elements */
 } binary_op;
 
+#define HALVES_false(name) name##_f16, name##_bf16 /* of ops that are not dear */
+#define HALVES_true(name) NULL, NULL
 #define FLOATS(name) {name##_f32, name##_f64, NULL, NULL}
 #define ALL(name) {name##_f32, name##_f64, name##_i32, name##_i64}
 
 static const binary_op *find(mpg_op_id id) {
   static const binary_op ops[MPG_OP_COUNT] = {
-#define BINARY(op, row, kind, swap, dear) [MPG_OP_##op] = {kind(row), swap, dear},
+#define BINARY(op, row, kind, swap, dear) [MPG_OP_##op] = {kind(row), HALVES_##dear(row), swap, dear},
 #include "kernels/common/binary.def"
   };
   return &ops[id];
@@ -235,8 +272,9 @@ static void prepare(plan *p, const binary_op *op, mpg_dtype dtype) {
   p->size = mpg_dtype_size(dtype);
   p->compute = mpg_compute_of(dtype);
   if (!op->rows[p->compute]) p->compute = MPG_COMPUTE_F64;
-  p->row = op->rows[p->compute];
-  p->direct = mpg_compute_direct(p->compute, dtype);
+  row_fn half = dtype == MPG_FLOAT16 ? op->f16 : dtype == MPG_BFLOAT16 ? op->bf16 : NULL;
+  p->row = half ? half : op->rows[p->compute];
+  p->direct = half || mpg_compute_direct(p->compute, dtype);
 }
 
 static void run_plan(const mpg_kernel_call *call, plan *p, const mpg_view *a, const mpg_view *b, const mpg_view *out, int64_t grain) {
@@ -271,7 +309,7 @@ MPG_CPU_KERNEL(binary) {
 }
 
 void mpg_cpu_leak(const mpg_kernel_call *call, const mpg_view *a, const mpg_view *b, const mpg_view *out) {
-  static const binary_op op = {FLOATS(leak), false, false};
+  static const binary_op op = {FLOATS(leak), HALVES_false(leak), false, false};
   plan p;
   prepare(&p, &op, a->desc.dtype);
   run_plan(call, &p, a, b, out, grain_of(&op, a->desc.dtype));
@@ -289,6 +327,7 @@ typedef struct scalar_plan {
     float f32;
     int64_t i64;
     int32_t i32;
+    uint16_t u16;
     uint8_t u8;
   } number; /* as the row takes it */
 } scalar_plan;
@@ -353,7 +392,7 @@ MPG_CPU_KERNEL(scalar) {
   prepare(&base, op, dtype);
   bool dear = op->dear;
   if (op->rows[MPG_COMPUTE_F32] == power_f32 && !op->swap && params->scalar == 2) { /* x * x, and the same bits */
-    binary_op square = {ALL(mul), false, false};
+    binary_op square = {ALL(mul), HALVES_false(mul), false, false};
     mpg_view inputs[2] = {call->inputs[0], call->inputs[0]};
     prepare(&base, &square, dtype);
     base.a = base.b = inputs[0].data;
@@ -366,6 +405,10 @@ MPG_CPU_KERNEL(scalar) {
     p.number.f64 = params->scalar;
   else
     mpg_cpu_scalar(base.compute, dtype, params->scalar, &p.number);
+  if (base.direct && !mpg_compute_direct(base.compute, dtype)) { /* a row of halves */
+    float number = p.number.f32;
+    mpg_cpu_store(MPG_COMPUTE_F32, dtype, &p.number.u16, 0, 1, &number);
+  }
   row_fn power = base.row == power_f32 && !op->swap ? power_row(params->scalar) : NULL;
   if (power) p.row = power;
   row_fn bytes = byte_row(base.row, dtype);

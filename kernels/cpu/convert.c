@@ -1,53 +1,22 @@
 #include "kernels/cpu/convert.h"
 
 #include "kernels/common/index.h"
+#include "kernels/cpu/halves.h"
 
-/* By hand: GCC does not vectorise conversions of float16, and takes longer to pack bfloat16. Vector and scalar forms give the same bits. */
-static void halves_to_floats(const uint16_t *restrict source, float *restrict target, int64_t count) {
-  int64_t i = 0;
-#if defined(__AVX512F__)
-  for (; i + 16 <= count; i += 16) _mm512_storeu_ps(target + i, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(source + i))));
-#elif defined(__F16C__)
-  for (; i + 8 <= count; i += 8) _mm256_storeu_ps(target + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(source + i))));
-#endif
-  for (; i < count; i++) target[i] = mpg_half_to_float(source[i]);
-}
-
-static void floats_to_halves(const float *restrict source, uint16_t *restrict target, int64_t count) {
-  int64_t i = 0;
-#if defined(__AVX512F__)
-  for (; i + 16 <= count; i += 16)
-    _mm256_storeu_si256((__m256i *)(target + i), _mm512_cvtps_ph(_mm512_loadu_ps(source + i), _MM_FROUND_TO_NEAREST_INT));
-#elif defined(__F16C__)
-  for (; i + 16 <= count; i += 16) { /* stored together: half the stores */
-    __m128i low = _mm256_cvtps_ph(_mm256_loadu_ps(source + i), _MM_FROUND_TO_NEAREST_INT);
-    __m128i high = _mm256_cvtps_ph(_mm256_loadu_ps(source + i + 8), _MM_FROUND_TO_NEAREST_INT);
-    _mm256_storeu_si256((__m256i *)(target + i), _mm256_set_m128i(high, low));
+/* In groups; their last elements one by one. */
+#define HALF_LOOPS(suffix, to_float, from_float)                                                                     \
+  static void load_##suffix(const uint16_t *restrict source, float *restrict target, int64_t count) {              \
+    int64_t i = 0;                                                                                                   \
+    for (; i + MPG_HALVES <= count; i += MPG_HALVES) mpg_load_##suffix(source + i, target + i);                      \
+    for (; i < count; i++) target[i] = to_float(source[i]);                                                          \
+  }                                                                                                                  \
+  static void store_##suffix(const float *restrict source, uint16_t *restrict target, int64_t count) {             \
+    int64_t i = 0;                                                                                                   \
+    for (; i + MPG_HALVES <= count; i += MPG_HALVES) mpg_store_##suffix(source + i, target + i);                     \
+    for (; i < count; i++) target[i] = from_float(source[i]);                                                        \
   }
-#endif
-  for (; i < count; i++) target[i] = mpg_float_to_half(source[i]);
-}
-
-#if defined(__AVX2__) && !defined(__AVX512F__)
-static inline __m256i bfloat16_of(__m256 values) { /* in the lower half of each lane */
-  __m256i bits = _mm256_castps_si256(values);
-  __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(values, values, _CMP_UNORD_Q));
-  __m256i even = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-  __m256i up = _mm256_andnot_si256(nan, _mm256_add_epi32(even, _mm256_set1_epi32(0x7fff)));
-  __m256i quiet = _mm256_and_si256(nan, _mm256_set1_epi32(0x400000));
-  return _mm256_srli_epi32(_mm256_add_epi32(_mm256_or_si256(bits, quiet), up), 16);
-}
-#endif
-static void floats_to_bfloat16s(const float *restrict source, uint16_t *restrict target, int64_t count) {
-  int64_t i = 0;
-#if defined(__AVX2__) && !defined(__AVX512F__)
-  for (; i + 16 <= count; i += 16) {
-    __m256i low = bfloat16_of(_mm256_loadu_ps(source + i)), high = bfloat16_of(_mm256_loadu_ps(source + i + 8));
-    _mm256_storeu_si256((__m256i *)(target + i), _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8));
-  }
-#endif
-  for (; i < count; i++) target[i] = mpg_float_to_bfloat16(source[i]);
-}
+HALF_LOOPS(f16, mpg_half_to_float, mpg_float_to_half)
+HALF_LOOPS(bf16, mpg_bfloat16_to_float, mpg_float_to_bfloat16)
 
 #define LOOP(S, T, expression)                                  \
   do {                                                          \
@@ -98,13 +67,17 @@ STORER(i32, int32_t, int32_t)
 STORER(i64, int64_t, int64_t)
 
 static void load_block(mpg_compute compute, mpg_dtype dtype, const void *from, void *to, int64_t count) {
+  if (dtype == MPG_BFLOAT16 && compute == MPG_COMPUTE_F32) {
+    load_bf16(from, to, count);
+    return;
+  }
   if (dtype == MPG_FLOAT16) {
     if (compute == MPG_COMPUTE_F32) {
-      halves_to_floats(from, to, count);
+      load_f16(from, to, count);
       return;
     }
     float floats[MPG_CPU_BLOCK];
-    halves_to_floats(from, floats, count);
+    load_f16(from, floats, count);
     load_block(compute, MPG_FLOAT32, floats, to, count);
     return;
   }
@@ -118,17 +91,17 @@ static void load_block(mpg_compute compute, mpg_dtype dtype, const void *from, v
 
 static void store_block(mpg_compute compute, mpg_dtype dtype, const void *from, void *to, int64_t count) {
   if (dtype == MPG_BFLOAT16 && compute == MPG_COMPUTE_F32) {
-    floats_to_bfloat16s(from, to, count);
+    store_bf16(from, to, count);
     return;
   }
   if (dtype == MPG_FLOAT16) {
     if (compute == MPG_COMPUTE_F32) {
-      floats_to_halves(from, to, count);
+      store_f16(from, to, count);
       return;
     }
     float floats[MPG_CPU_BLOCK];
     store_block(compute, MPG_FLOAT32, from, floats, count);
-    floats_to_halves(floats, to, count);
+    store_f16(floats, to, count);
     return;
   }
   switch (compute) {

@@ -6,6 +6,7 @@
 #include "kernels/common/unary.h"
 #include "kernels/cpu/binary.h"
 #include "kernels/cpu/convert.h"
+#include "kernels/cpu/halves.h"
 
 typedef void (*row_fn)(const void *in, void *out, int64_t count, const double *constants);
 
@@ -20,7 +21,31 @@ typedef void (*row_fn)(const void *in, void *out, int64_t count, const double *c
       target[i] = (expression);                                                                       \
     }                                                                                                 \
   }
-#define FLOAT_ROWS(name, expression_f, expression_d) ROW(name, f32, float, expression_f) ROW(name, f64, double, expression_d)
+/* Of halves, without a buffer between: for formulas that take less time than that. The last elements are a group with zeros behind. */
+#define HALF_ROW(name, suffix, expression)                                                                              \
+  MPG_HALVES_INLINE void name##_group_##suffix(const uint16_t *source, uint16_t *target, const double *constants) {     \
+    (void)constants;                                                                                                    \
+    float values[MPG_HALVES], results[MPG_HALVES];                                                                      \
+    mpg_load_##suffix(source, values);                                                                                  \
+    for (int k = 0; k < MPG_HALVES; k++) {                                                                              \
+      float x = values[k];                                                                                              \
+      results[k] = (expression);                                                                                        \
+    }                                                                                                                   \
+    mpg_store_##suffix(results, target);                                                                                \
+  }                                                                                                                     \
+  __attribute__((unused)) static void name##_##suffix(const void *in, void *out, int64_t count, const double *numbers) { \
+    const double constants[3] = {numbers[0], numbers[1], numbers[2]};                                                   \
+    const uint16_t *source = in;                                                                                        \
+    uint16_t *target = out, rest[MPG_HALVES] = {0};                                                                     \
+    int64_t i = 0;                                                                                                      \
+    for (; i + MPG_HALVES <= count; i += MPG_HALVES) name##_group_##suffix(source + i, target + i, constants);          \
+    if (i == count) return;                                                                                             \
+    memcpy(rest, source + i, (size_t)(count - i) * sizeof *rest);                                                       \
+    name##_group_##suffix(rest, rest, constants);                                                                       \
+    memcpy(target + i, rest, (size_t)(count - i) * sizeof *rest);                                                       \
+  }
+#define FLOAT_ROWS(name, expression_f, expression_d) \
+  ROW(name, f32, float, expression_f) ROW(name, f64, double, expression_d) HALF_ROW(name, f16, expression_f) HALF_ROW(name, bf16, expression_f)
 #define WHOLE_ROW(name, expression) ROW(name, i64, int64_t, expression)
 /* Two formulas, of which the first is right in a part of the range only; by element, whatever its neighbours are. */
 #define LIMITED_ROW(name, suffix, T, right, near, far)                                              \
@@ -54,13 +79,15 @@ typedef void (*row_fn)(const void *in, void *out, int64_t count, const double *c
 
 typedef struct unary_op {
   row_fn f32, f64, i64; /* i64 NULL: integers in double */
+  row_fn f16, bf16;     /* NULL: as float, block by block */
   bool cheap;
 } unary_op;
 
-#define CHEAP(name) {name##_f32, name##_f64, NULL, true}
-#define DEAR(name) {name##_f32, name##_f64, NULL, false}
-#define WHOLE(name) {name##_f32, name##_f64, name##_i64, true}
-#define ROUNDING(name) {name##_f32, name##_f64, whole_i64, true}
+#define HALVES(name) name##_f16, name##_bf16, true
+#define CHEAP(name) {name##_f32, name##_f64, NULL, HALVES(name)}
+#define DEAR(name) {name##_f32, name##_f64, NULL, NULL, NULL, false}
+#define WHOLE(name) {name##_f32, name##_f64, name##_i64, HALVES(name)}
+#define ROUNDING(name) {name##_f32, name##_f64, whole_i64, HALVES(name)}
 
 static const unary_op *find(mpg_op_id id) {
   static const unary_op ops[MPG_OP_COUNT] = {
@@ -74,6 +101,7 @@ typedef struct unary_plan {
   row_fn row;
   mpg_compute compute;
   mpg_dtype dtype;
+  bool direct; /* the row takes elements of the dtype */
   const void *in;
   void *out;
   double constants[3];
@@ -81,20 +109,23 @@ typedef struct unary_plan {
 
 static void run_unary(void *context, int64_t begin, int64_t end) {
   const unary_plan *p = context;
+  if (p->direct) {
+    int64_t size = (int64_t)mpg_dtype_size(p->dtype);
+    p->row((const char *)p->in + begin * size, (char *)p->out + begin * size, end - begin, p->constants);
+    return;
+  }
   mpg_block_buffer in, result;
-  int64_t step = mpg_compute_direct(p->compute, p->dtype) ? end - begin : MPG_CPU_BLOCK;
-  for (int64_t i = begin; i < end; i += step) {
-    int64_t n = end - i < step ? end - i : step;
+  for (int64_t i = begin; i < end; i += MPG_CPU_BLOCK) {
+    int64_t n = end - i < MPG_CPU_BLOCK ? end - i : MPG_CPU_BLOCK;
     const void *values = mpg_cpu_load(p->compute, p->dtype, p->in, i, n, &in);
-    void *place = mpg_cpu_place(p->compute, p->dtype, p->out, i, &result);
-    p->row(values, place, n, p->constants);
-    mpg_cpu_store(p->compute, p->dtype, p->out, i, n, place);
+    p->row(values, &result, n, p->constants);
+    mpg_cpu_store(p->compute, p->dtype, p->out, i, n, &result);
   }
 }
 
 static mpg_status unary(const mpg_kernel_call *call, const unary_op *op, double c0, double c1, double c2) {
   mpg_dtype dtype = call->inputs[0].desc.dtype;
-  unary_plan p = {op->f32, MPG_COMPUTE_F32, dtype, call->inputs[0].data, call->outputs[0].data, {c0, c1, c2}};
+  unary_plan p = {op->f32, MPG_COMPUTE_F32, dtype, false, call->inputs[0].data, call->outputs[0].data, {c0, c1, c2}};
   if (dtype == MPG_FLOAT64 || (!mpg_dtype_is_float(dtype) && !op->i64)) {
     p.row = op->f64;
     p.compute = MPG_COMPUTE_F64;
@@ -102,6 +133,9 @@ static mpg_status unary(const mpg_kernel_call *call, const unary_op *op, double 
     p.row = op->i64;
     p.compute = MPG_COMPUTE_I64;
   }
+  row_fn half = dtype == MPG_FLOAT16 ? op->f16 : dtype == MPG_BFLOAT16 ? op->bf16 : NULL;
+  if (half) p.row = half;
+  p.direct = half || mpg_compute_direct(p.compute, dtype);
   mpg_cpu_parallel_for(call, mpg_shape_size(&call->outputs[0].desc.shape), op->cheap ? 32768 : 4096, run_unary, &p);
   return MPG_OK;
 }
