@@ -266,6 +266,24 @@ def test_normalisation_of_rows_of_any_length(dtype):
             np.testing.assert_allclose(got.astype("float64").asnumpy(), exact, rtol=slack, atol=slack * np.abs(exact).max(), err_msg=f"{rows}x{n}")
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32", "uint8"])
+def test_the_first_of_the_largest_and_smallest(dtype):
+    random = np.random.RandomState(8)
+    for shape, axis in (((40, 3), 1), ((40, 3), 0), ((7, 1000), 1), ((3, 257), 1), ((2, 5000), 1), ((1000, 5), 0)):
+        values = random.randint(3, 9, shape).astype(dtype)
+        for row in range(shape[1 - axis] if "float" in dtype else 0):
+            places = random.randint(0, shape[axis], 2) if row % 2 else []
+            for place in places:
+                values[(row, place) if axis else (place, row)] = np.nan
+        x = mx.nd.array(values, dtype=dtype)
+        for op in ("argmax", "argmin"):
+            found = getattr(mx.nd, op)(x, axis=axis).asnumpy()
+            np.testing.assert_array_equal(found, getattr(np, op)(values, axis=axis).astype(found.dtype), err_msg=f"{op} {shape}")
+    hidden = np.full(513, 5, dtype)
+    hidden[200] = np.nan if "float" in dtype else 6
+    assert mx.nd.argmax(mx.nd.array(hidden, dtype=dtype), axis=0).asscalar() == 200
+
+
 @pytest.mark.parametrize("dtype", ["uint8", "float16", "float32", "float64"])
 def test_repeats_of_neighbours(dtype):
     values = np.arange(3 * 8192).astype(dtype)

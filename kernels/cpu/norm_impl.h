@@ -78,15 +78,15 @@ static void NAME(row_distances)(const A *x, int64_t count, A center, double *awa
   }
 }
 
-/* Adds up y, the distances of x from `center`, and their products with y. */
-static void NAME(row_products)(const A *x, const A *y, int64_t count, A center, double *sum, double *away, double *product) {
+/* Adds up y, the distances of x from `center` (unless away is NULL), and their products with y. */
+static inline __attribute__((always_inline)) void NAME(row_products)(const A *x, const A *y, int64_t count, A center, double *sum, double *away, double *product) {
   for (int64_t i = 0, n; i < count; i = n) {
     n = count - i < NAME(CHUNK) ? count : i + NAME(CHUNK);
     NAME(vector) sums[NAME(VECTORS)] = {{0}}, distances[NAME(VECTORS)] = {{0}}, products[NAME(VECTORS)] = {{0}}, w;
 #define ADD             \
   v -= center;          \
   sums[k] += w;         \
-  distances[k] += v;    \
+  if (away) distances[k] += v; \
   products[k] += v * w;
     for (; i + NAME(WIDE) <= n; i += NAME(WIDE)) EACH_VECTOR {
         NAME(vector) v = VECTOR_AT(x + i + k * NAME(LANES));
@@ -96,7 +96,8 @@ static void NAME(row_products)(const A *x, const A *y, int64_t count, A center, 
     EACH_OF_REST(x, i, n, center, if (i + (k + 1) * NAME(LANES) <= n) w = VECTOR_AT(y + i + k * NAME(LANES));
                  else NAME(padded)(y + i + k * NAME(LANES), n - i - k * NAME(LANES), 0, &w); ADD)
 #undef ADD
-    *sum += NAME(fold)(sums), *away += NAME(fold)(distances), *product += NAME(fold)(products);
+    *sum += NAME(fold)(sums), *product += NAME(fold)(products);
+    if (away) *away += NAME(fold)(distances);
   }
 }
 #undef EACH_OF_REST
@@ -300,8 +301,8 @@ static void NAME(layer_norm_backward_pieces)(void *context, int64_t begin, int64
         dgamma[i] += dy[i] * ((x[i] - mean) * inverse);
         dbeta[i] += dy[i];
       }
-      double sum = 0, away = 0, product = 0;
-      NAME(row_products)(x, scaled, n, mean, &sum, &away, &product);
+      double sum = 0, product = 0;
+      NAME(row_products)(x, scaled, n, mean, &sum, NULL, &product);
       A offset = (A)(sum / (double)n), slope = (A)(product / (double)n * inverse * inverse);
       MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) dx[i] = (scaled[i] - offset - (x[i] - mean) * slope) * inverse;
       if (!direct) mpg_cpu_store(COMPUTE, DTYPE, t->y, r * n, n, dx);

@@ -237,18 +237,41 @@ typedef struct search {
   bool smallest;
 } search;
 
-/* Rows one after another: `type` as stored, `value_type` as compared. NaN (which differs from itself) beats every number. */
+/* Rows one after another: `type` as stored, `value_type` as compared. NaN (which differs from itself) beats every number. Blocks of neighbours
+ * are gone through for an element that is better only where their best one is. */
+enum { SEARCH_LANES = 32, SEARCH_BLOCK = 256 };
 #define SEARCH(name, type, value_type, convert)                                                             \
+  __attribute__((always_inline)) static inline bool block_##name(const type *x, value_type best, bool smallest) { \
+    value_type lane[SEARCH_LANES];                                                                          \
+    int any = 0;                                                                                            \
+    for (int l = 0; l < SEARCH_LANES; l++) lane[l] = best;                                                  \
+    for (int i = 0; i < SEARCH_BLOCK; i += SEARCH_LANES)                                                    \
+      for (int l = 0; l < SEARCH_LANES; l++) {                                                              \
+        value_type value = (value_type)convert(x[i + l]);                                                   \
+        bool better = smallest ? value < lane[l] : value > lane[l];                                         \
+        lane[l] = (better | (value != value)) ? value : lane[l];                                            \
+      }                                                                                                     \
+    for (int l = 0; l < SEARCH_LANES; l++) any |= lane[l] != best;                                          \
+    return any;                                                                                             \
+  }                                                                                                         \
   static void search_##name(const search *s, int64_t row) {                                                 \
-    const type *x = (const type *)s->data->data + row / s->after * s->n * s->after + row % s->after;        \
+    const bool rows = s->after == 1;                                                                        \
+    const type *x = (const type *)s->data->data + (rows ? row * s->n : row / s->after * s->n * s->after + row % s->after); \
     value_type best = (value_type)convert(x[0]);                                                            \
     int64_t index = 0;                                                                                      \
-    for (int64_t i = 1; i < s->n && best == best; i++) {                                                    \
-      value_type value = (value_type)convert(x[i * s->after]);                                              \
-      bool better = s->smallest ? value < best : value > best;                                              \
-      if (better || value != value) {                                                                       \
-        best = value;                                                                                       \
-        index = i;                                                                                          \
+    for (int64_t i = 1; i < s->n && best == best;) {                                                        \
+      int64_t end = s->n;                                                                                   \
+      if (rows && s->n - i >= SEARCH_BLOCK) {                                                               \
+        end = i + SEARCH_BLOCK;                                                                             \
+        if (!(s->smallest ? block_##name(x + i, best, true) : block_##name(x + i, best, false))) i = end;   \
+      }                                                                                                     \
+      for (; i < end && best == best; i++) {                                                                \
+        value_type value = (value_type)convert(x[i * s->after]);                                            \
+        bool better = s->smallest ? value < best : value > best;                                            \
+        if (better || value != value) {                                                                     \
+          best = value;                                                                                     \
+          index = i;                                                                                        \
+        }                                                                                                   \
       }                                                                                                     \
     }                                                                                                       \
     mpg_index_store(s->out, row, index);                                                                    \

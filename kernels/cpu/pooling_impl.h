@@ -69,7 +69,7 @@ static inline __attribute__((always_inline)) void NAME(take)(const pooling *t, c
 /* Windows [first, first + count) of a row of the output that reach over no border along the last axis; the elements of a window come in their order. */
 static void NAME(side_by_side)(const pooling *t, const S *in, const int64_t *low, const int64_t *high, int64_t first, int64_t count, A divisor, S *out) {
   const mpg_window *w = &t->window;
-  A value[NAME(RUN)];
+  A apart[NAME(RUN)], *value = sizeof(S) == sizeof(A) ? (A *)(void *)out : apart;
   for (int64_t x = 0; x < count; x++) value[x] = t->type == POOL_MAX ? -(A)INFINITY : 0;
 #define TAKE(width)                                                          \
   {                                                                          \
@@ -86,6 +86,7 @@ static void NAME(side_by_side)(const pooling *t, const S *in, const int64_t *low
       else if (left == 1) TAKE(1)
     }
 #undef TAKE
+  if (t->type == POOL_MAX && value != apart) return;
   for (int64_t x = 0; x < count; x++) {
     A y = value[x];
     if (t->type == POOL_LP && t->p > 1) y = t->p == 2 ? (A)sqrt(y) : (A)cbrt(y);
