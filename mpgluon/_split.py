@@ -162,7 +162,8 @@ class Discovery(Tracer):
         self.splits = None
 
     def host(self, name, run, inputs, outputs, bodies=()):
-        self.splits = self.splits or (name, _core.current_scope())
+        inner = [part.host.name for body in bodies for part, _ in body.parts() if part.host is not None]
+        self.splits = self.splits or (f"{name} around {inner[-1]}" if inner else name, _core.current_scope())
         return [self.trace.new_input(*desc) for desc in outputs]
 
     def dynamic(self, name, run, inputs):

@@ -431,6 +431,7 @@ ON_THE_HOST = {
     "cond": lambda F, x: F.contrib.cond(x.sum() > 0, lambda: x * 2, lambda: x * 3),
     "while_loop": lambda F, x: F.contrib.while_loop(lambda i, v: i < 2, lambda i, v: ([], [i + 1, v * 2]), [F.zeros((1,), ctx=x.context), x], max_iterations=4)[1][1],
     "boolean_mask": lambda F, x: F.contrib.boolean_mask(x, F.ones(4, ctx=x.context)),
+    "foreach around Custom pipelined_twice": lambda F, x: F.contrib.foreach(lambda row, s: (F.Custom(row, op_type="pipelined_twice"), s), x, [])[0],
 }
 
 
