@@ -49,10 +49,12 @@ def lookup(group, devices, what):
 
 
 def placing(group, devices):
-    """The changes of state with which ops belong to `group` (None: to none) of the dict `devices`, which is the running one."""
+    """The changes of state with which ops belong to `group` (None: to none) of the dict `devices`,
+    which is the running one."""
     device = None if group is None else lookup(group, devices, "AttrScope")
     state = vars(_state)
-    changes = [(state, "devices", devices), (state, "key", (tuple(devices.items()), group)), (state, "device", device), (_core.set_group, device or True)]
+    changes = [(state, "devices", devices), (state, "key", (tuple(devices.items()), group)),
+               (state, "device", device), (_core.set_group, device or True)]
     return changes if device is None else [*changes, device]  # new arrays are made there, too
 
 

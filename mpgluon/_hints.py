@@ -1,4 +1,5 @@
-"""Ways on for names that other frameworks have: what an AttributeError says, and the text of objects that have none of their own."""
+"""Ways on for names that other frameworks have: what an AttributeError says, and the text of
+objects that have none of their own."""
 
 import difflib
 import inspect
@@ -80,7 +81,8 @@ def near(name, known):
 
 
 def constructed(instance, always=()):
-    """``Kind(option=value, ...)``: the options of the constructor that the object keeps under their names, where they are not the default."""
+    """``Kind(option=value, ...)``: the options of the constructor that the object keeps under
+    their names, where they are not the default."""
     options = {}
     for kind in type(instance).__mro__:
         if "__init__" not in kind.__dict__ or kind is object:

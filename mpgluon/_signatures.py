@@ -25,7 +25,8 @@ def _default(param):
 
 
 def signature(op, symbol=False):
-    """The `inspect.Signature` of an op: as a function of arrays or, with `symbol`, of Symbols, whose inputs may be left out."""
+    """The `inspect.Signature` of an op: as a function of arrays or, with `symbol`, of Symbols,
+    whose inputs may be left out."""
     info = op.describe()
     kind, params = inspect.Parameter.POSITIONAL_OR_KEYWORD, []
     for entry in info["inputs"]:

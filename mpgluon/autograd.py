@@ -70,7 +70,8 @@ class Function:
             return outputs
         single = isinstance(outputs, _core.NDArray)
         arrays = [array for array in inputs if isinstance(array, _core.NDArray)]
-        listed = _core.record_function(self._backward, arrays, [outputs] if single else list(outputs))
+        listed = _core.record_function(self._backward, arrays,
+                                       [outputs] if single else list(outputs))
         return listed[0] if single else type(outputs)(listed)
 
     def _backward(self, *output_grads):

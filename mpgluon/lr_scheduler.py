@@ -29,7 +29,8 @@ def _whole(name, value, least):
 
 
 def _set(scheduler, **values):
-    """Sets attributes that belong together all at once: an interrupt finds what was, or what is."""
+    """Sets attributes that belong together all at once: an interrupt finds what was, or what
+    is."""
     vars(scheduler).update(values)
 
 
@@ -93,7 +94,8 @@ class FactorScheduler(LRScheduler):
             lr = self.base_lr * self.factor
             floor = lr < self.stop_factor_lr
             _set(self, count=self.count + self.step, base_lr=self.stop_factor_lr if floor else lr)
-            logging.info("Update[%d]: learning rate %s %0.5e", num_update, "has reached its floor," if floor else "is now", self.base_lr)
+            logging.info("Update[%d]: learning rate %s %0.5e", num_update,
+                         "has reached its floor," if floor else "is now", self.base_lr)
         return self.base_lr
 
 
@@ -117,7 +119,8 @@ class MultiFactorScheduler(LRScheduler):
         if num_update < self.warmup_steps:
             return self.get_warmup_lr(num_update)
         while self.cur_step_ind < len(self.step) and num_update > self.step[self.cur_step_ind]:
-            _set(self, count=self.step[self.cur_step_ind], cur_step_ind=self.cur_step_ind + 1, base_lr=self.base_lr * self.factor)
+            _set(self, count=self.step[self.cur_step_ind], cur_step_ind=self.cur_step_ind + 1,
+                 base_lr=self.base_lr * self.factor)
             logging.info("Update[%d]: learning rate is now %0.5e", num_update, self.base_lr)
         return self.base_lr
 

@@ -27,7 +27,8 @@ def save_checkpoint(prefix, epoch, symbol, arg_params, aux_params, remove_amp_ca
 
 
 def split_params(arrays, fname, strict):
-    """What was loaded from a file, as dicts of arguments and of auxiliary states; strict: names of other kinds are errors, too."""
+    """What was loaded from a file, as dicts of arguments and of auxiliary states; strict: names of
+    other kinds are errors, too."""
     found = {"arg": {}, "aux": {}}
     if not isinstance(arrays, dict):
         raise ValueError(f"Invalid param file {fname}: it holds arrays without names")
@@ -42,7 +43,8 @@ def split_params(arrays, fname, strict):
 
 
 def load_params(prefix, epoch):
-    """The dicts of arguments and auxiliary states in ``prefix-0001.params``. ValueError for files of other kinds."""
+    """The dicts of arguments and auxiliary states in ``prefix-0001.params``. ValueError for files
+    of other kinds."""
     fname = f"{prefix}-{epoch:04d}.params"
     arrays = nd.load(fname)
     if not arrays:

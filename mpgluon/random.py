@@ -13,7 +13,8 @@ __all__ = ["seed", "get_state", "set_state", *_samplers]
 def seed(seed_state, ctx="all"):
     """Sets the seed and starts the count of random calls anew.
 
-    ``ctx`` is taken for MXNet's programs: devices share one sequence, so it has no effect. ValueError when the seed is no integer.
+    ``ctx`` is taken for MXNet's programs: devices share one sequence, so it has no effect.
+    ValueError when the seed is no integer.
     """
     try:
         _core.random_seed(seed_state)
@@ -27,7 +28,8 @@ def get_state():
 
 
 def calls_at(state):
-    """A scope in which random calls are those that begin at `state`; those after it are as if it had made none."""
+    """A scope in which random calls are those that begin at `state`; those after it are as if it
+    had made none."""
     return _core.Scope((_core.random_restore, state))
 
 

@@ -1,10 +1,12 @@
-"""Calls every op, hidden ones too, with hostile parameters, shapes and values. A program of its own, since what it looks for ends the process:
+"""Calls every op, hidden ones too, with hostile parameters, shapes and values. A program of its
+own, since what it looks for ends the process:
 
     python op_fuzz.py [--seed N] [--seconds S | --calls N] [--ops NAME ...] [--log FILE]
 
-Each op is called about as often as any other. What is called next is written to the log first, so that the last line of it is what ended
-the process; a call that takes longer than a minute ends it, too. Refusals are what is wished for; exceptions of other kinds (SystemError, ...)
-end it as well. The same seed makes the same calls.
+Each op is called about as often as any other. What is called next is written to the log first, so
+that the last line of it is what ended the process; a call that takes longer than a minute ends it,
+too. Refusals are what is wished for; exceptions of other kinds (SystemError, ...) end it as well.
+The same seed makes the same calls.
 """
 
 import argparse
@@ -22,7 +24,8 @@ from mpgluon import _core, autograd
 
 HUGE = [1 << 31, 1 << 32, (1 << 53), 1 << 62, (1 << 63) - 1, -(1 << 63), -(1 << 31)]
 INTEGERS = [0, 1, -1, 2, 3, *HUGE]
-FLOATS = [0.0, 1.0, -1.0, 0.5, 1e300, -1e300, 1e-320, math.nan, math.inf, -math.inf, *map(float, HUGE)]
+FLOATS = [0.0, 1.0, -1.0, 0.5, 1e300, -1e300, 1e-320, math.nan, math.inf, -math.inf,
+          *map(float, HUGE)]
 DTYPES = ["float32", "float64", "float16", "bfloat16", "uint8", "int8", "int32", "int64", "bool"]
 SIZES = [1, 1, 2, 2, 3, 4, 5, 8]
 LARGEST = 1 << 16  # elements of an array
@@ -55,7 +58,8 @@ def plain(rng, param):
 def hostile(rng, param):
     kind = param["kind"]
     if rng.random() < 0.05:
-        return rng.choice([None, "", "()", "nan", "(1,", [], {}, object(), 1 << 70, -(1 << 70), b"1", 1j])
+        return rng.choice([None, "", "()", "nan", "(1,", [], {}, object(), 1 << 70, -(1 << 70),
+                           b"1", 1j])
     if kind.startswith("tuple of integers"):
         return tuple(rng.choice(INTEGERS if rng.random() < 0.9 else [None]) for _ in range(rng.choice([0, 1, 1, 2, 2, 3, 4, 6, 10, 16, 40])))
     if kind.startswith("tuple"):
@@ -92,7 +96,8 @@ def size(shape):
 
 
 def choose_inputs(rng, op, params):
-    """[(shape, dtype)] of the inputs, completed by inference where it knows them; None: not to be called."""
+    """[(shape, dtype)] of the inputs, completed by inference where it knows them; None: not to be
+    called."""
     count = 0
     for one in op["inputs"]:
         count += rng.choice([1, 2, 3, 4, 8]) if one["variadic"] else 0 if one["optional"] and rng.random() < 0.4 else 1

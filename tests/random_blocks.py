@@ -1,4 +1,5 @@
-"""What random networks have in common: nodes on devices, layers that nodes share, and the hunt for seeds that fail."""
+"""What random networks have in common: nodes on devices, layers that nodes share, and the hunt for
+seeds that fail."""
 
 import argparse
 import time
@@ -60,7 +61,8 @@ def check_fresh(make, count, program):
 
 
 def hunt(make, parser=None):
-    """A program's main: checks `make(seed, options)` of many seeds, and tells which of them fail and how."""
+    """A program's main: checks `make(seed, options)` of many seeds, and tells which of them fail
+    and how."""
     parser = parser or argparse.ArgumentParser()
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, help="the first of the seeds; a fresh one by default")
@@ -76,6 +78,7 @@ def hunt(make, parser=None):
             findings += 1
             print(f"{case}\n  {type(error).__name__}: {error}", flush=True)
         if number % 500 == 499:
-            print(f"{number + 1} networks, {findings} findings, {time.time() - begin:.0f} s", flush=True)
+            print(f"{number + 1} networks, {findings} findings, {time.time() - begin:.0f} s",
+                  flush=True)
     print(f"{options.count} networks from seed {first}: {findings} findings, {time.time() - begin:.0f} s")
     return bool(findings)

@@ -4,11 +4,11 @@
 
 A finding is printed with its seed; `--seed` of it and `--count 1` repeat it.
 
-A network is a list of operators and layers on random devices, each of earlier values: branches, ways
-back, layers used twice, values that nobody uses, several results. It trains for some steps on batches
-of changing sizes, by first gradients or by a penalty on these. Eager and exact ones have the same bits
-on one device and on several, and so have default ones among themselves, with static memory and
-recomputed, too.
+A network is a list of operators and layers on random devices, each of earlier values: branches,
+ways back, layers used twice, values that nobody uses, several results. It trains for some steps on
+batches of changing sizes, by first gradients or by a penalty on these. Eager and exact ones have
+the same bits on one device and on several, and so have default ones among themselves, with static
+memory and recomputed, too.
 """
 
 import sys
@@ -68,7 +68,8 @@ UNARY = {
     "take": lambda F, x: F.take(x, F.array([5, 0, 0, 3, 1, 5], ctx=x.context), axis=1),
     "turn": lambda F, x: F.reverse(x, axis=0) + F.transpose(F.transpose(x)),
     "halves": lambda F, x: F.concat(*reversed(F.split(x, num_outputs=2, axis=1)), dim=1),
-    "slice": lambda F, x: F.concat(F.slice_axis(x, axis=1, begin=2, end=None), F.slice_axis(x, axis=1, begin=0, end=2), dim=1),
+    "slice": lambda F, x: F.concat(F.slice_axis(x, axis=1, begin=2, end=None),
+                                   F.slice_axis(x, axis=1, begin=0, end=2), dim=1),
     "repeat": lambda F, x: F.mean(F.repeat(F.expand_dims(x, axis=2), repeats=3, axis=2), axis=2),
     "pool": lambda F, x: F.reshape(F.Pooling(rows(F, x, 1, 2, 3), kernel=(3, 3), pad=(1, 1), pool_type="max"), shape=(-1, WIDTH)),
     "dropout": lambda F, x: F.Dropout(x, p=0.3),
@@ -86,7 +87,8 @@ BINARY = {
     "maximum": lambda F, x, y: F.maximum(x, y),
     "where": lambda F, x, y: F.where(x > y, F.sigmoid(x), y),
     "gate": lambda F, x, y: F.sigmoid(x) * F.tanh(y),
-    "join": lambda F, x, y: F.concat(F.slice_axis(x, axis=1, begin=0, end=4), F.slice_axis(y, axis=1, begin=4, end=6), dim=1),
+    "join": lambda F, x, y: F.concat(F.slice_axis(x, axis=1, begin=0, end=4),
+                                     F.slice_axis(y, axis=1, begin=4, end=6), dim=1),
     "products": lambda F, x, y: F.reshape(F.batch_dot(rows(F, x, 2, 3), rows(F, y, 3, 2)), shape=(-1, 4)).tile((1, 2)).slice_axis(axis=1, begin=0, end=6) * 0.3,
 }
 LAYERS = {
@@ -122,7 +124,8 @@ class Network(random_blocks.Network):
             return F.reshape(self.layers[layer](rows(F, inputs[0], 2, 1, 3)), shape=(-1, WIDTH))
         if kind in ("lstm", "gru"):
             steps = F.transpose(rows(F, inputs[0], 3, 2), axes=(1, 0, 2))
-            return F.reshape(F.transpose(self.layers[layer](steps), axes=(1, 0, 2)), shape=(-1, WIDTH))
+            return F.reshape(F.transpose(self.layers[layer](steps), axes=(1, 0, 2)),
+                             shape=(-1, WIDTH))
         return self.layers[layer](inputs[0])
 
     def hybrid_forward(self, F, x):
@@ -138,13 +141,15 @@ class Case:
     def __init__(self, seed):
         draw = np.random.RandomState(seed)
         self.seed, self.devices = seed, draw.randint(1, 7)
-        self.dtype = draw.choice(["float32", "float32", "float32", "float64", "float16", "bfloat16"])
+        self.dtype = draw.choice(["float32", "float32", "float32", "float64", "float16",
+                                  "bfloat16"])
         self.second = draw.rand() < 0.5
         self.sizes = [int(n) for n in draw.choice([2, 4, 5], 2)]
         self.nodes, made = [], []
         for number in range(1, draw.randint(4, 20)):
             kind = str(draw.choice([*UNARY, *BINARY, *LAYERS, *LAYERS]))
-            earlier = [int(i) for i in np.minimum(draw.geometric(0.5, 2), number)]  # mostly the latest values
+            # mostly the latest values
+            earlier = [int(i) for i in np.minimum(draw.geometric(0.5, 2), number)]
             inputs = [number - i for i in earlier[: 2 if kind in BINARY else 1]]
             device, layer = int(draw.randint(self.devices)), None
             if kind in LAYERS:
@@ -171,7 +176,8 @@ class Case:
         params = list(net.collect_params().values())
         found = []
         for step, size in enumerate(self.sizes):
-            x = nd.array(np.random.RandomState(step).uniform(-1, 1, (size, WIDTH)), ctx=on(0), dtype=self.dtype)
+            x = nd.array(np.random.RandomState(step).uniform(-1, 1, (size, WIDTH)), ctx=on(0),
+                         dtype=self.dtype)
             x.attach_grad()
             with autograd.record():
                 outputs = net(x)
@@ -189,7 +195,8 @@ class Case:
         return [array.astype("float64").asnumpy() for array in found]
 
     def check(self):
-        for d in range(self.devices):  # cores are shared out among the devices in use: from here on alike
+        # cores are shared out among the devices in use: from here on alike
+        for d in range(self.devices):
             nd.zeros((1,), ctx=on(d)).wait_to_read()
         exact, default = self.run(None, True), self.run({}, True)
         recompute = {"recompute": True}
@@ -199,7 +206,8 @@ class Case:
         ):
             for flags in ways:
                 for together in (True, False):
-                    for i, (a, b) in enumerate(zip(self.run(flags, together), expected, strict=True)):
+                    for i, (a, b) in enumerate(zip(self.run(flags, together), expected,
+                                                   strict=True)):
                         where = "one device" if together else f"{self.devices} devices"
                         np.testing.assert_array_equal(a, b, err_msg=f"{flags} on {where}, array {i}\n{self}")
 

@@ -1,13 +1,15 @@
-"""Random acyclic networks in pipelines, against micro-batches accumulated by hand on one device, bit for bit.
+"""Random acyclic networks in pipelines, against micro-batches accumulated by hand on one device,
+bit for bit.
 
     python tests/random_pipelines.py --count 5000 [--seed 7]
 
 A finding is printed with its seed; `--seed` of it and `--count 1` repeat it.
 
-A network is a list of operators and layers on random devices, each of earlier values: branches, ways
-back to a device that had its turn, layers used twice, values that nobody uses, several results. It runs
-by the schedules and by a random table, in the ordinary loop and in `TrainStep`, along the batch or (with
-a state that is carried on, from a random device to a random device) along time, some of it recomputed.
+A network is a list of operators and layers on random devices, each of earlier values: branches,
+ways back to a device that had its turn, layers used twice, values that nobody uses, several
+results. It runs by the schedules and by a random table, in the ordinary loop and in `TrainStep`,
+along the batch or (with a state that is carried on, from a random device to a random device) along
+time, some of it recomputed.
 """
 
 import argparse
@@ -77,7 +79,8 @@ class Network(random_blocks.Network):
             "relu": lambda: F.relu(a),
             "square": lambda: F.square(a) / 2,
             "halve": lambda: a / 2,
-            "normalise": lambda: F.broadcast_div(a, 1 + F.sum(F.square(a), axis=-1, keepdims=True)),
+            "normalise": lambda: F.broadcast_div(a,
+                                                 1 + F.sum(F.square(a), axis=-1, keepdims=True)),
             "softmax": lambda: F.softmax(a),
             "mean": lambda: F.broadcast_add(a, F.mean(a, axis=-1, keepdims=True)),
             "stop": lambda: F.BlockGrad(a) + a,
@@ -124,7 +127,8 @@ class Case:
         ends = {int(random.randint(first, count)) for _ in range(random.randint(1, 4))} | {count - 1}
         self.outputs = [(end, int(random.randint(self.devices))) for end in sorted(ends)]
         self.carried = (int(random.randint(1, count)), int(random.randint(self.devices)))
-        self.used = [bool(random.rand() < 0.8) for _ in self.outputs]  # whether a loss is made of it
+        # whether a loss is made of it
+        self.used = [bool(random.rand() < 0.8) for _ in self.outputs]
         self.used[int(random.randint(len(self.used)))] = True
         self.wants_input, self.axes = random.rand() < 0.4, 3 if self.timewise or random.rand() < 0.3 else 2
         self.__dict__.update(given)
@@ -144,7 +148,8 @@ class Case:
         return "\n".join([*lines, f"  results {self.outputs}, with a loss {self.used}{carried}"])
 
     def learns(self):
-        """Whether results depend on parameters; backward is an error where nothing wants a gradient."""
+        """Whether results depend on parameters; backward is an error where nothing wants a
+        gradient."""
         first = 2 if self.timewise else 1
         left = [end for end, _ in self.outputs] + ([self.carried[0]] if self.timewise else [])
         while left:
@@ -188,8 +193,8 @@ class Case:
         return net
 
     def by_hand(self, every):
-        """Micro-batch by micro-batch on one device; along time backward from the last one, with what it
-        gives for the state before."""
+        """Micro-batch by micro-batch on one device; along time backward from the last one, with
+        what it gives for the state before."""
         net, x, state = self.network(True, True), self.x.copy(), self.state
         net.hybridize(exact=True, **({"recompute": True} if self.recompute == "all" else {}))
         pieces, x_grads, heads = [], [], None
@@ -223,7 +228,8 @@ class Case:
             outputs = net(x[begin:end], state) if self.timewise else net(x[begin:end])
             outputs, state = outputs if self.timewise else (outputs, None)
             predicted.append(outputs)
-        return results + self.predicted([nd.concat(*parts, dim=0) for parts in zip(*predicted)], state)
+        return results + self.predicted([nd.concat(*parts, dim=0) for parts in zip(*predicted)],
+                                        state)
 
     def predicted(self, outputs, state):
         """Of a network after training; with averages that are those of training by hand."""
@@ -264,7 +270,8 @@ class Case:
         for s in range(len(graph)):
             times.update({(kind, s): self.random.rand() + 0.1 for kind in "FBW"})
         count = len(self.parts())
-        return schedules.make_table(graph, count, "1f1b", times, in_flight=int(self.random.randint(1, count + 1)))
+        return schedules.make_table(graph, count, "1f1b", times,
+                                    in_flight=int(self.random.randint(1, count + 1)))
 
     def check(self):
         """Raises AssertionError where something differs."""
@@ -289,7 +296,8 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--devices", type=int, default=6)
     parser.add_argument("--every", action="store_true", help="every schedule of every network")
-    return hunt(lambda seed, options: Case(seed, options.devices, every_schedule=options.every), parser)
+    return hunt(lambda seed, options: Case(seed, options.devices, every_schedule=options.every),
+                parser)
 
 
 if __name__ == "__main__":

@@ -117,9 +117,11 @@ def test_single_ops_are_measured(tmp_path):
     file = tmp_path / "ops.json"
     command = [sys.executable, os.path.join(BENCHMARKS, "ops.py"), "--rounds", "1", "--seconds", "0", "--threads", "1", "--only", "move: flip", "clip, 100000x3", "--json", str(file)]
     pytest.importorskip("torch")
-    done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)))
+    done = subprocess.run(command, capture_output=True, text=True,
+                          env=dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)))
     assert done.returncode == 0, done.stderr
-    assert set(json.loads(file.read_text())) == {"move: flip, 1000x1000", "elementwise: clip, 100000x3"}
+    assert set(json.loads(file.read_text())) == {"move: flip, 1000x1000",
+                                                 "elementwise: clip, 100000x3"}
     assert "| elementwise: clip, 100000x3 |" in done.stdout and "2 cases" in done.stdout
 
 
@@ -136,11 +138,13 @@ def test_single_ops_compute_the_same_in_both_libraries():
             dtypes, arrays = {name: dtype for name, _, dtype in case.inputs}, draw(case)
             ours = eval(case.ours, {"F": mx.nd, "step": ops_mpgluon.step, **{k: mx.nd.array(v, dtype=dtypes[k]) for k, v in arrays.items()}})
             peers = {k: torch.from_numpy(v).to(getattr(torch, dtypes[k])) for k, v in arrays.items()}
-            theirs = eval(case.theirs, {"F": torch.nn.functional, "torch": torch, "step": ops_pytorch.step, **peers})
+            theirs = eval(case.theirs, {"F": torch.nn.functional, "torch": torch,
+                                        "step": ops_pytorch.step, **peers})
             if isinstance(theirs, list):
                 ours, theirs = mx.nd.concat(*ours, dim=0), torch.cat(theirs)
             theirs = theirs.double().numpy()
             tolerance = max(tolerances.get(dtype, 2e-5) for dtype in dtypes.values())
             got = ours.astype("float64").asnumpy()
             slack = tolerance * max(1, np.abs(theirs[np.isfinite(theirs)]).max()) * (10 if "cumsum" in case.name else 1)
-            np.testing.assert_allclose(got.reshape(theirs.shape), theirs, rtol=tolerance, atol=slack, equal_nan=True, err_msg=case.name)
+            np.testing.assert_allclose(got.reshape(theirs.shape), theirs, rtol=tolerance,
+                                       atol=slack, equal_nan=True, err_msg=case.name)

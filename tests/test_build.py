@@ -70,7 +70,8 @@ def test_source_distribution_has_every_file(tmp_path):
 
 
 def test_objects_are_made_again_when_what_they_are_made_from_changed(tools, monkeypatch, tmp_path):
-    """A package's headers count by contents, wherever pip has put them this time; the project's files by time."""
+    """A package's headers count by contents, wherever pip has put them this time; the project's
+    files by time."""
     monkeypatch.setattr(tools, "ROOT", str(tmp_path))
     compiled = []
     monkeypatch.setattr(tools, "run", lambda command: compiled.append(command) or subprocess.run(command, cwd=tmp_path).returncode == 0)
@@ -81,7 +82,8 @@ def test_objects_are_made_again_when_what_they_are_made_from_changed(tools, monk
     def build(package, *flags):
         tools.digest.cache_clear()
         compiled.clear()
-        tools.compile_all([("a.c", str(tmp_path / "a.o"), ["cc", *flags, "-isystem", str(tmp_path / package)])])
+        tools.compile_all([("a.c", str(tmp_path / "a.o"),
+                            ["cc", *flags, "-isystem", str(tmp_path / package)])])
         return len(compiled)
 
     def header(package, text):
@@ -109,7 +111,8 @@ def test_warnings_are_errors_only_when_asked(tools, monkeypatch):
 
 
 def compiled_by(command):
-    """The instructions of a function that clears a struct of 144 bytes, and of one that copies it; None where there is no such compiler."""
+    """The instructions of a function that clears a struct of 144 bytes, and of one that copies it;
+    None where there is no such compiler."""
     source = "struct s { char bytes[144]; }; void clear(struct s *a) { *a = (struct s){0}; } void copy(struct s *a, const struct s *b) { *a = *b; }"
     if not shutil.which(command[0]):
         return None
@@ -120,7 +123,8 @@ def compiled_by(command):
 def test_structs_are_cleared_by_stores(compiler):
     if compiled_by([compiler]) is None:
         pytest.skip(f"{compiler} is not installed")
-    spec = importlib.util.spec_from_file_location("mpgluon_build", os.path.join(ROOT, "kernels", "build.py"))
+    spec = importlib.util.spec_from_file_location("mpgluon_build",
+                                                  os.path.join(ROOT, "kernels", "build.py"))
     tools = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tools)
     assert "rep" not in compiled_by([compiler, *tools.struct_flags(compiler)]).split()

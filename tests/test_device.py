@@ -127,7 +127,8 @@ def test_fork_with_work_queued():
 
 
 def test_workers_leave_crashes_to_who_reports_them():
-    """faulthandler and sanitizers hear of a crash where it is; all other signals are for the host's threads."""
+    """faulthandler and sanitizers hear of a crash where it is; all other signals are for the
+    host's threads."""
     mx.nd.ones((400, 400)).wait_to_read()
     mx.nd.dot(*[mx.nd.ones((400, 400))] * 2).wait_to_read()
     blocked = []

@@ -1,4 +1,5 @@
-"""Eager execution is the meaning of a block, and its hybridized form has it: values, gradients of all orders, and what shares memory with what."""
+"""Eager execution is the meaning of a block, and its hybridized form has it: values, gradients of
+all orders, and what shares memory with what."""
 
 import collections
 import gc
@@ -14,11 +15,13 @@ from mpgluon import autograd, gluon, nd
 
 
 def same(x, y):
-    return x.shape == y.shape and np.allclose(x, y, rtol=1e-5, atol=1e-5 * max(1, np.abs(x).max(initial=0)))
+    return x.shape == y.shape and np.allclose(x, y, rtol=1e-5,
+                                              atol=1e-5 * max(1, np.abs(x).max(initial=0)))
 
 
 class Net(gluon.HybridBlock):
-    """A body on an input, a parameter and an array that it captures; the second half of it on another device, where there is one."""
+    """A body on an input, a parameter and an array that it captures; the second half of it on
+    another device, where there is one."""
 
     def __init__(self, body, captured=None):
         super().__init__()
@@ -30,7 +33,8 @@ class Net(gluon.HybridBlock):
         return self.body(F, x, w, self.captured)
 
 
-MODES = {"eager": None, "hybridized": {}, "exact": {"exact": True}, "static": {"static_alloc": True, "static_shape": True}}
+MODES = {"eager": None, "hybridized": {}, "exact": {"exact": True},
+         "static": {"static_alloc": True, "static_shape": True}}
 
 
 def make(body, mode, captured=None):
@@ -41,7 +45,8 @@ def make(body, mode, captured=None):
 
 
 def array(seed, shape=(2, 3), ctx=None):
-    return nd.array(np.random.RandomState(seed).uniform(0.5, 1.5, shape).astype("float32"), ctx=ctx or on(0))
+    return nd.array(np.random.RandomState(seed).uniform(0.5, 1.5, shape).astype("float32"),
+                    ctx=ctx or on(0))
 
 
 # --- Gradients of all orders --------------------------------------------------------------------------------------------
@@ -61,7 +66,8 @@ STOPS = {
     "make_loss": lambda F, x: F.make_loss(x),
     "moved": moved(lambda F, x: F.BlockGrad(x)),
     "reshaped": lambda F, x: F.BlockGrad(x.reshape((-1,))).reshape_like(x),
-    "twice": lambda F, x: F.contrib.gradientmultiplier(F.make_loss(F.BlockGrad(x) + x), scalar=2.0),
+    "twice": lambda F, x: F.contrib.gradientmultiplier(F.make_loss(F.BlockGrad(x) + x),
+                                                       scalar=2.0),
 }
 PLACES = {
     "product": lambda F, x, w, stop: x * w * stop(F, x),
@@ -69,10 +75,14 @@ PLACES = {
     "behind a transpose": lambda F, x, w, stop: F.dot(stop(F, F.transpose(x)), x * w),
     "before a transpose": lambda F, x, w, stop: F.dot(F.transpose(stop(F, x)), x * w),
     "transposed weight": lambda F, x, w, stop: F.dot(x, stop(F, F.transpose(x * w))),
-    "swapped": lambda F, x, w, stop: F.batch_dot(stop(F, F.swapaxes(F.expand_dims(x, 0), 1, 2)), F.expand_dims(w * w, 0)),
-    "queries": lambda F, x, w, stop: attention(F, stop(F, F.expand_dims(x, 0)), F.expand_dims(x * w, 0)),
-    "scores": lambda F, x, w, stop: attention(F, F.expand_dims(x, 0), F.expand_dims(x * w, 0), scores=lambda s: stop(F, s)),
-    "weights": lambda F, x, w, stop: attention(F, F.expand_dims(x, 0), F.expand_dims(x * w, 0), weights=lambda s: stop(F, s)),
+    "swapped": lambda F, x, w, stop: F.batch_dot(stop(F, F.swapaxes(F.expand_dims(x, 0), 1, 2)),
+                                                 F.expand_dims(w * w, 0)),
+    "queries": lambda F, x, w, stop: attention(F, stop(F, F.expand_dims(x, 0)),
+                                               F.expand_dims(x * w, 0)),
+    "scores": lambda F, x, w, stop: attention(F, F.expand_dims(x, 0), F.expand_dims(x * w, 0),
+                                              scores=lambda s: stop(F, s)),
+    "weights": lambda F, x, w, stop: attention(F, F.expand_dims(x, 0), F.expand_dims(x * w, 0),
+                                               weights=lambda s: stop(F, s)),
     "relu": lambda F, x, w, stop: F.relu(stop(F, F.relu(x * w - 0.3))) * w,
     "cast": lambda F, x, w, stop: F.cast(stop(F, F.cast(x * w, "float64")), "float32") * x,
     "twins": lambda F, x, w, stop: F.exp(x) * F.exp(stop(F, x)) * F.exp(x * w),
@@ -84,7 +94,8 @@ def attention(F, q, k, scores=lambda s: s, weights=lambda s: s):
 
 
 def orders(net, x):
-    """The gradients of x and w: by backward, by create_graph, and of a function of that, as NumPy arrays; what is stopped altogether stays at 9."""
+    """The gradients of x and w: by backward, by create_graph, and of a function of that, as NumPy
+    arrays; what is stopped altogether stays at 9."""
     leaves = [x, net.w.data()]
     for leaf in leaves:
         leaf.attach_grad()
@@ -190,7 +201,8 @@ def first_of(value):
 
 
 def whole(value):
-    """The value in the shape that bodies expect, where it has all elements; else something of that shape."""
+    """The value in the shape that bodies expect, where it has all elements; else something of that
+    shape."""
     return value if value.shape == (2, 3) else value.reshape((2, 3)) if value.size == 6 else value.reshape((-1, 1))[0:1].broadcast_to((2, 3))
 
 
@@ -285,7 +297,8 @@ PAUSES = {
     "the value itself": lambda F, x, w, _: paused(lambda: x) * w,
     "twins": lambda F, x, w, _: paused(lambda: F.exp(x)) * F.exp(x) * w,
     "several results": lambda F, x, w, _: F.concat(*paused(lambda: F.split(x, num_outputs=3, axis=1)), dim=1) * x * w,
-    "a transpose before a product": lambda F, x, w, _: F.dot(paused(lambda: F.transpose(x)), x * w),
+    "a transpose before a product": lambda F, x, w, _: F.dot(paused(lambda: F.transpose(x)),
+                                                             x * w),
     "recorded within": lambda F, x, w, _: paused(lambda: recorded(lambda: x * x * w)) + x,
     "paused twice": lambda F, x, w, _: paused(lambda: paused(lambda: x * w) * 2) + x * w,
     "elsewhere": lambda F, x, w, _: paused(lambda: x.as_in_context(on(1))).as_in_context(on(0)) * x * w,
@@ -425,7 +438,8 @@ CAPTURES = {
     "rows by itself": lambda F, x, w, c: x * c[F.cast(c[:, 0] > 1, "int32")],
     "cond of it": lambda F, x, w, c: F.contrib.cond(c.sum() > 6, lambda: x * c, lambda: -x * w),
     "cond": lambda F, x, w, c: F.contrib.cond(c[0, 0:1] > 1, lambda: x * F.exp(c), lambda: -x),
-    "unrolled": lambda F, x, w, c: F.contrib.foreach(lambda row, s: (row * F.sqrt(c[0]), s + c[1]), x, w[0])[0],
+    "unrolled": lambda F, x, w, c: F.contrib.foreach(lambda row, s: (row * F.sqrt(c[0]), s + c[1]),
+                                                     x, w[0])[0],
     "over it": lambda F, x, w, c: F.contrib.foreach(lambda row, s: (row * s, s + row), c, c[0])[0] + x,
     "loop": lambda F, x, w, c: F.contrib.while_loop(lambda i, s: (i < 3) * (c.sum() > 6), lambda i, s: ([], [i + 1, s * F.exp(c)]), [F.zeros((1,)), x], 5)[1][1],
     "loop of it": lambda F, x, w, c: F.contrib.while_loop(lambda s: s.sum() < 20, lambda s: ([], [s * 2]), [c], 5)[1][0] * x,
@@ -439,7 +453,8 @@ CAPTURES = {
 
 
 def follow(name, mode, replace, kind):
-    """Results and gradients of some calls between which the captured array becomes another: written over, or by another in its place."""
+    """Results and gradients of some calls between which the captured array becomes another:
+    written over, or by another in its place."""
     x, c = array(0), array(1)
     net = make(CAPTURES[name], mode, c)
     source = array(2)
@@ -465,11 +480,13 @@ def follow(name, mode, replace, kind):
                 net.captured = source * 1.5
             y = first_of(net(x))
             (y * nd.arange(y.size).reshape(y.shape)).sum().backward()
-        found += [y.asnumpy(), *[leaf.grad.asnumpy() for leaf in leaves], first_of(net(x)).asnumpy()]
+        found += [y.asnumpy(), *[leaf.grad.asnumpy() for leaf in leaves],
+                  first_of(net(x)).asnumpy()]
     return found
 
 
-@pytest.mark.parametrize("kind, replace", [("plain", False), ("plain", True), ("variable", False), ("variable", True), ("computed", True)])
+@pytest.mark.parametrize("kind, replace", [("plain", False), ("plain", True), ("variable", False),
+                                           ("variable", True), ("computed", True)])
 @pytest.mark.parametrize("name", CAPTURES)
 def test_captured_arrays_are_read_in_every_call(name, kind, replace):
     eager = follow(name, "eager", replace, kind)
@@ -560,7 +577,8 @@ def test_captured_arrays_that_change_places():
         "and two again": lambda net: setattr(net, "b", array(next(seeds))),
         "what a view was of": lambda net: setattr(net, "whole", array(next(seeds), (3, 2, 3))),
         "the view": lambda net: setattr(net, "row", net.whole[2]),
-        "both": lambda net: (setattr(net, "alias", array(next(seeds))), setattr(net, "a", net.alias)),
+        "both": lambda net: (setattr(net, "alias", array(next(seeds))),
+                             setattr(net, "a", net.alias)),
     }
     net, x, seeds = Ring(), array(0), itertools.count(20)
     net.hybridize(exact=True)
@@ -574,7 +592,8 @@ def test_captured_arrays_that_change_places():
     traced = net.compiled()[0]["calls"]
     exchange(net)
     net.ring.reverse()
-    assert np.array_equal(net(x).asnumpy(), net.hybrid_forward(nd, x).asnumpy()) and net.compiled()[0]["calls"] == traced + 1  # without another trace
+    # without another trace
+    assert np.array_equal(net(x).asnumpy(), net.hybrid_forward(nd, x).asnumpy()) and net.compiled()[0]["calls"] == traced + 1
 
 
 class Settings:
@@ -631,7 +650,8 @@ def test_captured_arrays_are_found_in_classes():
 def test_captured_arrays_of_other_shapes_and_kinds():
     for mode in ("hybridized", "exact"):
         net, x = make(lambda F, x, w, c: F.broadcast_mul(x, F.cast(c, "float32") * 2), mode, array(1)), array(0)
-        for other in (array(2, (1, 3)), array(3, (2, 1)), nd.ones((2, 3), dtype="int32", ctx=on(0)), array(4)):
+        for other in (array(2, (1, 3)), array(3, (2, 1)),
+                      nd.ones((2, 3), dtype="int32", ctx=on(0)), array(4)):
             net.captured = other
             assert same(net(x).asnumpy(), x.asnumpy() * other.asnumpy() * 2)
 
@@ -656,7 +676,8 @@ def test_values_that_would_steer_the_trace(name):
     net = make(lambda F, x, w, c: x * READS[name](c), "hybridized", array(1))
     with pytest.raises(mx.MXNetError, match="would be read once|no value yet"):
         net(array(0))
-    net = make(lambda F, x, w, c: x * float(nd.array([2.0]).asscalar()), "hybridized")  # made in the block, of numbers
+    # made in the block, of numbers
+    net = make(lambda F, x, w, c: x * float(nd.array([2.0]).asscalar()), "hybridized")
     assert same(net(array(0)).asnumpy(), array(0).asnumpy() * 2)
 
 
@@ -666,7 +687,8 @@ def test_captured_arrays_in_a_pipeline():
     net, x = Net(lambda F, x, w, c: F.broadcast_mul(x, F.exp(c)), array(1, (1, 3))), array(0, (4, 3))
     net.hybridize(pipeline=Pipeline(2))
     for value in (array(2, (1, 3)), array(3, (1, 3))):
-        for change in (lambda: setattr(net, "captured", value), lambda: net.captured.__setitem__(slice(None), 2)):
+        for change in (lambda: setattr(net, "captured", value),
+                       lambda: net.captured.__setitem__(slice(None), 2)):
             change()
             assert same(net(x).asnumpy(), x.asnumpy() * np.exp(net.captured.asnumpy()))
 

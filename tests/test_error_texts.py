@@ -127,7 +127,8 @@ def saved(tmp_path):
 
 @pytest.mark.parametrize("options, words", [
     (dict(layers=3), ["'2.weight' is missing", "allow_missing=True"]),
-    (dict(layers=1), ["'1.weight'", "not present in the Block's ParameterDict", "ignore_extra=True"]),
+    (dict(layers=1), ["'1.weight'", "not present in the Block's ParameterDict",
+                      "ignore_extra=True"]),
     (dict(hidden=5), ["'net_dense0_weight'", "'0.weight' of", "expected (5, 4) vs saved (3, 4)"]),
     (dict(dtype="float64"), ["'0.weight' of", "expected float64 vs saved float32", "cast_dtype=True"]),
 ])  # fmt: skip
@@ -283,14 +284,16 @@ KINDS = {
     "initializer": (AssertionError, lambda: mx.init.create("foo")),
     "nothing to clip": (AssertionError, lambda: gluon.utils.clip_global_norm([], 1)),
     "nothing to join": (AssertionError, lambda: nd.concatenate([])),
-    "lengths of arrays": (AssertionError, lambda: gluon.data.ArrayDataset(nd.ones((3,)), nd.ones((2,)))),
+    "lengths of arrays": (AssertionError,
+                          lambda: gluon.data.ArrayDataset(nd.ones((3,)), nd.ones((2,)))),
     "head gradients": (AssertionError, _two_heads),
     "no variables": (AssertionError, lambda: autograd.grad(nd.ones((2,)), [])),
     "no gradient wanted": (MXNetError, _nothing_wants_a_gradient),
     "save a tuple": (ValueError, lambda: nd.save("no-such-file", (nd.ones((2,)),))),
     "save a number": (ValueError, lambda: nd.save("no-such-file", 3)),
     "save a list of numbers": (TypeError, lambda: nd.save("no-such-file", [3])),
-    "unknown argument of a symbol": (MXNetError, lambda: (mx.sym.var("a") + 1).infer_shape(a=(2,), b=(3,))),
+    "unknown argument of a symbol": (MXNetError,
+                                     lambda: (mx.sym.var("a") + 1).infer_shape(a=(2,), b=(3,))),
     "several elements as a number": (TypeError, lambda: float(nd.ones((2,)))),
     "several elements as a truth value": (ValueError, lambda: bool(nd.ones((2,)))),
     "several elements as a scalar": (ValueError, lambda: nd.ones((2,)).asscalar()),
@@ -336,14 +339,16 @@ def test_foreign_names_are_not_offered():
     from mpgluon import _hints
 
     x, net = nd.ones((2,)), nn.Dense(2)
-    for thing, names in ((x, _hints.ARRAY), (net, _hints.BLOCK), (nn, _hints.LAYERS), (nd, _hints.FUNCTIONS)):
+    for thing, names in ((x, _hints.ARRAY), (net, _hints.BLOCK), (nn, _hints.LAYERS),
+                         (nd, _hints.FUNCTIONS)):
         for name in names:
             assert not hasattr(thing, name), f"{name} exists: no hint is needed"
             assert name not in dir(thing)
 
 
 def test_foreign_names_leave_attributes_quick():
-    """A class with __getattr__ is one whose attributes Python does not find by its shortcuts, nor those of objects that were asked for their __dict__."""
+    """A class with __getattr__ is one whose attributes Python does not find by its shortcuts, nor
+    those of objects that were asked for their __dict__."""
     assert not hasattr(gluon.Block, "__getattr__") and not hasattr(gluon.Parameter, "__getattr__") and not hasattr(nd.NDArray, "__getattr__")
     net = nn.Dense(2)
     assert "Block.parameters" not in text_of(AttributeError, lambda: gluon.Block.parameters) and "collect_params" in text_of(AttributeError, lambda: gluon.Block.parameters)
@@ -387,14 +392,16 @@ def test_trainer_says_first_what_is_wrong_with_its_optimizer():
 
 
 def test_data_of_another_dtype_than_the_network():
-    for layer, shape in ((nn.Dense(2, in_units=3), (1, 3)), (nn.Conv2D(2, 1, in_channels=3), (1, 3, 2, 2))):
+    for layer, shape in ((nn.Dense(2, in_units=3), (1, 3)),
+                         (nn.Conv2D(2, 1, in_channels=3), (1, 3, 2, 2))):
         layer.initialize()
         assert "convert the data with x.astype('float32'), or the network with net.cast('float64')" in text_of(MXNetError, lambda: layer(nd.ones(shape, dtype="float64")))
 
 
 def test_labels_that_do_not_fit_their_loss():
     pred, loss = nd.ones((3, 4)), gluon.loss.SoftmaxCrossEntropyLoss()
-    assert "sparse_label=False" in text_of(ValueError, lambda: loss(pred, nd.one_hot(nd.array([0, 1, 2]), 4)))
+    assert "sparse_label=False" in text_of(ValueError,
+                                           lambda: loss(pred, nd.one_hot(nd.array([0, 1, 2]), 4)))
     assert loss(nd.ones((3, 1)), nd.zeros((3,))).shape == (3,)
 
 
@@ -419,7 +426,8 @@ def test_masks_as_indices_are_warned_of():
 def test_files_of_other_formats(tmp_path):
     for suffix in ("npz", "safetensors"):
         (tmp_path / f"a.{suffix}").write_bytes(b"PK\x03\x04" + bytes(100))
-        assert f"for that format use" in text_of(MXNetError, lambda: nd.load(tmp_path / f"a.{suffix}"))
+        assert f"for that format use" in text_of(MXNetError,
+                                                 lambda: nd.load(tmp_path / f"a.{suffix}"))
     assert "safetensors.numpy.save_file" in text_of(MXNetError, lambda: _dense().save_parameters(str(tmp_path / "b.safetensors")))
     assert "for that format" not in text_of(MXNetError, lambda: nd.load(tmp_path / "missing.npz"))
 

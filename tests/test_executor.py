@@ -348,7 +348,8 @@ def test_recurrent_layers(tmp_path, layout):
     expected = layer(x)
     block = gluon.SymbolBlock.imports(*layer.export(str(tmp_path / "lstm"))[:1], ["data0", "data1", "data2"], str(tmp_path / "lstm-0000.params"))
     begin = layer.begin_state(batch_size=2 if layout == "TNC" else 3)
-    np.testing.assert_allclose(block(x, *begin).asnumpy(), expected.asnumpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(block(x, *begin).asnumpy(), expected.asnumpy(), rtol=1e-5,
+                               atol=1e-6)
     other = values(5, 6, 5)  # another length and batch
     assert block(other, *layer.begin_state(batch_size=6 if layout == "TNC" else 5)).shape == (5, 6, 8)
     output, states = layer(x, begin)

@@ -15,7 +15,8 @@ from mpgluon.parallel import Pipeline, TrainStep
 
 @pytest.fixture(scope="module", autouse=True)
 def little_garbage():
-    """Where memory is short garbage is collected, which takes a while with all the objects of a test run."""
+    """Where memory is short garbage is collected, which takes a while with all the objects of a
+    test run."""
     gc.collect()
     gc.freeze()
     yield
@@ -23,7 +24,8 @@ def little_garbage():
 
 
 def sweep(work, limit=5000, stride=1, count=1, after=lambda: None):
-    """Runs `work` with its n-th allocation failing, and `count` in all, for every n (every `stride`-th), and `after` behind each; how many runs failed."""
+    """Runs `work` with its n-th allocation failing, and `count` in all, for every n (every
+    `stride`-th), and `after` behind each; how many runs failed."""
     failures = 0
     for n in range(1, limit, stride):
         _core._memory_free_kept()
@@ -100,7 +102,8 @@ class Small(gluon.HybridBlock):
 
 
 class Session:
-    """A small net in training, one of the ways to run it, that can be brought back to where it was saved."""
+    """A small net in training, one of the ways to run it, that can be brought back to where it was
+    saved."""
 
     def __init__(self, way):
         mx.random.seed(5)
@@ -136,11 +139,13 @@ def export(session, folder):
     net.hybridize()
     net(session.x).asnumpy()
     net.export(f"{folder}/exported")
-    gluon.SymbolBlock.imports(f"{folder}/exported-symbol.json", ["data"], f"{folder}/exported-0000.params")
+    gluon.SymbolBlock.imports(f"{folder}/exported-symbol.json", ["data"],
+                              f"{folder}/exported-0000.params")
 
 
 def sweep_all(way, folder, stride, counts):
-    """Each allocation, of the core and of devices, fails while each thing is done: an error of memory, and the next step is as ever."""
+    """Each allocation, of the core and of devices, fails while each thing is done: an error of
+    memory, and the next step is as ever."""
     (folder / "kept").mkdir()
     (folder / "other").mkdir()
     session = Session(way)
@@ -169,7 +174,8 @@ def sweep_all(way, folder, stride, counts):
                     ctx.empty_cache()
                 work()
 
-            failures = sweep(one, stride=every, count=count, after=lambda check=check, wanted=wanted, name=name: check_same(check(), wanted, name))
+            failures = sweep(one, stride=every, count=count, after=lambda check=check,
+                             wanted=wanted, name=name: check_same(check(), wanted, name))
             assert failures > 0 or every > 1, name
 
 
@@ -321,7 +327,8 @@ def test_arrays_of_zero_size(name, hybridize):
 
 @pytest.mark.parametrize("automatic", [True, False], ids=["gc enabled", "gc disabled"])
 def test_garbage_is_collected_before_a_device_is_out_of_memory(automatic):
-    """What only cycles of Python objects hold makes room: a model after an error, for instance, whose traceback knows it."""
+    """What only cycles of Python objects hold makes room: a model after an error, for instance,
+    whose traceback knows it."""
     ctx = mx.cpu(92)
     set_memory_limit(ctx, 20 << 20)
     finalized = []
@@ -331,7 +338,8 @@ def test_garbage_is_collected_before_a_device_is_out_of_memory(automatic):
             self.me, self.array = self, nd.ones((3 << 20,), ctx=ctx)
 
         def __del__(self):
-            finalized.append(float(self.array[:4].sum().asscalar()))  # runs ops, in the middle of the call that wants memory
+            # runs ops, in the middle of the call that wants memory
+            finalized.append(float(self.array[:4].sum().asscalar()))
 
     (gc.enable if automatic else gc.disable)()
     try:
@@ -344,7 +352,8 @@ def test_garbage_is_collected_before_a_device_is_out_of_memory(automatic):
         net.hybridize()
         assert net(nd.ones((1, 1 << 10), ctx=ctx)).shape == (1, 1 << 10)
         assert finalized == [4.0] * 3
-        with pytest.raises(MemoryError, match="is out of memory: asked for"):  # what is not garbage stays
+        # what is not garbage stays
+        with pytest.raises(MemoryError, match="is out of memory: asked for"):
             nd.ones((3 << 20,), ctx=ctx)
     finally:
         gc.enable()

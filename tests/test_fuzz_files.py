@@ -219,13 +219,15 @@ def test_wrong_graphs_inside(name):
         mx.sym.load_json(json.dumps(document))
 
 
-@pytest.mark.parametrize("target", ["params", "symbol", "safetensors", "checkpoint", "trainer_states", "parameters"])
+@pytest.mark.parametrize("target", ["params", "symbol", "safetensors", "checkpoint",
+                                    "trainer_states", "parameters"])
 def test_corpus(target):
     """What the fuzzers of tests/fuzz found to reach the most, and right files."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(os.path.join(os.path.dirname(os.path.abspath(__file__)), "fuzz"))
         import readers
-    read, corpus = readers.TARGETS[target], os.path.join(os.path.dirname(readers.__file__), "corpus", target)
+    read, corpus = readers.TARGETS[target], os.path.join(os.path.dirname(readers.__file__),
+                                                         "corpus", target)
     for data in readers.seeds(read):
         read(data)
         for end in range(0, len(data), 37):

@@ -355,7 +355,8 @@ def test_exported_layers_take_their_states(kind, states, begins, tmp_path):
     assert [name for name in symbol.list_arguments() if name.startswith("data")] == names
     assert len(symbol.list_outputs()) == (1 if begins else 1 + states)
     outputs = mx.gluon.SymbolBlock.imports(symbol_file, names, param_file)(x, *given)
-    np.testing.assert_allclose((outputs if begins else outputs[0]).asnumpy(), expected.asnumpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose((outputs if begins else outputs[0]).asnumpy(), expected.asnumpy(),
+                               rtol=1e-5, atol=1e-6)
 
 
 def test_states_say_their_dtype():

@@ -300,7 +300,8 @@ def test_download(tmp_path):
         gluon.utils.download((tmp_path / "absent").as_uri(), str(tmp_path / "to"))
 
 
-@pytest.mark.parametrize("optimizer, options", [("adam", {}), ("sgd", {"momentum": 0.9}), ("lamb", {}), ("ftml", {})])
+@pytest.mark.parametrize("optimizer, options", [("adam", {}), ("sgd", {"momentum": 0.9}),
+                                                ("lamb", {}), ("ftml", {})])
 def test_states_follow_a_network_that_is_cast(optimizer, options):
     def train(dtypes):
         mx.random.seed(1)
@@ -316,7 +317,8 @@ def test_states_follow_a_network_that_is_cast(optimizer, options):
             trainer.step(2)
         return net.weight.data().asnumpy()
 
-    np.testing.assert_allclose(train(["float32"] * 2 + ["float64"] * 2), train(["float32"] * 4), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(train(["float32"] * 2 + ["float64"] * 2), train(["float32"] * 4),
+                               rtol=1e-4, atol=1e-5)
 
 
 def test_states_with_float32_copies_do_not_follow_a_cast():
@@ -330,5 +332,6 @@ def test_states_with_float32_copies_do_not_follow_a_cast():
         loss.backward()
         if dtype == "float32":
             trainer.step(1)
-    with pytest.raises(mx.MXNetError, match="cast from float32 to float16 in mid-training.*make a new Trainer"):
+    with pytest.raises(mx.MXNetError,
+                       match="cast from float32 to float16 in mid-training.*make a new Trainer"):
         trainer.step(1)

@@ -247,7 +247,8 @@ DRAWING = {
     "dropout along axes": lambda F, y, w, p: F.Dropout(y, p=0.5, axes=(0,)),
     "attention": attend,
     "rnn": recur,
-    "rrelu": lambda F, y, w, p: F.LeakyReLU(-y, act_type="rrelu", lower_bound=0.1, upper_bound=0.9)[0],
+    "rrelu": lambda F, y, w, p: F.LeakyReLU(-y, act_type="rrelu", lower_bound=0.1,
+                                            upper_bound=0.9)[0],
     "uniform": lambda F, y, w, p: F.random.uniform(shape=(8, 16)),
     "normal": lambda F, y, w, p: F.random.normal(shape=(8, 16)),
     "gamma": lambda F, y, w, p: F.random.gamma(shape=(8, 16), alpha=0.7, beta=2.0),
@@ -365,7 +366,8 @@ def test_profiles_show_ops_and_not_captures(counts):
 
 
 def test_no_capture_writes_beyond_scratch_that_was_made_anew():
-    """Scratch that was given back and is smaller now may lie where it lay: what was captured with more of it is captured again."""
+    """Scratch that was given back and is smaller now may lie where it lay: what was captured with
+    more of it is captured again."""
     printed = run("""
         import numpy as np, mpgluon as mx
         from mpgluon import nd

@@ -1,11 +1,13 @@
-"""Calls whose arguments misbehave: an error, and never a crash. They run in processes of their own."""
+"""Calls whose arguments misbehave: an error, and never a crash. They run in processes of their
+own."""
 
 import os
 
 import pytest
 from stand_in import run
 
-# Values that empty the container they are in when they are looked at, behind items that are freed then and overwritten.
+# Values that empty the container they are in when they are looked at, behind items that are freed
+# then and overwritten.
 CONTAINERS = """
 import numpy as np, mpgluon as mx
 from mpgluon import nd, sym, _core
@@ -104,7 +106,8 @@ def fuzz(tmp_path, **options):
     arguments = [f"--{key}={value}" for key, value in options.items()]
     log = tmp_path / "log"
     try:
-        run(f"import op_fuzz; op_fuzz.main({[*arguments, '--log', str(log)]})", MPGLUON_CPU_THREADS="1", timeout=600)
+        run(f"import op_fuzz; op_fuzz.main({[*arguments, '--log', str(log)]})",
+            MPGLUON_CPU_THREADS="1", timeout=600)
     except AssertionError as error:
         raise AssertionError(f"{log.read_text().strip()}\n{str(error)[-4000:]}") from None
 

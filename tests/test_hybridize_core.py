@@ -240,12 +240,14 @@ def test_gradients_of_gradients():
     assert np.allclose(x.grad.asnumpy(), 2 * (3 * v**2 * u) * 6 * v * u)
 
 
-SECOND = {  # what a value reaches in several ways, whose gradients are summed up, on either side of a move
+# what a value reaches in several ways, whose gradients are summed up, on either side of a move
+SECOND = {
     "moves": lambda x, w, d: [nd.concat(nd.dot(x.as_in_context(d), w), x.as_in_context(d) * 2, dim=1) * nd.concat(x, x, dim=1).as_in_context(d)],
     "twice the same": lambda x, w, d: [nd.tanh(x.as_in_context(d)) * w.sum() + nd.tanh(x).as_in_context(d) * nd.tanh(nd.tanh(x)).as_in_context(d)],
     "constants": lambda x, w, d: [x.as_in_context(d) * nd.BlockGrad(x).as_in_context(d) + nd.dot(nd.BlockGrad(nd.round(x) - x).as_in_context(d), w) ** 2,
                                   nd.contrib.gradientmultiplier(x, scalar=3.0) * nd.make_loss(x)],
-    "several results": lambda x, w, d: [nd.dot(x.as_in_context(d), w).as_in_context(x.context) * x, x * x, nd.sigmoid(x.as_in_context(d) * 2)],
+    "several results": lambda x, w, d: [nd.dot(x.as_in_context(d), w).as_in_context(x.context) * x,
+                                        x * x, nd.sigmoid(x.as_in_context(d) * 2)],
     "dropout": lambda x, w, d: [nd.Dropout(nd.dot(x.as_in_context(d), w), p=0.4) * x.as_in_context(d)],
 }
 
@@ -296,12 +298,14 @@ def test_gradients_of_gradients_of_what_does_not_depend_on_variables():
     x.attach_grad()
     with autograd.record():
         y, z = op(x)
-        with pytest.raises(mx.MXNetError, match="array 0 of the heads: it was not computed from variables"):
+        with pytest.raises(mx.MXNetError,
+                           match="array 0 of the heads: it was not computed from variables"):
             autograd.grad(z, [x], create_graph=True)
 
 
 def test_an_expanded_call_gives_up_its_memory():
-    """Its ops stand for it from then on; what they keep goes with the first backward that does not retain the graph."""
+    """Its ops stand for it from then on; what they keep goes with the first backward that does not
+    retain the graph."""
     op = _core.CachedOp(lambda x: [nd.tanh(nd.tanh(nd.tanh(x)))], {})
     x = array((64, 1024), 0)
     x.attach_grad()

@@ -130,7 +130,8 @@ def test_bad_keys(key):
 def test_bad_values():
     _, array = source()
     for value in (np.ones(2), nd.ones(2), np.ones((2, 4, 3, 5)), nd.ones((5, 4))):
-        for key in (slice(None), (slice(1, 3), slice(None), slice(None, None, 2)), [0, 1], 0, (0, slice(None), 1)):
+        for key in (slice(None), (slice(1, 3), slice(None), slice(None, None, 2)), [0, 1], 0,
+                    (0, slice(None), 1)):
             with pytest.raises(ValueError) as caught:  # as in MXNet and NumPy
                 array[key] = value
             assert isinstance(caught.value, mx.MXNetError)
@@ -272,7 +273,8 @@ NOTHING = {
 def test_values_that_do_not_fit_are_refused_where_nothing_is_selected(name):
     key, shape = NOTHING[name]
     wanted = np.zeros(shape)[key].shape
-    for value in (1, np.zeros(1), nd.ones((1,)), np.zeros(wanted), np.zeros((9, 9)), nd.zeros((9, 9)), np.zeros(7), [1, 2, 3, 4]):
+    for value in (1, np.zeros(1), nd.ones((1,)), np.zeros(wanted), np.zeros((9, 9)),
+                  nd.zeros((9, 9)), np.zeros(7), [1, 2, 3, 4]):
         x, plain = nd.zeros(shape), np.zeros(shape)
         try:
             plain[key] = value.asnumpy() if isinstance(value, nd.NDArray) else value

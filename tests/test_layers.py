@@ -103,7 +103,8 @@ def objects():
 def writable_symbols(path):
     """Objects in sections that stay writable: constant tables of pointers (.data.rel.ro) do not.
 
-    Those inside of functions without what tells them apart: a number behind them (gcc), the function before them (clang).
+    Those inside of functions without what tells them apart: a number behind them (gcc), the
+    function before them (clang).
     """
     for line in subprocess.run(["objdump", "-t", path], capture_output=True, text=True, check=True).stdout.splitlines():
         match = re.match(r"[0-9a-f]+ .{7} (\.\S+)\s+[0-9a-f]+ (?:\.hidden )?(\S+)$", line)

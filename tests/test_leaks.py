@@ -1,7 +1,9 @@
-"""What every way of running leaves behind, step after step: nothing. Counted are the objects of Python, the memory of malloc and of the devices' pools,
-and, where CPython is a debug build, all references.
+"""What every way of running leaves behind, step after step: nothing. Counted are the objects of
+Python, the memory of malloc and of the devices' pools, and, where CPython is a debug build, all
+references.
 
-`python tests/test_leaks.py [--seconds S] [--steps N] [WAY ...]` runs ways for longer and prints what a step leaves behind."""
+`python tests/test_leaks.py [--seconds S] [--steps N] [WAY ...]` runs ways for longer and prints
+what a step leaves behind."""
 
 import argparse
 import contextlib
@@ -329,7 +331,8 @@ class Stages(gluon.HybridBlock):
 @way
 def train_step():
     net = Stages()
-    one = TrainStep(net, gluon.loss.L2Loss(), gluon.Trainer(net.collect_params(), "adam"), Pipeline(2))
+    one = TrainStep(net, gluon.loss.L2Loss(), gluon.Trainer(net.collect_params(), "adam"),
+                    Pipeline(2))
     x, y = data((8, 8)), data((8, 8), B)
     return lambda: one(x, y)
 
@@ -413,8 +416,10 @@ def collectives():
 
 @way
 def data_loader():
-    pictures = gluon.data.ArrayDataset(np.arange(24.0, dtype="float32").reshape(12, 2), nd.arange(12))
-    loader = gluon.data.DataLoader(pictures.transform_first(lambda x: x * 2), batch_size=5, shuffle=True)
+    pictures = gluon.data.ArrayDataset(np.arange(24.0, dtype="float32").reshape(12, 2),
+                                       nd.arange(12))
+    loader = gluon.data.DataLoader(pictures.transform_first(lambda x: x * 2), batch_size=5,
+                                   shuffle=True)
 
     def step():
         for _ in loader:
@@ -426,7 +431,8 @@ def data_loader():
 
 @way
 def data_loader_of_threads():
-    loader = gluon.data.DataLoader(gluon.data.ArrayDataset(np.ones((6, 2), dtype="float32")), batch_size=2, num_workers=1, thread_pool=True)
+    loader = gluon.data.DataLoader(gluon.data.ArrayDataset(np.ones((6, 2), dtype="float32")),
+                                   batch_size=2, num_workers=1, thread_pool=True)
     return lambda: [batch.asnumpy() for batch in loader]
 
 
@@ -469,7 +475,8 @@ def checkpoints():
 
 @way
 def shapes_that_never_repeat():
-    """All of one size, for pools keep some blocks of every size; without products of matrices, whose library keeps what it made for many shapes."""
+    """All of one size, for pools keep some blocks of every size; without products of matrices,
+    whose library keeps what it made for many shapes."""
     net = nn.HybridLambda(lambda F, x: (F.sin(x) * 2 + F.relu(x)).as_in_context(B).as_in_context(A))
     net.hybridize()
     shapes = itertools.cycle([shape for shape in itertools.product((1, 2, 3, 4, 6, 12, 24), repeat=6) if np.prod(shape) == 576])
@@ -617,7 +624,8 @@ def executors():
 
 @way
 def modules():
-    out = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="fc"), name="softmax")
+    out = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="fc"),
+                               name="softmax")
     net = mx.mod.Module(out, context=A)
     batches = mx.io.NDArrayIter(np.ones((8, 4), dtype="float32"), np.zeros(8, dtype="float32"), 4)
     net.bind(batches.provide_data, batches.provide_label)
@@ -639,7 +647,8 @@ def modules():
 
 @way
 def watched():
-    """What looks at the rest: printing, the lists of what is compiled, the profiler, standing work."""
+    """What looks at the rest: printing, the lists of what is compiled, the profiler, standing
+    work."""
     net, x = Spanning(), data()
     net.hybridize()
     net(x)
@@ -669,7 +678,8 @@ except (AttributeError, OSError):  # another C library
 
 
 def counts():
-    """What there is now, and the least by which a step that leaves anything behind makes it more."""
+    """What there is now, and the least by which a step that leaves anything behind makes it
+    more."""
     nd.waitall()
     gc.collect()
     found = {"blocks of Python": (sys.getallocatedblocks(), 1)}
@@ -684,7 +694,8 @@ def counts():
 
 
 def left(step, steps, rounds=3):
-    """What `steps` steps leave behind: the least of some rounds, for caches fill up and tables grow now and then. By name: (how much, of how much)."""
+    """What `steps` steps leave behind: the least of some rounds, for caches fill up and tables
+    grow now and then. By name: (how much, of how much)."""
     least = {}
     before = counts()
     for _ in range(rounds):
@@ -699,7 +710,8 @@ def left(step, steps, rounds=3):
 
 
 def leaks(step, steps, rounds=3):
-    """What each step leaves behind, by name. What is found must be there in more steps, too: tables that grow now and then are not."""
+    """What each step leaves behind, by name. What is found must be there in more steps, too:
+    tables that grow now and then are not."""
     for factor in (1, 4, 16, 64):
         found = {name: (count, count / (steps * factor * unit)) for name, (count, unit) in left(step, steps * factor, rounds).items()}
         found = {name: count for name, (count, share) in found.items() if share >= 0.5}
@@ -734,7 +746,8 @@ def test_nothing_stays(name):
 
 
 def run(name, most, seconds):
-    """Runs a way as often as the seconds allow: (steps, leaks, bytes by which the process grew in the later three quarters)."""
+    """Runs a way as often as the seconds allow: (steps, leaks, bytes by which the process grew in
+    the later three quarters)."""
     step, steps, begin = WAYS[name](), 0, time.process_time()
     while steps < most // 4 and (time.process_time() - begin < seconds / 4 or steps < STEPS.get(name, 4)):
         step()

@@ -285,7 +285,8 @@ def test_train_step_over_data_and_stages():
 
 
 def test_train_step_on_a_last_batch_of_few_rows():
-    """Replicas with fewer rows than micro-batches have a micro-batch for each; with none the error has the true numbers."""
+    """Replicas with fewer rows than micro-batches have a micro-batch for each; with none the error
+    has the true numbers."""
     data, results = [*batches(1), *batches(1, 3)], []
     for axes in ({"data": 1}, {"data": 2, "stage": 2}):
         net, mesh = build(axes, hybrid=False)
@@ -294,7 +295,8 @@ def test_train_step_on_a_last_batch_of_few_rows():
         assert [step(x, y).shape for x, y in data] == [(12,), (3,)]
         results.append(values(net))
     close(*results, 1e-5)
-    with pytest.raises(ValueError, match="a batch of 1 row along axis 0 can't be divided among 2 replicas"):
+    with pytest.raises(ValueError,
+                       match="a batch of 1 row along axis 0 can't be divided among 2 replicas"):
         step(data[0][0][:1], data[0][1][:1])
 
 

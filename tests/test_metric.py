@@ -90,7 +90,8 @@ def test_composite():
     assert math.isnan(metric.get()[1][0])
 
 
-@pytest.mark.parametrize("name", ["mse", "rmse", "mae", "ce", "nll_loss", "loss", "pearsonr", "acc"])
+@pytest.mark.parametrize("name", ["mse", "rmse", "mae", "ce", "nll_loss", "loss", "pearsonr",
+                                  "acc"])
 def test_sums_do_not_drift(name):
     """What 3000 updates add up to is the mean of what each would give alone."""
     metric, alone = mx.metric.create(name), mx.metric.create(name)
@@ -155,4 +156,5 @@ def test_refusals():
 
 def test_configs_hold_what_mxnets_do():
     for name in ("f1", "mcc", "pearsonr"):
-        assert set(mx.metric.create(name).get_config()) == {"metric", "name", "output_names", "label_names"}
+        assert set(mx.metric.create(name).get_config()) == {"metric", "name", "output_names",
+                                                            "label_names"}

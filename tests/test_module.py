@@ -135,15 +135,19 @@ _GIVEN = {
     "shape": lambda given: given.update({"arg:fc2_bias": mx.nd.ones(5)}),
     "shape of one size": lambda given: given.update({"arg:fc2_weight": mx.nd.full((3, 2), 2)}),
     "shape of a state": lambda given: given.update({"aux:norm_moving_var": mx.nd.ones(5)}),
-    "dtype": lambda given: given.update({"arg:fc2_bias": mx.nd.full(2, 2, dtype="float64"), "aux:norm_moving_var": mx.nd.full(3, 2, dtype="int32")}),
+    "dtype": lambda given: given.update({"arg:fc2_bias": mx.nd.full(2, 2, dtype="float64"),
+                                         "aux:norm_moving_var": mx.nd.full(3, 2, dtype="int32")}),
 }
 
 
 @pytest.mark.parametrize("kind", _GIVEN)
 def test_parameters_that_do_not_fit(kind, tmp_path):
-    """What MXNet 1.9.1 does with such files and dicts; where that is an error, nothing is changed here."""
-    hidden = mx.sym.BatchNorm(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="fc1"), name="norm")
-    symbol = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(hidden, num_hidden=2, name="fc2"), name="softmax")
+    """What MXNet 1.9.1 does with such files and dicts; where that is an error, nothing is changed
+    here."""
+    hidden = mx.sym.BatchNorm(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="fc1"),
+                              name="norm")
+    symbol = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(hidden, num_hidden=2, name="fc2"),
+                                  name="softmax")
 
     def made():
         module = mx.mod.Module(symbol, context=[on(0), on(1)])
@@ -176,7 +180,8 @@ def test_parameters_that_do_not_fit(kind, tmp_path):
     check(lambda module: module.init_params(mx.init.One(), *parts, force_init=True), wrong)
     for extra in (False, True):
         wrong = mx.MXNetError if kind.startswith("shape") else ValueError if kind.startswith("extra") and not extra else None
-        check(lambda module: module.set_params(*parts, allow_missing=True, allow_extra=extra), wrong, True)
+        check(lambda module: module.set_params(*parts, allow_missing=True, allow_extra=extra),
+              wrong, True)
         check(lambda module: [one.copy_params_from(*parts, allow_extra_params=extra) for one in module._execs] and setattr(module, "_params_dirty", True), wrong, True)
 
 
@@ -186,7 +191,8 @@ def test_files_of_other_kinds(tmp_path):
     module.init_params(mx.init.One())
     before = _values(module)
     path, one = str(tmp_path / "other-0001.params"), mx.nd.ones(2)
-    for arrays, strict in (([one], False), ({"fc1_bias": one}, False), ({"foo:fc1_bias": one}, True)):
+    for arrays, strict in (([one], False), ({"fc1_bias": one}, False),
+                           ({"foo:fc1_bias": one}, True)):
         mx.nd.save(path, arrays)
         with pytest.raises(ValueError, match="Invalid param file"):
             module.load_params(path)

@@ -199,7 +199,8 @@ def test_split_leaves_no_axis():
     assert x.grad.asnumpy().tolist() == [3, 0, 1]
 
 
-@pytest.mark.parametrize("shape, k, expected", [((3, 3), 5, (0,)), ((3, 3), -3, (0,)), ((3, 4, 5), -3, (5, 0)), ((2, 3, 4), 9, (4, 0))])
+@pytest.mark.parametrize("shape, k, expected", [((3, 3), 5, (0,)), ((3, 3), -3, (0,)),
+                                                ((3, 4, 5), -3, (5, 0)), ((2, 3, 4), 9, (4, 0))])
 def test_diagonals_beyond_the_plane_are_empty(shape, k, expected):
     x = nd.ones(shape)
     x.attach_grad()
@@ -243,12 +244,14 @@ def test_lists_formats_and_iteration():
 def test_numpy_functions_keep_gradients_or_say_no():
     x = nd.array([[1.0, 2.5], [3.0, 4.0]])
     assert np.mean(x) == 2.625 and np.mean(x, axis=0).tolist() == [2, 3.25] and np.mean(x, dtype="float64").dtype == np.float64
-    np.testing.assert_array_equal(np.round(x * 1.01, 1), np.round(x.asnumpy() * np.float32(1.01), 1))
+    np.testing.assert_array_equal(np.round(x * 1.01, 1),
+                                  np.round(x.asnumpy() * np.float32(1.01), 1))
     assert isinstance(np.sum(x), nd.NDArray) and np.concatenate([x, x]).shape == (4, 2) and isinstance(np.exp(x), np.ndarray)
     x.attach_grad()
     with mx.autograd.record():
         y = x * 2
-        for call in (lambda: np.exp(y), lambda: np.mean(y), lambda: np.concatenate([y, y]), lambda: np.where(y, y, 0), lambda: np.maximum(y, 0)):
+        for call in (lambda: np.exp(y), lambda: np.mean(y), lambda: np.concatenate([y, y]),
+                     lambda: np.where(y, y, 0), lambda: np.maximum(y, 0)):
             with pytest.raises(mx.MXNetError, match="its gradient would be lost"):
                 call()
         assert np.exp(y.detach()).shape == np.asarray(y).shape == y.asnumpy().shape == (2, 2)
@@ -267,7 +270,8 @@ def test_functions_that_cut_off_keep_nan(dtype):
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int32", "int64"])
 def test_numbers_beyond_a_dtype_are_compared_as_they_are(dtype):
     x = nd.array([1, 100], dtype=dtype)
-    for number in (257, -3 if dtype == "uint8" else -200, 3e9, -3e9, 1e10, -1e10, 1e30, -1e30, float("inf"), -float("inf")):
+    for number in (257, -3 if dtype == "uint8" else -200, 3e9, -3e9, 1e10, -1e10, 1e30, -1e30,
+                   float("inf"), -float("inf")):
         if dtype == "int64" and abs(number) < 300:
             continue
         expected = [int(number > 0)] * 2
@@ -447,7 +451,8 @@ def test_functions():
     with pytest.raises(ValueError):
         nd.split_v2(x, 5, axis=1)
     ranged = nd.histogram(nd.array([0, 1, 1, 3]), bins=3, range=(0, 3))
-    assert isinstance(ranged, list) and ranged[0].dtype == np.int64 and ranged[1].dtype == np.float32  # as in MXNet
+    # as in MXNet
+    assert isinstance(ranged, list) and ranged[0].dtype == np.int64 and ranged[1].dtype == np.float32
     counts, edges = nd.histogram(nd.array([0, 1, 1, 3]), bins=3)
     assert counts.asnumpy().tolist() == [1, 2, 1] and edges.shape == (4,)
     out = nd.zeros((2, 3))

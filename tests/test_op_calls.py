@@ -77,13 +77,16 @@ def test_inputs_that_parameters_leave_out():
     data, label, lengths = nd.ones((4, 1, 3)), nd.array([[1, 2]]), nd.array([2])
     expected = nd.CTCLoss(data, label, None, lengths, use_label_lengths=True).asnumpy()
     np.testing.assert_allclose(expected, [1.686399], rtol=1e-5)  # MXNet's number
-    for result in (nd.ctc_loss(data, label, label_lengths=lengths, use_label_lengths=True), nd.CTCLoss(data, label, lengths, use_label_lengths=True)):
+    for result in (nd.ctc_loss(data, label, label_lengths=lengths, use_label_lengths=True),
+                   nd.CTCLoss(data, label, lengths, use_label_lengths=True)):
         np.testing.assert_array_equal(result.asnumpy(), expected)
     with pytest.raises(mx.MXNetError, match="data_lengths is missing"):
-        nd.CTCLoss(data, label, label_lengths=lengths, use_label_lengths=True, use_data_lengths=True)
+        nd.CTCLoss(data, label, label_lengths=lengths, use_label_lengths=True,
+                   use_data_lengths=True)
     with pytest.raises(mx.MXNetError):
         nd.CTCLoss(data, label, label_lengths=lengths)
-    symbol = mx.sym.CTCLoss(mx.sym.var("a"), mx.sym.var("b"), label_lengths=mx.sym.var("c"), use_label_lengths=True)
+    symbol = mx.sym.CTCLoss(mx.sym.var("a"), mx.sym.var("b"), label_lengths=mx.sym.var("c"),
+                            use_label_lengths=True)
     assert symbol.list_arguments() == ["a", "b", "c"]
     np.testing.assert_array_equal(symbol.eval(a=data, b=label, c=lengths)[0].asnumpy(), expected)
     assert mx.sym.CTCLoss(mx.sym.var("a"), mx.sym.var("b"), use_label_lengths=True, name="l").list_arguments() == ["a", "b", "l_label_lengths"]
@@ -373,11 +376,15 @@ LONG_MEANS = {
     "L2Loss": lambda x: gluon.loss.L2Loss()(x, nd.zeros_like(x)), "HuberLoss": lambda x: gluon.loss.HuberLoss()(x, nd.zeros_like(x)),
     "SigmoidBCELoss": lambda x: gluon.loss.SigmoidBCELoss()(x, nd.ones_like(x)),
     "PoissonNLLLoss": lambda x: gluon.loss.PoissonNLLLoss()(x, nd.ones_like(x)), "LogisticLoss": lambda x: gluon.loss.LogisticLoss()(x, nd.ones_like(x)),
-    "SoftmaxCELoss": lambda x: gluon.loss.SoftmaxCELoss()(x.reshape((1, LONG, 2)), nd.zeros((1, LONG))),
+    "SoftmaxCELoss": lambda x: gluon.loss.SoftmaxCELoss()(x.reshape((1, LONG, 2)),
+                                                          nd.zeros((1, LONG))),
     "regression": lambda x: nd.LinearRegressionOutput(x, nd.zeros_like(x), grad_scale=8192.0),
-    "absolute regression": lambda x: nd.MAERegressionOutput(x, nd.zeros_like(x), grad_scale=8192.0),
-    "global pooling": lambda x: nd.Pooling(x.reshape((1, 1, 400, 500)), kernel=(1, 1), global_pool=True, pool_type="avg"),
-    "makes a loss": lambda x: nd.MakeLoss(x.reshape((-1, 1)), grad_scale=8192.0, normalization="batch"),
+    "absolute regression": lambda x: nd.MAERegressionOutput(x, nd.zeros_like(x),
+                                                            grad_scale=8192.0),
+    "global pooling": lambda x: nd.Pooling(x.reshape((1, 1, 400, 500)), kernel=(1, 1),
+                                           global_pool=True, pool_type="avg"),
+    "makes a loss": lambda x: nd.MakeLoss(x.reshape((-1, 1)), grad_scale=8192.0,
+                                          normalization="batch"),
 }
 
 

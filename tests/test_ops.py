@@ -142,9 +142,10 @@ def test_gradient(name, sample):
             differences(function, arrays, i, arrays[i].grad.asnumpy(), 1e-5, 2e-4, 1e-6, f"{name}, input {i}")
 
 
-# Without one of second order. MXNet and PyTorch have none of these either, or the op is what the compiler makes of others, of which second gradients
-# are taken as they were traced.
-FIRST_ORDER_ONLY = {"CTCLoss", "_attention", "_dropout_attention", "_batch_norm_relu", "_max_pooling_channels_last", "_digamma"}
+# Without one of second order. MXNet and PyTorch have none of these either, or the op is what the
+# compiler makes of others, of which second gradients are taken as they were traced.
+FIRST_ORDER_ONLY = {"CTCLoss", "_attention", "_dropout_attention", "_batch_norm_relu",
+                    "_max_pooling_channels_last", "_digamma"}
 
 
 @pytest.mark.parametrize("name, sample", [c for c in CASES if c.values[1].gradient_inputs() and c.values[1].grad2 and c.values[0] not in FIRST_ORDER_ONLY])

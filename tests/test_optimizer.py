@@ -95,7 +95,8 @@ def test_direct_update_takes_lists_of_any_length():
 
 @pytest.mark.parametrize("name", [n for n in REFERENCE if not n.startswith("test")])
 def test_states_are_those_of_float64(name):
-    """After the first step every state is within rounding of what it is in float64: no constant, as 1 - beta2, is rounded before its use."""
+    """After the first step every state is within rounding of what it is in float64: no constant,
+    as 1 - beta2, is rounded before its use."""
     states = []
     for dtype in ("float32", "float64"):
         updater = mx.optimizer.get_updater(make(REFERENCE[name]))
@@ -119,7 +120,8 @@ def test_adam_against_the_formula_in_float64():
 
 
 def test_nag_with_decay_against_the_formula():
-    """The momentum takes its decay from the weight that has just changed, as MXNet's kernel does."""
+    """The momentum takes its decay from the weight that has just changed, as MXNet's kernel
+    does."""
     weight, momentum = WEIGHT.astype("float64"), 0.0
     for gradient in GRADIENTS:
         decayed = 0.9 * momentum
@@ -136,12 +138,15 @@ def test_nag_that_leaves_the_weight_decays_the_momentum_by_it():
         options = {"lr": 0.1, "momentum": 0.9, "wd": 0.1}
         if into == "master":
             weight, grad = weight.astype("float16"), grad.astype("float16")
-            mx.nd.mp_nag_mom_update(weight, grad, momentum, master, out=mx.nd.zeros((1,), dtype="float16"), **options)
+            mx.nd.mp_nag_mom_update(weight, grad, momentum, master,
+                                    out=mx.nd.zeros((1,), dtype="float16"), **options)
         else:
-            mx.nd.nag_mom_update(weight, grad, momentum, out=weight if into == "weight" else mx.nd.zeros((1,)), **options)
+            mx.nd.nag_mom_update(weight, grad, momentum,
+                                 out=weight if into == "weight" else mx.nd.zeros((1,)), **options)
         arrays[into] = momentum.asscalar()
     after = 1 - 1.9 * 0.1 * (0.5 + 0.1)
-    expected = {"weight": -0.1 * (0.5 + 0.1 * after), "another": -0.1 * (0.5 + 0.1), "master": -0.1 * (0.5 + 0.1 * after)}
+    expected = {"weight": -0.1 * (0.5 + 0.1 * after), "another": -0.1 * (0.5 + 0.1),
+                "master": -0.1 * (0.5 + 0.1 * after)}
     assert arrays == {name: pytest.approx(value, rel=1e-6) for name, value in expected.items()}
 
 

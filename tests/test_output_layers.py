@@ -51,11 +51,13 @@ def test_softmax_output_of_rows_divides_by_all_of_them():
     x, label = np.ones((3, 2, 4)), np.zeros((3, 2))
     grad = gradient("SoftmaxOutput", [x, label], preserve_shape=True, normalization="batch")[1]
     np.testing.assert_allclose(grad[0, 0], [-0.125, 1 / 24, 1 / 24, 1 / 24], rtol=1e-9)
-    grad = gradient("SoftmaxOutput", [x, np.zeros((3, 4))], multi_output=True, normalization="batch")[1]
+    grad = gradient("SoftmaxOutput", [x, np.zeros((3, 4))], multi_output=True,
+                    normalization="batch")[1]
     np.testing.assert_allclose(grad[0, :, 0], [-0.5 / 12, 0.5 / 12], rtol=1e-9)
 
 
-@pytest.mark.parametrize("shape, divisor", [((3, 4), 3), ((2, 3, 4), 6), ((5,), 1), ((2, 1, 1, 7), 2)])
+@pytest.mark.parametrize("shape, divisor", [((3, 4), 3), ((2, 3, 4), 6), ((5,), 1),
+                                            ((2, 1, 1, 7), 2)])
 def test_make_loss_divides_by_the_rows_of_the_last_axis(shape, divisor):
     grad = gradient("MakeLoss", [np.ones(shape)], normalization="batch")[1]
     np.testing.assert_allclose(grad, np.full(shape, 1 / divisor), rtol=1e-12)

@@ -546,7 +546,8 @@ def test_results_across_the_batch_are_refused():
 @pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble", "a table"])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_fewer_rows_than_micro_batches(schedule, rows):
-    """The last batch of an epoch: a micro-batch for each row, with the bits, the steps and the statistics of accumulating them."""
+    """The last batch of an epoch: a micro-batch for each row, with the bits, the steps and the
+    statistics of accumulating them."""
 
     def make(devices):
         net = Chain(devices, lambda i: nn.Dense(16, in_units=16, activation="tanh") if i != 1 else nn.BatchNorm(in_channels=16, momentum=0.7))
@@ -556,7 +557,8 @@ def test_fewer_rows_than_micro_batches(schedule, rows):
         net = make([0, 1, 1])[0]
         train = TrainStep(net, loss_of, None, Pipeline(count))
         train(data((count, 16)), [])
-        return schedules.make_table(train.pipeline.report().stages.graph, count, "1f1b", in_flight=1)
+        return schedules.make_table(train.pipeline.report().stages.graph, count, "1f1b",
+                                    in_flight=1)
 
     (net, trainer), (one, its) = make([0, 1, 1]), make([0, 0, 0])
     train = TrainStep(net, loss_of, trainer, Pipeline(4, table(4) if schedule == "a table" else schedule), exact=True)

@@ -1,4 +1,5 @@
-"""Random networks in pipelines; and what micro-batches draw at random: what their rows of the whole batch would get."""
+"""Random networks in pipelines; and what micro-batches draw at random: what their rows of the
+whole batch would get."""
 
 import numpy as np
 import pytest
@@ -106,8 +107,8 @@ def test_dropout_between_recurrent_layers(kind, along, layout, bidirectional):
 
 
 def test_networks():
-    """Acyclic networks over two to six devices, with fresh seeds: the bits of micro-batches accumulated
-    by hand on one device. `random_pipelines.py` repeats a seed, and runs thousands."""
+    """Acyclic networks over two to six devices, with fresh seeds: the bits of micro-batches
+    accumulated by hand on one device. `random_pipelines.py` repeats a seed, and runs thousands."""
     check_fresh(Case, 25, "random_pipelines.py")
 
 

@@ -279,8 +279,9 @@ def test_two_devices(name):
 
 @pytest.mark.parametrize("name", ["LSTM, time", "transformer, time", "branches, batch"])
 def test_the_plan_has_what_runs(name, tmp_path):
-    """Planned and measured, a device does the same in the same order. Nobody waits for the first stage's backward
-    pass of the first piece: all of it is deferred, and is told as a backward pass."""
+    """Planned and measured, a device does the same in the same order. Nobody waits for the first
+    stage's backward pass of the first piece: all of it is deferred, and is told as a backward
+    pass."""
     case = CASES[name]
     net = case.make(DEVICES["3"])
     train = TrainStep(net, case.loss, None, case.pipeline("zero_bubble"), exact=True)

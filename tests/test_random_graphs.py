@@ -329,8 +329,8 @@ def test_an_array_that_arrives_and_is_not_read():
 
 
 def test_networks():
-    """Operators and layers over one to six devices, with fresh seeds, first and second order. `random_networks.py` repeats a seed, and runs
-    thousands."""
+    """Operators and layers over one to six devices, with fresh seeds, first and second order.
+    `random_networks.py` repeats a seed, and runs thousands."""
     check_fresh(Case, 15, "random_networks.py")
 
 
@@ -343,7 +343,8 @@ def test_attention_over_moved_arrays_sums_its_gradients_where_the_copy_is():
     """Query, key and value are one array that was moved, and that something else reads, too."""
     case = Case(0)
     case.devices, case.dtype, case.second, case.sizes = 4, "float32", False, [2, 5, 5, 5]
-    case.nodes = [Node("attend", 0, [0]), Node("sin", 2, [1]), Node("stop", 2, [2]), Node("attend", 3, [3]), Node("pool", 0, [3]),
+    case.nodes = [Node("attend", 0, [0]), Node("sin", 2, [1]), Node("stop", 2, [2]),
+                  Node("attend", 3, [3]), Node("pool", 0, [3]),
                   Node("sum", 2, [4]), Node("gelu", 2, [5])]
     case.outputs = [7, 6]
     for case.seed in range(4):

@@ -1,6 +1,8 @@
-"""Gradients of gradients, and of these, against PyTorch's in double precision: eager, hybridized, exact, on one device and two.
+"""Gradients of gradients, and of these, against PyTorch's in double precision: eager, hybridized,
+exact, on one device and two.
 
-Normalisations are written out there: PyTorch's own take the statistics for constants from the third order on.
+Normalisations are written out there: PyTorch's own take the statistics for constants from the
+third order on.
 """
 
 import numpy as np
@@ -27,7 +29,8 @@ def normalised(x, gamma, beta, axes, axis, eps):
 def batch_norm(axis, train=True, fix_gamma=False):
     def ours(x, gamma, beta):
         states = [nd.array(v, ctx=x.context, dtype="float64") for v in (np.full(gamma.shape, 0.1), np.full(gamma.shape, 0.7))]
-        return nd.BatchNorm(x, gamma, beta, *states, eps=1e-3, fix_gamma=fix_gamma, axis=axis, use_global_stats=not train)
+        return nd.BatchNorm(x, gamma, beta, *states, eps=1e-3, fix_gamma=fix_gamma, axis=axis,
+                            use_global_stats=not train)
 
     def theirs(x, gamma, beta):
         gamma = torch.ones_like(gamma) if fix_gamma else gamma
@@ -44,7 +47,8 @@ def recurrent(mode, layers=1, bidirectional=False, hidden=3, inputs=4):
     count = 2 if mode == "lstm" else 1
 
     def ours(x, h, c, *weights):
-        result = nd.RNN(x, nd.concat(*[w.reshape((-1,)) for w in weights], dim=0), h, *([c] if mode == "lstm" else []), state_size=hidden,
+        result = nd.RNN(x, nd.concat(*[w.reshape((-1,)) for w in weights], dim=0), h,
+                        *([c] if mode == "lstm" else []), state_size=hidden,
                         num_layers=layers, mode=mode, bidirectional=bidirectional, state_outputs=True)
         return nd.concat(*[part.reshape((-1,)) for part in result], dim=0)
 
@@ -52,7 +56,8 @@ def recurrent(mode, layers=1, bidirectional=False, hidden=3, inputs=4):
         half = len(weights) // 2
         flat = [w for k in range(half // 2) for w in (weights[2 * k], weights[2 * k + 1], weights[half + 2 * k], weights[half + 2 * k + 1])]
         cell = {"lstm": torch.lstm, "gru": torch.gru, "rnn_tanh": torch.rnn_tanh, "rnn_relu": torch.rnn_relu}[mode]
-        result = cell(x, (h, c) if mode == "lstm" else h, flat, True, layers, 0.0, False, bidirectional, False)
+        result = cell(x, (h, c) if mode == "lstm" else h, flat, True, layers, 0.0, False,
+                      bidirectional, False)
         return torch.cat([part.reshape(-1) for part in result])
 
     state = (layers * directions, 2, hidden)
@@ -70,7 +75,8 @@ def channels(x):
 LABELS = np.array([1.0, 0.0, 4.0])
 CASES = {
     "BatchNorm": (*batch_norm(1), channels(uniform(4, 3, 2, 2))),
-    "BatchNorm, last axis": (*batch_norm(3), [uniform(4, 2, 2, 3), uniform(3), uniform(3, seed=1)]),
+    "BatchNorm, last axis": (*batch_norm(3), [uniform(4, 2, 2, 3), uniform(3),
+                                              uniform(3, seed=1)]),
     "BatchNorm, fixed gamma": (*batch_norm(1, fix_gamma=True), channels(uniform(6, 3))),
     "BatchNorm, moving statistics": (*batch_norm(1, train=False), channels(uniform(4, 3, 2, 2))),
     "LayerNorm": (lambda x, g, b: nd.LayerNorm(x, g, b), lambda x, g, b: normalised(x, g, b, [1], 1, 1e-5), channels(uniform(4, 5))),
@@ -81,12 +87,15 @@ CASES = {
     "InstanceNorm": (lambda x, g, b: nd.InstanceNorm(x, g, b), lambda x, g, b: normalised(x, g, b, [2], 1, 1e-3), channels(uniform(2, 3, 4))),
     "L2Normalization": (lambda x: nd.L2Normalization(x), lambda x: x / (x.flatten(1).pow(2).sum(1) + 1e-10).sqrt()[:, None, None], [uniform(3, 2, 4)]),
     "LRN": (lambda x: nd.LRN(x, nsize=3, alpha=0.5), lambda x: functional.local_response_norm(x, 3, alpha=0.5, beta=0.75, k=2.0), [uniform(2, 5, 3, 3)]),
-    "softmax": (lambda x: nd.softmax(x, temperature=2.0), lambda x: functional.softmax(x / 2, -1), [uniform(3, 5)]),
-    "cross-entropy": (lambda x: -nd.pick(nd.log_softmax(x), nd.array(LABELS, ctx=x.context, dtype="float64")),
+    "softmax": (lambda x: nd.softmax(x, temperature=2.0), lambda x: functional.softmax(x / 2, -1),
+                [uniform(3, 5)]),
+    "cross-entropy": (lambda x: -nd.pick(nd.log_softmax(x),
+                                         nd.array(LABELS, ctx=x.context, dtype="float64")),
                       lambda x: functional.cross_entropy(x, torch.tensor(LABELS).long(), reduction="none"), [uniform(3, 5)]),
     "softmax_cross_entropy": (lambda x: nd.softmax_cross_entropy(x, nd.array(LABELS, ctx=x.context, dtype="float64")),
                               lambda x: functional.cross_entropy(x, torch.tensor(LABELS).long(), reduction="sum").reshape(1), [uniform(3, 5)]),
-    "Lp pooling": (lambda x: nd.Pooling(x, kernel=(2, 2), stride=(2, 2), pool_type="lp", p_value=3),
+    "Lp pooling": (lambda x: nd.Pooling(x, kernel=(2, 2), stride=(2, 2), pool_type="lp",
+                                        p_value=3),
                    lambda x: functional.lp_pool2d(x, 3.0, 2), [uniform(1, 2, 4, 4, low=0.2)]),
     "LSTM": recurrent("lstm"), "LSTM, two layers there and back": recurrent("lstm", 2, True), "GRU": recurrent("gru"),
     "GRU, two layers there and back": recurrent("gru", 2, True), "tanh cells": recurrent("rnn_tanh", 2), "relu cells": recurrent("rnn_relu"),
@@ -94,7 +103,8 @@ CASES = {
 
 
 def penalised(function, arrays, wanted, grad, total):
-    """Values, first gradients, and the gradients of loss + squares of the first gradients + a third-order term."""
+    """Values, first gradients, and the gradients of loss + squares of the first gradients + a
+    third-order term."""
     out = function(*arrays)
     weight = (out * 0 + 1).cumsum(0) if total is torch else nd.cumsum(out * 0 + 1, axis=0)
     loss = (out * out * weight * 0.1).sum()
@@ -137,6 +147,7 @@ def test_as_pytorch(name):
         np.testing.assert_allclose(found, exact, rtol=1e-7, atol=1e-9 * max(1.0, np.abs(exact).max(initial=0)), err_msg=name)
     for flags in (None, {"exact": True}, {}):
         for there in (on(0), on(1)):
-            for found, eager in zip(ours(function, values, wanted, flags, there), bits, strict=True):
+            for found, eager in zip(ours(function, values, wanted, flags, there), bits,
+                                    strict=True):
                 np.testing.assert_array_equal(found, eager, err_msg=f"{name}, {flags}, {there}") if flags != {} else np.testing.assert_allclose(
                     found, eager, rtol=1e-7, atol=1e-9 * max(1.0, np.abs(eager).max(initial=0)))

@@ -358,7 +358,8 @@ def test_hidden_ops_are_not_in_files():
     hidden = [name for name in _core.list_ops() if "hidden" in _core.get_op(name).describe()["flags"]]
     assert len(hidden) > 50
     for name in hidden:
-        nodes = [{"op": "null", "name": "x", "inputs": []}, {"op": name, "name": "y", "inputs": [[0, 0, 0]] * 2}]
+        nodes = [{"op": "null", "name": "x", "inputs": []},
+                 {"op": name, "name": "y", "inputs": [[0, 0, 0]] * 2}]
         with pytest.raises(mx.MXNetError, match=f"y: {name} is a part of"):
             mx.sym.load_json(json.dumps({"nodes": nodes, "heads": [[1, 0, 0]]}))
 
@@ -446,7 +447,8 @@ def test_shapes_and_types_are_inferred_apart():
         total.infer_type()
 
 
-@pytest.mark.parametrize("what", ["infer_shape", "infer_shape_partial", "infer_type", "infer_type_partial"])
+@pytest.mark.parametrize("what", ["infer_shape", "infer_shape_partial", "infer_type",
+                                  "infer_type_partial"])
 def test_inference_refuses_names_that_are_not_there(what):
     value = (2, 3) if "shape" in what else "float32"
     net = mx.sym.BatchNorm(mx.sym.var("data"), name="n")

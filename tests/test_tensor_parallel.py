@@ -31,7 +31,8 @@ def whole(params, values):
     found = {}
     for param, value in zip(params, values):
         if isinstance(param, par.ShardedParameter):
-            target = found.setdefault(param.global_name, np.full(param.global_shape, np.nan, value.dtype))
+            target = found.setdefault(param.global_name,
+                                      np.full(param.global_shape, np.nan, value.dtype))
             at = 0
             for begin, end in param.ranges:
                 index = (slice(None),) * param.axis
@@ -349,10 +350,12 @@ def test_a_trainer_of_layers_that_were_split_afterwards(when, way, options, igno
 def trained(net, dtype, pipeline=None, steps=3):
     """Losses, the first gradients, and weights in the end.
 
-    What is a sum of rounding errors, Adam makes a step as large as any: with a gradient of 4e-7 among others up to 0.1, which is
-    another one by 1 % where sums are taken in another order. So only double, where that is 1e-9 of it, tells about weights.
+    What is a sum of rounding errors, Adam makes a step as large as any: with a gradient of 4e-7
+    among others up to 0.1, which is another one by 1 % where sums are taken in another order. So
+    only double, where that is 1e-9 of it, tells about weights.
     """
-    data, target = (nd.array(a, dtype=dtype) for a in (inputs_of((8, 5), integers=13), inputs_of((8, 5, 6))))
+    data, target = (nd.array(a, dtype=dtype) for a in (inputs_of((8, 5), integers=13),
+                                                       inputs_of((8, 5, 6))))
     loss = gluon.loss.L2Loss()
     trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01})
     losses, first = [], None

@@ -128,7 +128,8 @@ def test_draws_name_the_parameter_that_is_out_of_range(draw):
 
 
 def test_adamw_under_its_names_in_contrib():
-    """One weight, several, and float32 copies take the same step as the op, with rates of their own."""
+    """One weight, several, and float32 copies take the same step as the op, with rates of their
+    own."""
     rng = np.random.RandomState(0)
 
     def arrays(dtype="float32"):
@@ -142,14 +143,16 @@ def test_adamw_under_its_names_in_contrib():
             assert mx.nd.contrib.adamw_update(*some, rescale, rate, 0.9, out=some[0], wd=rate / 10, **options) is some[0]
         rng.seed(0)
         several = [list(column) for column in zip(arrays(), arrays())]
-        mx.nd.contrib.multi_adamw_update(*several, rescale, [0.1, 0.2], [0.01, 0.02], [0.9, 0.9], out=several[0], **options)
+        mx.nd.contrib.multi_adamw_update(*several, rescale, [0.1, 0.2], [0.01, 0.02], [0.9, 0.9],
+                                         out=several[0], **options)
         for k in range(4):
             for i in range(2):
                 np.testing.assert_array_equal(several[k][i].asnumpy(), single[i][k].asnumpy())
         rng.seed(0)
         mixed = [list(column) for column in zip(arrays(), arrays())]
         halves = [[array.astype("float16") for array in column] for column in mixed[:2]]
-        mx.nd.contrib.multi_mp_adamw_update(*halves, *mixed[2:], mixed[0], rescale, [0.1, 0.2], [0.01, 0.02], [0.9, 0.9], out=halves[0], **options)
+        mx.nd.contrib.multi_mp_adamw_update(*halves, *mixed[2:], mixed[0], rescale, [0.1, 0.2],
+                                            [0.01, 0.02], [0.9, 0.9], out=halves[0], **options)
         for i in range(2):
             np.testing.assert_allclose(mixed[0][i].asnumpy(), single[i][0].asnumpy(), rtol=1e-3)
             np.testing.assert_allclose(halves[0][i].asnumpy(), mixed[0][i].asnumpy(), rtol=1e-3)

@@ -37,14 +37,16 @@ class Bucket:
         return arrays[0] if len(arrays) == 1 else nd.concat(*arrays, dim=0)
 
     def _hand_out(self, value, ctx, arrays):
-        """The changes (`_core.at_once`) that copy the joined values into the arrays, which are on device `ctx`."""
+        """The changes (`_core.at_once`) that copy the joined values into the arrays, which are on
+        device `ctx`."""
         if len(arrays) == 1:
             return [(value.copyto, arrays[0])]
         changes = []
         if value.context != ctx:
             here = nd.empty(value.shape, ctx=ctx, dtype=value.dtype)
             changes, value = [(value.copyto, here)], here
-        return [*changes, (partial(nd._internal._split_v2, value, indices=self._begins, axis=0, squeeze_axis=False, sections=0, out=arrays),)]
+        return [*changes, (partial(nd._internal._split_v2, value, indices=self._begins, axis=0,
+                                   squeeze_axis=False, sections=0, out=arrays),)]
 
     def sum(self, everywhere):
         """Sums the gradients, in the order of the devices: on the bucket's own device, or for all of them.
@@ -58,11 +60,13 @@ class Bucket:
         at_once(*[change for ctx in (self.contexts if everywhere else [self.home]) for change in self._hand_out(total, ctx, self._grads[ctx])])
 
     def spread(self):
-        """The changes (`_core.at_once`) that copy the weights of the bucket's own device to the others."""
+        """The changes (`_core.at_once`) that copy the weights of the bucket's own device to the
+        others."""
         weights, changes = self._weights[self.home], []
         value = weights[0]
         if len(weights) > 1:
-            value = nd.empty((sum(weight.size for weight in weights),), ctx=self.home, dtype=value.dtype)
+            value = nd.empty((sum(weight.size for weight in weights),), ctx=self.home,
+                             dtype=value.dtype)
             changes.append((partial(nd.concat, *weights, dim=0, out=value),))
         return changes + [change for ctx in self.contexts if ctx != self.home for change in self._hand_out(value, ctx, self._weights[ctx])]
 

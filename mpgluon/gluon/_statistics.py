@@ -78,7 +78,8 @@ class Update:
                 means, inverses, mean, variance = arrays[4 * number : 4 * number + 4]
                 momentum, eps, _ = pieces[0]
                 total = sum(elements for *_, elements in pieces)
-                weights = nd.array([[elements / total if total else 1] for *_, elements in pieces], ctx=means.context, dtype=means.dtype)
+                weights = nd.array([[elements / total if total else 1] for *_, elements in pieces],
+                                   ctx=means.context, dtype=means.dtype)
                 whole = (means * weights).sum(axis=0, keepdims=True)
                 variances = nd.maximum(1 / (inverses * inverses) - eps, 0) + (means - whole) ** 2
                 results.append(mean * momentum + whole.reshape((-1,)) * (1 - momentum))
@@ -88,7 +89,8 @@ class Update:
         return combine
 
     def __call__(self, outputs):
-        """Queues it, all at once; ``outputs``: for each call of a layer, means and inverse deviations of all pieces."""
+        """Queues it, all at once; ``outputs``: for each call of a layer, means and inverse
+        deviations of all pieces."""
         newest = {}  # averages that are updated: (parameter, device) -> array
         with autograd.pause():
             for numbers, op in zip(self._rounds, self._ops):

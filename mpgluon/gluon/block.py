@@ -533,9 +533,11 @@ class HybridBlock(Block):
     def hybridize(self, active=True, **flags):
         """Turns compilation of this block and its descendants on or off.
 
-        A hybridized block does what it does eagerly. Arrays that it uses besides its arguments and parameters are read in every call, and found again where the
-        block, its class, its functions' variables, or lists, dicts and objects there keep them; their values can't be read (``asscalar``) while it is traced.
-        Everything else, such as numbers in attributes, is what it was when the block was traced.
+        A hybridized block does what it does eagerly. Arrays that it uses besides its arguments and
+        parameters are read in every call, and found again where the block, its class, its
+        functions' variables, or lists, dicts and objects there keep them; their values can't be
+        read (``asscalar``) while it is traced. Everything else, such as numbers in attributes, is
+        what it was when the block was traced.
 
         Parameters
         ----------
@@ -738,7 +740,8 @@ class HybridBlock(Block):
         return export_block(self, path, epoch, remove_amp_cast)
 
     def _export_as(self, structure):
-        """How the exported block is called, given the structure of the arguments of a call; and whether it gives the first output only."""
+        """How the exported block is called, given the structure of the arguments of a call; and
+        whether it gives the first output only."""
         return structure, False
 
     def optimize_for(self, x, *args, backend=None, clear=False, **kwargs):

@@ -131,8 +131,8 @@ class SoftmaxCrossEntropyLoss(Loss):
     from_logits : bool, default False
         Whether `pred` is the logarithm of probabilities already.
 
-    Class indices that do not exist count as the nearest one, as in MXNet; with the environment variable MPGLUON_ENGINE=sync they are a ValueError
-    (not in a hybridized block).
+    Class indices that do not exist count as the nearest one, as in MXNet; with the environment
+    variable MPGLUON_ENGINE=sync they are a ValueError (not in a hybridized block).
     """
 
     def __init__(self, axis=-1, sparse_label=True, from_logits=False, weight=None, batch_axis=0, **kwargs):

@@ -128,8 +128,8 @@ class Parameter:
             changes[0] += 1
 
     def _hold(self, *before, **values):
-        """Sets `_data` and what goes with it all at once: an interrupt finds what was, or what is. before: changes (`_core.at_once`) that
-        belong to it."""
+        """Sets `_data` and what goes with it all at once: an interrupt finds what was, or what is.
+        before: changes (`_core.at_once`) that belong to it."""
         self._unbind()  # an interrupt right behind the change can't keep this from being done
         changes[0] += 1
         at_once(*before, (set_attributes, self, values))
@@ -147,7 +147,8 @@ class Parameter:
                 return
 
     def _unbind(self):
-        for reference in list(self._calls or ()):  # they stay there: an interrupt loses none, and whoever is gone goes by itself
+        # they stay there: an interrupt loses none, and whoever is gone goes by itself
+        for reference in list(self._calls or ()):
             call = reference()
             if call is not None:
                 call.unbind()
@@ -168,7 +169,8 @@ class Parameter:
         if self._data is None:
             self._grad_req = req
         elif req == "null":
-            self._hold(_data={ctx: array.detach() for ctx, array in self._data.items()}, _grad=None, _grad_req=req)
+            self._hold(_data={ctx: array.detach() for ctx, array in self._data.items()},
+                       _grad=None, _grad_req=req)
         else:
             self._hold_data(self._data, req)
 
@@ -317,7 +319,8 @@ class Parameter:
             at_once(*self._copies(data))
 
     def _copies(self, data):
-        """The changes (`_core.at_once`) that copy an array of the parameter's shape to all devices."""
+        """The changes (`_core.at_once`) that copy an array of the parameter's shape to all
+        devices."""
         data = data.astype(self.dtype, copy=False)
         return [(data.copyto, array) for array in self._data.values() if array is not data]
 
@@ -368,7 +371,8 @@ class Parameter:
         if not shape_is_known(self._shape) and not self._allow_deferred_init:
             raise ValueError(f"Cannot initialize Parameter '{self.name}' because it has invalid shape: {self._shape}.")
         key = _reserve_random_calls()
-        self._hold(_data=None, _grad=None, _deferred_init=(init, contexts, default_init, None, key))
+        self._hold(_data=None, _grad=None, _deferred_init=(init, contexts, default_init, None,
+                                                           key))
         if shape_is_known(self._shape):
             self._finish_deferred_init()
 
@@ -431,7 +435,8 @@ class Parameter:
             )
 
     def _load_init(self, data, ctx, cast_dtype=False, dtype_source="current"):
-        """Takes over a loaded value, initializing the parameter where it isn't yet. Returns the changes (`_core.at_once`) that are left to be made."""
+        """Takes over a loaded value, initializing the parameter where it isn't yet. Returns the
+        changes (`_core.at_once`) that are left to be made."""
         self._shape = tuple(data.shape)
         if cast_dtype and dtype_source == "saved" and not _same_dtype(self.dtype, data.dtype):
             self.cast(data.dtype)
@@ -738,7 +743,8 @@ class ParameterDict:
 
 
 def check_names(params, arrays, source, allow_missing, ignore_extra, skip=0, extra=AssertionError):
-    """Raises when arrays are missing for parameters, or (`extra`) belong to none, before any of them is touched."""
+    """Raises when arrays are missing for parameters, or (`extra`) belong to none, before any of
+    them is touched."""
     if not allow_missing:
         for name in params:
             if name not in arrays:
@@ -756,7 +762,8 @@ def check_names(params, arrays, source, allow_missing, ignore_extra, skip=0, ext
 
 
 def load_values(items, source, ctx, cast_dtype, dtype_source):
-    """Loads (name in the source, parameter, array): all of them or, when one does not fit, none. Values of parameters that have some change all at once."""
+    """Loads (name in the source, parameter, array): all of them or, when one does not fit, none.
+    Values of parameters that have some change all at once."""
     for name, param, array in items:
         param._check_load(array, ctx, cast_dtype, dtype_source, f"'{name}' of {source}")
     with autograd.pause():

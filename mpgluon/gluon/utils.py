@@ -221,7 +221,8 @@ def download(url, path=None, overwrite=False, sha1_hash=None, retries=5, verify_
 
 
 class HookHandle(_core.Scope):
-    """What registering a hook returns; `detach`, or the end of a `with`, takes the hook off again."""
+    """What registering a hook returns; `detach`, or the end of a `with`, takes the hook off
+    again."""
 
     def __init__(self, hooks, hook):
         self._hooks = hooks

@@ -417,7 +417,8 @@ class PrefetchingIter(_WholeBatchIter):
     def iter_next(self):
         if self._ended or any(fetcher.closed for fetcher in self._fetchers):
             return False
-        for fetcher in self._fetchers:  # before something is taken: an interrupt finds one order too many, and never one too few
+        # before something is taken: an interrupt finds one order too many, and never one too few
+        for fetcher in self._fetchers:
             fetcher.order()
         results = [fetcher.first() for fetcher in self._fetchers]
         taken = [(fetcher.results.popleft,) for fetcher in self._fetchers]
@@ -439,5 +440,6 @@ class PrefetchingIter(_WholeBatchIter):
             [array for batch in batches for array in batch.data], [array for batch in batches for array in batch.label or ()], batches[0].pad, batches[0].index,
             provide_data=self.provide_data, provide_label=self.provide_label,
         )  # fmt: skip
-        _core.at_once(*taken, (vars(self), "current_batch", batch))  # all iterators stay at the same batch
+        # all iterators stay at the same batch
+        _core.at_once(*taken, (vars(self), "current_batch", batch))
         return True

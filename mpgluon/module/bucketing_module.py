@@ -137,13 +137,15 @@ class BucketingModule(BaseModule):
             module.params_initialized = True
         self.params_initialized = True
 
-    def set_params(self, arg_params, aux_params, allow_missing=False, force_init=True, allow_extra=False):
+    def set_params(self, arg_params, aux_params, allow_missing=False, force_init=True,
+                   allow_extra=False):
         """See `Module.set_params`."""
         if not allow_missing or self.params_initialized and not force_init:
             self.init_params(None, arg_params, aux_params, allow_missing, force_init, allow_extra)
             return
         self._require()
-        self._buckets[self._default_bucket_key].set_params(arg_params, aux_params, allow_missing, force_init, allow_extra)
+        self._buckets[self._default_bucket_key].set_params(arg_params, aux_params, allow_missing,
+                                                           force_init, allow_extra)
         self._note_params()
 
     def get_params(self):

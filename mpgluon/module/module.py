@@ -87,7 +87,8 @@ class Module(BaseModule):
         self._output_axes = [DataDesc.get_batch_axis(out.attr("__layout__")) for out in symbol]
         self._arg_params = self._aux_params = None
         self._params_dirty = False
-        self._replicas_behind = False  # an update has begun, and only the parameters of the first executor are new
+        # an update has begun, and only the parameters of the first executor are new
+        self._replicas_behind = False
         self._optimizer = self._updater = self._kvstore = None
         self._compression_params = compression_params
         self._preload_opt_states = None
@@ -273,10 +274,12 @@ class Module(BaseModule):
     # Parameters
 
     def init_params(self, initializer=Uniform(0.01), arg_params=None, aux_params=None, allow_missing=False, force_init=False, allow_extra=False):
-        """Sets the parameters: from the dicts where they are there, else by the initializer; all of them or, when one does not fit, none.
+        """Sets the parameters: from the dicts where they are there, else by the initializer; all
+        of them or, when one does not fit, none.
 
-        RuntimeError when one is missing without `allow_missing`, MXNetError for one of another shape; other dtypes are cast. Names that the symbol does not
-        have are passed over, as in MXNet, whatever `allow_extra` says.
+        RuntimeError when one is missing without `allow_missing`, MXNetError for one of another
+        shape; other dtypes are cast. Names that the symbol does not have are passed over, as in
+        MXNet, whatever `allow_extra` says.
         """
         if self.params_initialized and not force_init:
             warnings.warn("Parameters already initialized and force_init=False. init_params call ignored.", stacklevel=2)
@@ -304,11 +307,14 @@ class Module(BaseModule):
             found.append(values)
         self._spread(*found)
 
-    def set_params(self, arg_params, aux_params, allow_missing=False, force_init=True, allow_extra=False):
-        """Takes over parameters from dicts of name to NDArray: all of them or, when one does not fit, none.
+    def set_params(self, arg_params, aux_params, allow_missing=False, force_init=True,
+                   allow_extra=False):
+        """Takes over parameters from dicts of name to NDArray: all of them or, when one does not
+        fit, none.
 
-        allow_missing: those that are not there keep what they have; else RuntimeError. Then extra ones are a ValueError unless `allow_extra`; without
-        `allow_missing` they are passed over, as in MXNet. MXNetError for arrays of another shape; other dtypes are cast.
+        allow_missing: those that are not there keep what they have; else RuntimeError. Then extra
+        ones are a ValueError unless `allow_extra`; without `allow_missing` they are passed over,
+        as in MXNet. MXNetError for arrays of another shape; other dtypes are cast.
         """
         if not allow_missing:
             self.init_params(None, arg_params, aux_params, allow_missing, force_init, allow_extra)
@@ -318,12 +324,14 @@ class Module(BaseModule):
             return
         self._require()
         changes = [change for executor in self._execs for change in executor._copies(arg_params, aux_params, allow_extra)]
-        _core.at_once(*changes, (vars(self).update, {"params_initialized": True, "_params_dirty": True}))
+        _core.at_once(*changes, (vars(self).update, {"params_initialized": True,
+                                                     "_params_dirty": True}))
 
     def _spread(self, arg_params, aux_params):
         """These are the parameters from now on, in all executors."""
         changes = [change for executor in self._execs for change in executor._copies(arg_params, aux_params, True)]
-        values = {"_arg_params": arg_params, "_aux_params": aux_params, "params_initialized": True, "_params_dirty": False}
+        values = {"_arg_params": arg_params, "_aux_params": aux_params, "params_initialized": True,
+                  "_params_dirty": False}
         _core.at_once(*changes, (vars(self).update, values))
 
     def get_params(self):
@@ -368,7 +376,8 @@ class Module(BaseModule):
         store = store if len(self._context) > 1 or not isinstance(kvstore, str) else None
         if isinstance(store, kvstores.KVStore):
             store._set_updater(updater)
-        vars(self).update(_optimizer=optimizer, _updater=updater, _kvstore=store, optimizer_initialized=True)
+        vars(self).update(_optimizer=optimizer, _updater=updater, _kvstore=store,
+                          optimizer_initialized=True)
         if self._preload_opt_states is not None:
             self.load_optimizer_states(self._preload_opt_states)
             self._preload_opt_states = None
@@ -376,7 +385,8 @@ class Module(BaseModule):
     def borrow_optimizer(self, shared_module):
         """Uses the optimizer of another module."""
         shared_module._require(params=True, optimizer=True)
-        vars(self).update(_optimizer=shared_module._optimizer, _updater=shared_module._updater, _kvstore=shared_module._kvstore, optimizer_initialized=True)
+        vars(self).update(_optimizer=shared_module._optimizer, _updater=shared_module._updater,
+                          _kvstore=shared_module._kvstore, optimizer_initialized=True)
 
     def save_optimizer_states(self, fname):
         """Writes the optimizer's states into a file."""
@@ -402,7 +412,8 @@ class Module(BaseModule):
         unknown = [str(key) for key in states if key not in self._param_names]
         if unknown:
             raise MXNetError(f"{fname} holds states of {', '.join(unknown[:5])}, and the module has the parameters {', '.join(self._param_names[:5])}")
-        vars(self._updater).update(optimizer=updater.optimizer, states=states, states_synced=dict.fromkeys(states, False))
+        vars(self._updater).update(optimizer=updater.optimizer, states=states,
+                                   states_synced=dict.fromkeys(states, False))
 
     # Computing
 
@@ -472,7 +483,8 @@ class Module(BaseModule):
         self._replicate()
 
     def _replicate(self):
-        """Copies the parameters of the first executor to the others: behind an update, or later where that was interrupted."""
+        """Copies the parameters of the first executor to the others: behind an update, or later
+        where that was interrupted."""
         if not self._replicas_behind:
             return
         first, *others = [one.arg_dict for one in self._execs]

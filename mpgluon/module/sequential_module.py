@@ -107,7 +107,8 @@ class SequentialModule(BaseModule):
             return
         self._require()
         for module in self._modules:
-            module.init_params(initializer, arg_params, aux_params, allow_missing, force_init, allow_extra)
+            module.init_params(initializer, arg_params, aux_params, allow_missing, force_init,
+                               allow_extra)
         owners = {}
         for i, module in enumerate(self._modules):
             for name in [name for arrays in module.get_params() for name in arrays]:

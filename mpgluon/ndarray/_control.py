@@ -323,6 +323,7 @@ def boolean_mask(data, index, axis=0):
 
 
 def allclose(a, b, rtol=1e-5, atol=1e-8, equal_nan=False):
-    """A uint8 array of shape () with 1 when all elements are equal within ``atol + rtol * abs(b)``, else with 0. Waits for both."""
+    """A uint8 array of shape () with 1 when all elements are equal within ``atol + rtol *
+    abs(b)``, else with 0. Waits for both."""
     close = np.allclose(a.asnumpy(), b.asnumpy(), rtol=rtol, atol=atol, equal_nan=equal_nan)
     return _core.array(np.asarray(close), ctx=a.context, dtype="uint8")

@@ -68,7 +68,8 @@ def _refuse_recorded(name, values):
 
 
 def ___array_function__(self, function, types, args, kwargs):
-    """Functions of NumPy compute on copies of the values, or call NDArray's method of that name; MXNetError where a gradient would be lost."""
+    """Functions of NumPy compute on copies of the values, or call NDArray's method of that name;
+    MXNetError where a gradient would be lost."""
     _refuse_recorded(function.__name__, (*args, *kwargs.values()))
     if function in (np.mean, np.round):  # methods here have other parameters
         args = [item.asnumpy() if isinstance(item, NDArray) else item for item in args]

@@ -13,7 +13,8 @@ uniform = _random.uniform
 
 
 def BatchNormWithReLU(data, gamma, beta, moving_mean, moving_var, **kwargs):
-    """``relu(nd.BatchNorm(...))``, with BatchNorm's parameters by name; a hybridized block computes both in one op."""
+    """``relu(nd.BatchNorm(...))``, with BatchNorm's parameters by name; a hybridized block
+    computes both in one op."""
     result = _core.get_op("BatchNorm")(data, gamma, beta, moving_mean, moving_var, **kwargs)
     relu = _core.get_op("relu")
     return [relu(result[0]), *result[1:]] if isinstance(result, list) else relu(result)
@@ -24,7 +25,8 @@ def _rescale(value, like):
 
 
 def adamw_update(weight, grad, mean, var, rescale_grad, lr, eta, out=None, **options):
-    """One step of AdamW: ``w -= eta * (lr * m / (sqrt(v) + epsilon) + wd * w)``; `mean` and `var` are written.
+    """One step of AdamW: ``w -= eta * (lr * m / (sqrt(v) + epsilon) + wd * w)``; `mean` and `var`
+    are written.
 
     Parameters
     ----------
@@ -37,7 +39,8 @@ def adamw_update(weight, grad, mean, var, rescale_grad, lr, eta, out=None, **opt
     **options
         beta1, beta2, epsilon, wd, clip_gradient.
     """
-    return _core.get_op("_adamw_update")(weight, grad, mean, var, _rescale(rescale_grad, weight), lr=lr, eta=eta, out=out, **options)
+    return _core.get_op("_adamw_update")(weight, grad, mean, var, _rescale(rescale_grad, weight),
+                                         lr=lr, eta=eta, out=out, **options)
 
 
 def mp_adamw_update(weight, grad, mean, var, weight32, rescale_grad, lr, eta, out=None, **options):
@@ -50,20 +53,24 @@ def _each(update, arrays, rates, out):
     return [update(*some, *numbers, out=target) for some, numbers, target in zip(zip(*arrays), zip(*rates), outs)]
 
 
-def multi_adamw_update(weights, grads, mean, var, rescale_grad, lrs, wds, etas, out=None, size=0, **options):
+def multi_adamw_update(weights, grads, mean, var, rescale_grad, lrs, wds, etas, out=None, size=0,
+                       **options):
     """`adamw_update` of each of a list of weights, with rates of their own."""
 
     def update(weight, grad, mean, var, lr, wd, eta, out):
-        return adamw_update(weight, grad, mean, var, rescale_grad, lr, eta, out=out, wd=wd, **options)
+        return adamw_update(weight, grad, mean, var, rescale_grad, lr, eta, out=out, wd=wd,
+                            **options)
 
     return _each(update, (weights, grads, mean, var), (lrs, wds, etas), out)
 
 
-def multi_mp_adamw_update(weights, grads, mean, var, weights32, rescale_grad, lrs, wds, etas, out=None, size=0, **options):
+def multi_mp_adamw_update(weights, grads, mean, var, weights32, rescale_grad, lrs, wds, etas,
+                          out=None, size=0, **options):
     """`mp_adamw_update` of each of a list of weights, with rates of their own."""
 
     def update(weight, grad, mean, var, weight32, lr, wd, eta, out):
-        return mp_adamw_update(weight, grad, mean, var, weight32, rescale_grad, lr, eta, out=out, wd=wd, **options)
+        return mp_adamw_update(weight, grad, mean, var, weight32, rescale_grad, lr, eta, out=out,
+                               wd=wd, **options)
 
     return _each(update, (weights, grads, mean, var, weights32), (lrs, wds, etas), out)
 

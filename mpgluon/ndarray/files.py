@@ -42,7 +42,8 @@ def _as_saved(arrays, names):
 
 # Formats of others, by the suffix of the file: how to read and write them.
 _FORMATS = {
-    ".npz": ("{name: nd.array(values) for name, values in numpy.load(file).items()}", "numpy.savez(file, **{name: array.asnumpy() for name, array in arrays.items()})"),
+    ".npz": ("{name: nd.array(values) for name, values in numpy.load(file).items()}",
+             "numpy.savez(file, **{name: array.asnumpy() for name, array in arrays.items()})"),
     ".npy": ("nd.array(numpy.load(file))", "numpy.save(file, array.asnumpy())"),
     ".safetensors": ("{name: nd.array(values) for name, values in safetensors.numpy.load_file(file).items()}",
                      "safetensors.numpy.save_file({name: array.asnumpy() for name, array in arrays.items()}, file)"),

@@ -115,7 +115,8 @@ def from_numpy(ndarray, zero_copy=True, array_cls=NDArray):
     owner = ndarray
     while isinstance(owner.base, np.ndarray):
         owner = owner.base
-    arrays = [ndarray] if owner is ndarray else [ndarray, owner]  # a view can be made writable where its owner is
+    # a view can be made writable where its owner is
+    arrays = [ndarray] if owner is ndarray else [ndarray, owner]
     before = [a.flags["WRITEABLE"] for a in arrays]
     try:
         try:
@@ -213,7 +214,8 @@ def split_v2(ary, indices_or_sections, axis=0, squeeze_axis=False):
         indices, sections = (), int(indices_or_sections)
     else:
         indices, sections = (0, *[int(i) for i in indices_or_sections]), 0
-    return _op("_split_v2")(ary, indices=indices, axis=axis, squeeze_axis=squeeze_axis, sections=sections)
+    return _op("_split_v2")(ary, indices=indices, axis=axis, squeeze_axis=squeeze_axis,
+                            sections=sections)
 
 
 def onehot_encode(indices, out):
@@ -224,8 +226,8 @@ def onehot_encode(indices, out):
 def histogram(a, bins=10, range=None):
     """Counts and edges: ``bins`` a number of equal bins over ``range`` (default: of the values), or an NDArray of edges.
 
-    As in MXNet they are a tuple of float32 arrays where `bins` is a number and no range is given; else a list, counts are int64, and edges of the dtype of `a`.
-    ValueError for other bins.
+    As in MXNet they are a tuple of float32 arrays where `bins` is a number and no range is given;
+    else a list, counts are int64, and edges of the dtype of `a`. ValueError for other bins.
     """
     if isinstance(bins, NDArray):
         edges = bins.asnumpy()

@@ -123,7 +123,8 @@ class AdaDelta(GroupedOptimizer):
         new_squares = squares * self.rho + (1.0 - self.rho) * grad * grad
         step = nd.sqrt(step_squares + self.epsilon) / nd.sqrt(new_squares + self.epsilon) * grad
         new_step_squares = step_squares * self.rho + (1.0 - self.rho) * step * step
-        replace((squares, new_squares), (step_squares, new_step_squares), (weight, weight - (step + wd * weight)))
+        replace((squares, new_squares), (step_squares, new_step_squares),
+                (weight, weight - (step + wd * weight)))
 
 
 @register
@@ -149,7 +150,8 @@ class Adamax(GroupedOptimizer):
         grad = self._decayed_gradient(weight, grad, wd)
         new_mean = mean * self.beta1 + (1.0 - self.beta1) * grad
         new_largest = nd.maximum(self.beta2 * largest, nd.abs(grad))
-        replace((mean, new_mean), (largest, new_largest), (weight, weight - lr * new_mean / new_largest))
+        replace((mean, new_mean), (largest, new_largest),
+                (weight, weight - lr * new_mean / new_largest))
 
 
 @register

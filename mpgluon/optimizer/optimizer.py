@@ -432,8 +432,8 @@ def replace(*pairs):
 
 
 def update_group(op, weights, others, lrs, wds, also=(), **options):
-    """Calls an update op for several weights: `others` are lists (gradients, states...) as long as `weights`; `also`: changes
-    (`_core.at_once`) that belong to it."""
+    """Calls an update op for several weights: `others` are lists (gradients, states...) as long as
+    `weights`; `also`: changes (`_core.at_once`) that belong to it."""
     every = 1 + len(others)
     arrays = [None] * (len(weights) * every)
     arrays[::every] = weights

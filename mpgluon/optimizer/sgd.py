@@ -46,7 +46,8 @@ class _Momentum(GroupedOptimizer):
         raise NotImplementedError(f"{type(self).__name__} does not define _step_alike")
 
     def _sgd(self, weights, grads, states, lrs, wds, master, plain=False, also=(), **more):
-        """Plain or momentum SGD; `plain` gradients are taken as they are, neither rescaled nor clipped; `also` as of `update_group`."""
+        """Plain or momentum SGD; `plain` gradients are taken as they are, neither rescaled nor
+        clipped; `also` as of `update_group`."""
         options = {**(more if plain else self._options(**more)), "also": also}
         if master:
             masters = [state[1] for state in states]
@@ -156,7 +157,8 @@ class SGLD(GroupedOptimizer):
     def _step_one(self, index, weight, grad, state, lr, wd):
         grad = self._gradient(grad)
         moved = weight + -lr / 2 * (grad + wd * weight)
-        weight[:] = moved + random.normal(0, math.sqrt(lr), shape=weight.shape, dtype=dtype_name(weight), ctx=weight.context)
+        weight[:] = moved + random.normal(0, math.sqrt(lr), shape=weight.shape,
+                                          dtype=dtype_name(weight), ctx=weight.context)
 
 
 @register
@@ -317,10 +319,12 @@ class LBSGD(_Momentum):
                 continue
             mean = total / self.batch_scale if self.batch_scale != 1 else total
             if self.warmup_strategy == "lars":
-                self._sgd([weight], [self._lars(weight, mean, wd)], [state], [lr], [0.0], master, plain=True, also=[seen_now], **self._momentum_option())
+                self._sgd([weight], [self._lars(weight, mean, wd)], [state], [lr], [0.0], master,
+                          plain=True, also=[seen_now], **self._momentum_option())
             else:
                 lr *= self._warmup_factor(seen)
-                self._sgd([weight], [mean], [state], [lr], [wd], master, also=[seen_now], **self._momentum_option())
+                self._sgd([weight], [mean], [state], [lr], [wd], master, also=[seen_now],
+                          **self._momentum_option())
 
     def _lars(self, weight, grad, wd):
         """The gradient, rescaled, clipped and with the decay, times the layer's factor; all on the device."""

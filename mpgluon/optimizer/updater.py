@@ -106,7 +106,8 @@ class Updater:
         self.optimizer.update_multi_precision(indices, weights, grads, [states[i] for i in indices])
 
     def prepare(self, indices, weights):
-        """Makes the states that there aren't yet, and brings loaded ones to where their weights lie."""
+        """Makes the states that there aren't yet, and brings loaded ones to where their weights
+        lie."""
         if all(map(self.states_synced.get, indices)):
             return
         for index, weight in zip(indices, weights):
@@ -133,7 +134,8 @@ class Updater:
         if not isinstance(loaded, dict):
             raise MXNetError(f"these bytes hold a {type(loaded).__name__}, and no states of an optimizer")
         states = {index: _taken_over(state) for index, state in loaded.items()}
-        vars(self).update(states=states, optimizer=optimizer, states_synced=dict.fromkeys(states, False))
+        vars(self).update(states=states, optimizer=optimizer,
+                          states_synced=dict.fromkeys(states, False))
 
     def get_states(self, dump_optimizer=False):
         """The states as bytes, with the optimizer itself if `dump_optimizer`."""

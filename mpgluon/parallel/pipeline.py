@@ -29,8 +29,8 @@ class Pipeline:
     Parameters
     ----------
     micro_batches : int
-        Into how many pieces the batch is divided. Where it doesn't divide evenly the first ones have a row more; a batch of fewer
-        rows has a micro-batch for each of them.
+        Into how many pieces the batch is divided. Where it doesn't divide evenly the first ones
+        have a row more; a batch of fewer rows has a micro-batch for each of them.
     schedule : str or list, default '1f1b'
         'gpipe', '1f1b', 'interleaved', 'zero_bubble', 'auto' (the quickest of them by measured times, chosen after the
         first steps), or a table: for each device, in the order of its first stage, a list of (kind, stage, micro_batch), kind being 'F', 'B'

@@ -51,8 +51,8 @@ class StageGraph:
         counted how many micro-batches may be under way.
     waits : dict of Action to list of Action, optional
         For each action the others that it waits for, beside the order of one device; by default a
-        forward pass waits for those of its sources, and a backward pass for those of the stages that
-        it is a source of.
+        forward pass waits for those of its sources, and a backward pass for those of the stages
+        that it is a source of.
     """
 
     def __init__(self, devices, sources, deferred=False, carried=False, senders=(), waits=None):

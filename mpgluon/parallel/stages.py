@@ -10,16 +10,16 @@ SENDING = 1e-3  # of what a stage takes that computes
 class Stages:
     """Stages of the pieces of a run.
 
-    A stage is what one device does between two moves of data: a segment of the forward programs, one
-    of the backward programs, and what of those is deferred. The backward pass may change devices more
-    often than the forward pass does (gradients of several branches, what is computed again); then
-    devices have further stages, which do nothing in the forward pass.
+    A stage is what one device does between two moves of data: a segment of the forward programs,
+    one of the backward programs, and what of those is deferred. The backward pass may change
+    devices more often than the forward pass does (gradients of several branches, what is computed
+    again); then devices have further stages, which do nothing in the forward pass.
 
-    What waits for what comes from the segments themselves: from the signals that they wait for, the
-    order of a device's program, and the arrays that pieces pass on to each other. A program lists its
-    segments such that each comes behind all that it needs, and a forward or backward action is one
-    segment; nothing waits for deferred ones but what is deferred itself. So actions never need each other in
-    a circle, and `items` never queues a segment before what it waits for.
+    What waits for what comes from the segments themselves: from the signals that they wait for,
+    the order of a device's program, and the arrays that pieces pass on to each other. A program
+    lists its segments such that each comes behind all that it needs, and a forward or backward
+    action is one segment; nothing waits for deferred ones but what is deferred itself. So actions
+    never need each other in a circle, and `items` never queues a segment before what it waits for.
 
     Parameters
     ----------
@@ -89,8 +89,8 @@ class Stages:
         return found
 
     def _backwards(self, piece, forwards):
-        """Of a piece's backward program, by device: for each of its stages in the order in which they
-        go backward, [its segment or None, what is deferred of it]."""
+        """Of a piece's backward program, by device: for each of its stages in the order in which
+        they go backward, [its segment or None, what is deferred of it]."""
         segments, found = self.backward[piece]["segments"], {}
         for i, segment in enumerate(segments):
             if segment["ops"]:
@@ -102,8 +102,8 @@ class Stages:
                     group[0] = i
         for d, depths in found.items():
             groups, count = [depths[depth] for depth in sorted(depths)], len(forwards.get(d, ()))
-            # Where a result was moved, its gradient is moved back ahead of the device's stages: it is
-            # sent with the first segment that waits for it.
+            # Where a result was moved, its gradient is moved back ahead of the device's stages: it
+            # is sent with the first segment that waits for it.
             if len(groups) > count and groups[0][0] is not None and _sends(segments[groups[0][0]]):
                 groups[0][0] = None
                 groups = groups if groups[0][1] else groups[1:]
@@ -152,13 +152,14 @@ class Stages:
 
     @staticmethod
     def _link(described, phase, order, needed):
-        """What pieces write outside of their own memory (states that are carried on, gradients that are
-        summed up, running averages) is written and read in the order of pieces."""
+        """What pieces write outside of their own memory (states that are carried on, gradients
+        that are summed up, running averages) is written and read in the order of pieces."""
         written = set()
         for piece in described:
             for segment in piece["segments"]:
                 written.update(piece["arrays"][a] for a, writes in segment["arrays"] if writes)
-        last = {}  # array -> {segment of the last piece that wrote it, or reads it since: if it writes}
+        # array -> {segment of the last piece that wrote it, or reads it since: if it writes}
+        last = {}
         for k in order:
             arrays, touched = described[k]["arrays"], {}
             for i, segment in enumerate(described[k]["segments"]):
@@ -172,8 +173,8 @@ class Stages:
                 last[array] = users if writes else {**before, **users}
 
     def _actions_before(self, action):
-        """The actions with the segments that must be queued before an action's. Segments that belong to
-        no action stand for those before them."""
+        """The actions with the segments that must be queued before an action's. Segments that
+        belong to no action stand for those before them."""
         phase, piece, segments = self.segments_of(action)
         found, seen = set(), set()
         left = [s for i in segments for s in self._needed[phase, piece, i]]
@@ -189,8 +190,8 @@ class Stages:
         return found
 
     def _weights(self, count, deferred):
-        """What each action is taken to last, of stages that are equally heavy: those that only send
-        take next to nothing."""
+        """What each action is taken to last, of stages that are equally heavy: those that only
+        send take next to nothing."""
         weights = {}
         for k in range(self.pieces):
             for s in range(count):
@@ -210,8 +211,9 @@ class Stages:
         return weights == {("F", SENDING), ("B", 0), ("W", 0)}
 
     def costs(self, times):
-        """(kind, stage) -> seconds of a micro-batch's passes, as what each action takes: none where a
-        micro-batch has nothing to do, and all of the backward pass where all of it is deferred."""
+        """(kind, stage) -> seconds of a micro-batch's passes, as what each action takes: none
+        where a micro-batch has nothing to do, and all of the backward pass where all of it is
+        deferred."""
         costs = dict(self.weights)
         for action, weight in self.weights.items():
             kind, s, k = action
@@ -251,8 +253,8 @@ class Stages:
         return [[a for a in row if a.kind in kinds] for row in table]
 
     def items(self, table, micro_batches, phases):
-        """The segments to queue, as numbers: phase, piece, segment, stage, phase, ... Each comes behind
-        all that it needs."""
+        """The segments to queue, as numbers: phase, piece, segment, stage, phase, ... Each comes
+        behind all that it needs."""
         numbers, queued = [], set()
 
         def queue(segment, stage):
@@ -272,7 +274,8 @@ class Stages:
             phase, piece, segments = self.segments_of(action)
             for segment in segments:
                 queue((phase, piece, segment), action.stage)
-        # What only receives (a result that is moved), and sends what nobody takes: behind everything.
+        # What only receives (a result that is moved), and sends what nobody takes: behind
+        # everything.
         for phase, described in enumerate((self.forward, self.backward)):
             if "FB"[phase] in phases:
                 for piece in range(micro_batches):

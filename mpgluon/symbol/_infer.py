@@ -93,7 +93,8 @@ class Inference:
             if node.call is None:
                 shape, dtype = declared(node)
                 given = shapes.get(node.name)
-                self.values.append([self._looked_at((tuple(given) if given else shape, dtypes.get(node.name, dtype)))])
+                self.values.append([self._looked_at((tuple(given) if given else shape,
+                                                     dtypes.get(node.name, dtype)))])
             else:
                 self.values.append([UNKNOWN] * node.num_outputs)
                 for source, _ in node.inputs:
@@ -196,9 +197,11 @@ class Inference:
         return [shape for shape, _ in (*completed, *outputs)]
 
     def probe_dtypes(self):
-        """Finds the dtypes of inputs that follow from the dtype of a result, where an op's own inference goes forward only.
+        """Finds the dtypes of inputs that follow from the dtype of a result, where an op's own
+        inference goes forward only.
 
-        An input has the result's dtype if the op gives that result with it, and not with another dtype in its place.
+        An input has the result's dtype if the op gives that result with it, and not with another
+        dtype in its place.
         """
         for place in reversed(range(len(self.order))):
             node, result = self.order[place], self.values[place][0][1]

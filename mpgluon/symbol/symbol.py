@@ -107,7 +107,8 @@ class Symbol:
         return self._entries[0][0].get(key)
 
     def list_attr(self, recursive=False):
-        """The attributes of the node (of a group: of its first one), parameters included, as a dict of texts."""
+        """The attributes of the node (of a group: of its first one), parameters included, as a
+        dict of texts."""
         if recursive:
             raise DeprecationWarning("Symbol.list_attr with recursive=True has been deprecated. Please use attr_dict instead.")
         return self._entries[0][0].all_attrs() if self._entries else {}

@@ -50,7 +50,8 @@ static mpg_status check_interrupt(void) {
 static uint32_t origin(void) { return 7; }
 static void origin_text(uint32_t number, char *buffer, size_t size) { snprintf(buffer, size, "script.py:%u in main", number); }
 static void collect(void) {}
-static const mpg_host test_host = {release_lock, acquire_lock, check_interrupt, origin, origin_text, collect};
+static const mpg_host test_host = {release_lock, acquire_lock, check_interrupt,
+                                   origin,       origin_text,  collect};
 
 static inline void sleep_ms(int ms) { nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000L}, NULL); }
 

@@ -160,7 +160,8 @@ static void test_waiters_are_woken(void) { /* rather than finding out when they 
   for (int i = 0; i < 20; i++) {
     int64_t begin = mpg_clock_ns();
     mpg_point first = {.device = cpu(0), .tick = submit(cpu(0), sleep_5ms, NULL, 0, NULL, 0)};
-    CHECK_OK(mpg_point_wait((mpg_point){cpu(1), submit(cpu(1), sleep_5ms, NULL, 0, &first, 1), true}, false));
+    CHECK_OK(mpg_point_wait(
+        (mpg_point){cpu(1), submit(cpu(1), sleep_5ms, NULL, 0, &first, 1), true}, false));
     int64_t taken = mpg_clock_ns() - begin;
     if (taken < shortest) shortest = taken;
   }
@@ -414,7 +415,8 @@ static void test_shutdown(void) {
   CHECK(discarded == 102);
   CHECK_OK(mpg_point_wait((mpg_point){cpu(0), running, true}, false));
   CHECK(mpg_device_idle(cpu(0)) && mpg_device_idle(cpu(1)));
-  mpg_status status = mpg_point_wait((mpg_point){cpu(1), waiting, true}, false); /* run before the stop was seen, or not at all */
+  /* run before the stop was seen, or not at all */
+  mpg_status status = mpg_point_wait((mpg_point){cpu(1), waiting, true}, false);
   CHECK(status == MPG_OK || status == MPG_ERROR);
   CHECK(mpg_device_submit(cpu(0), &(mpg_submission){.name = "late", .work = nothing, .discard = count_discard}, NULL) == MPG_ERROR);
   CHECK_TEXT("shut down");

@@ -1,6 +1,6 @@
-/* libFuzzer's target for array files: whatever the bytes are, there is an error or a list of arrays,
- * whose memory the bytes account for and which reads back as it is when it is written. Built and run by
- * run.py. */
+/* libFuzzer's target for array files: whatever the bytes are, there is an error or a list of
+ * arrays, whose memory the bytes account for and which reads back as it is when it is written.
+ * Built and run by run.py. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -3,9 +3,9 @@
     python run.py [--seconds 60] [TARGET ...]        (make fuzz FUZZ_SECONDS=60)
 
 What is found lies in build/fuzz then, and the status says so. The corpus, which the tests replay,
-is corpus/TARGET; inputs that reach more are gathered in build/fuzz/TARGET, and `--merge` puts those
-of the core's into the corpus that it lacks, as few and small as can be (Atheris can't; the corpora
-of the other targets are chosen by hand).
+is corpus/TARGET; inputs that reach more are gathered in build/fuzz/TARGET, and `--merge` puts
+those of the core's into the corpus that it lacks, as few and small as can be (Atheris can't; the
+corpora of the other targets are chosen by hand).
 """
 
 import argparse

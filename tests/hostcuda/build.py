@@ -28,7 +28,8 @@ def sources():
 def build():
     sanitize = os.environ.get("HOSTCUDA_SANITIZE", "")
     folder = os.path.join(ROOT, "build", "hostcuda" + ("-" + sanitize.replace(",", "-") if sanitize else ""))
-    flags = ["-O1", "-g1", "-fPIC", "-fvisibility=hidden", "-pthread", *tools.warnings(), "-ffp-contract=off", "-fno-math-errno",
+    flags = ["-O1", "-g1", "-fPIC", "-fvisibility=hidden", "-pthread", *tools.warnings(),
+             "-ffp-contract=off", "-fno-math-errno",
              "-isystem", os.path.join(ROOT, "tests", "hostcuda", "include"), "-I" + os.path.join(ROOT, "csrc"), "-I" + ROOT]  # fmt: skip
     if platform.machine() == "x86_64" and "avx2" in open("/proc/cpuinfo").read():
         flags.append("-march=x86-64-v3")

@@ -125,7 +125,8 @@ def layer_norm_backward(grad, data, gamma, mean, std, axis=-1):
 def group_norm_backward(grad, data, gamma, mean, std, num_groups=1):
     shape = (data.shape[0], num_groups, -1)
     grad, x, std = grad.reshape(shape), data.reshape(shape), std[..., None]
-    about = (x - x.mean(2, keepdims=True)) / std  # the statistics given need not be the data's: see batch_norm_backward
+    # the statistics given need not be the data's: see batch_norm_backward
+    about = (x - x.mean(2, keepdims=True)) / std
     g = grad * gamma[:, None]
     dx = (g - g.mean(2, keepdims=True) - (x - mean[..., None]) / std * (g * about).mean(2, keepdims=True)) / std
     return dx.reshape(data.shape), (grad * about).sum((0, 2)), grad.sum((0, 2))

@@ -107,9 +107,11 @@ PAIRS = [
 
 
 def more(values=(-0.2, 0.3)):
-    """What the reference has no words for: dropout between layers, clipped cells. Gradients are checked."""
+    """What the reference has no words for: dropout between layers, clipped cells. Gradients are
+    checked."""
     low, high = values
-    pairs = [sample_pair("lstm", num_layers=3, bidirectional=True, train=True), sample_pair("rnn_relu", num_layers=2, train=True),
+    pairs = [sample_pair("lstm", num_layers=3, bidirectional=True, train=True),
+             sample_pair("rnn_relu", num_layers=2, train=True),
              sample_pair("lstm", num_layers=2)]
     for i, pair in enumerate(pairs):
         for sample in pair:

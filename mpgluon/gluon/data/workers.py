@@ -23,7 +23,8 @@ import numpy as np
 from ...context import set_threads
 from ...ndarray import NDArray, array
 
-_HEADER = struct.Struct("<QQBQQ")  # round, number of the batch, kind, bytes of the pickle, bytes of the whole payload
+# round, number of the batch, kind, bytes of the pickle, bytes of the whole payload
+_HEADER = struct.Struct("<QQBQQ")
 _BATCH, _ERROR = 0, 1
 _INLINE = 2048  # payloads up to this size travel in the message
 _ALIGNMENT = 64
@@ -114,7 +115,8 @@ def _receive(connection):
         position += _pad(position)
         buffers.append(payload[position : position + size])
         position += size
-    return (round_, number), kind, pickle.loads(payload[8 + 8 * count : body_size], buffers=buffers)
+    return (round_, number), kind, pickle.loads(payload[8 + 8 * count : body_size],
+                                                buffers=buffers)
 
 
 class RemoteError(Exception):
@@ -171,8 +173,8 @@ def _work(connection, to_close, dataset, batchify, parent):
 class WorkerPool:
     """Forked processes that make batches. Used by one thread of one process at a time.
 
-    What is made lands in the round (`dataloader.Round`) that asked for it; where that is gone, it is dropped. After a worker died, the pool is closed and
-    `get` raises.
+    What is made lands in the round (`dataloader.Round`) that asked for it; where that is gone, it
+    is dropped. After a worker died, the pool is closed and `get` raises.
     """
 
     def __init__(self, num_workers, dataset, batchify):
@@ -225,7 +227,8 @@ class WorkerPool:
             raise
 
     def get(self, round_, number, timeout):
-        """A batch. Raises what the worker raised; RuntimeError when one died; TimeoutError after `timeout` seconds."""
+        """A batch. Raises what the worker raised; RuntimeError when one died; TimeoutError after
+        `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while number not in round_.done:
             self._check()
