@@ -443,7 +443,7 @@ class Split:
     def unbind(self):
         """As of a `_core.CachedOp`; nothing is bound."""
 
-    def recapture(self, pairs):
+    def recapture(self, pairs, holder, former, following):
         """As of a `_core.CachedOp`; it always takes another trace."""
         return False
 

@@ -6,6 +6,7 @@ while there is an intruder, the core ends the process if somebody else could run
 """
 
 import gc
+import types
 
 import numpy as np
 import pytest
@@ -364,7 +365,9 @@ def replaced_within(skip, captured):
         state["left"] = 1 << 30
         del state["ballast"]
         if captured:
-            assert call.recapture([(fixed._place, state["after"])])
+            holder = types.SimpleNamespace(captured=(fixed,))
+            assert call.recapture([(fixed._place, state["after"])], holder, (), ()) is None
+            assert call.recapture([(fixed._place, state["after"])], holder, holder.captured, ()) and holder.captured == ()
         _core.replace_array(fixed, state["after"])
         state["others"] = [nd.full((100, 100), 777, ctx=ctx) for _ in range(8)]  # where the former array was, if it went
 

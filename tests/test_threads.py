@@ -1,6 +1,7 @@
 """Threads that use the library at the same time."""
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -227,6 +228,40 @@ def test_threads_that_share_arrays_see_whole_ops():
             assert found.min() == found.max()
 
     together(work, range(6), 6)
+
+
+def test_captured_arrays_that_are_exchanged_before_many_call():
+    class Slow(tuple):
+        def __getitem__(self, index):
+            time.sleep(1e-4)  # others have their turn
+            return super().__getitem__(index)
+
+    class Pair(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            self.pair = Slow([nd.array([2]), nd.array([10])])
+
+        def hybrid_forward(self, F, x):
+            return x * self.pair[0] - self.pair[1]
+
+    net, x, ready = Pair(), nd.array([1]), threading.Barrier(THREADS, timeout=20)
+    net.hybridize()
+    net(x)
+    traced = net.compiled()[0]["calls"]
+
+    def work(i):
+        for k in range(50):
+            ready.wait()
+            if i == 0:
+                net.pair = Slow(reversed(net.pair))
+            ready.wait()
+            assert net(x).asscalar() == (-8 if k % 2 else 8)
+        return True
+
+    assert all(together(work, range(THREADS)))
+    assert net.compiled()[0]["calls"] == traced + 50 * THREADS  # without another trace
+    net.pair = nd.array([3]), nd.array([4])
+    assert net(x).asscalar() == -1
 
 
 @pytest.mark.parametrize("end", [np.asarray, memoryview, np.from_dlpack, nd.NDArray.wait_to_read, nd.NDArray.wait_to_write])

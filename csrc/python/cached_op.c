@@ -310,9 +310,11 @@ static int captured_from(PyObject *pair, mpg_captured *captured) {
   return captured->array == NULL || mpg_py_expect_value(captured->array, "recapture") < 0 ? -1 : 0;
 }
 
-static PyObject *cached_op_recapture(PyObject *object, PyObject *pairs) {
+static PyObject *cached_op_recapture(PyObject *object, PyObject *args) {
   cached_op *self = (cached_op *)object;
-  PyObject *items = PySequence_Tuple(pairs), *result = NULL;
+  PyObject *pairs, *holder, *former, *following, *noted = NULL, *result = NULL;
+  if (!PyArg_ParseTuple(args, "OOOO:recapture", &pairs, &holder, &former, &following)) return NULL;
+  PyObject *items = PySequence_Tuple(pairs);
   size_t count = items != NULL ? (size_t)PyTuple_GET_SIZE(items) : 0;
   mpg_captured *captured = items != NULL ? PyMem_Malloc((count + 1) * sizeof *captured) : NULL;
   if (captured == NULL) {
@@ -321,11 +323,15 @@ static PyObject *cached_op_recapture(PyObject *object, PyObject *pairs) {
   }
   for (size_t i = 0; i < count; i++)
     if (captured_from(PyTuple_GET_ITEM(items, (Py_ssize_t)i), &captured[i]) < 0) goto done;
-  bool possible = recapture(self, captured, count, false);
+  /* From here on no other thread runs. */
+  if ((noted = PyObject_GetAttrString(holder, "captured")) == NULL) goto done;
+  bool possible = noted == former && recapture(self, captured, count, false);
+  if (possible && PyObject_SetAttrString(holder, "captured", following) < 0) goto done;
   if (possible) recapture(self, captured, count, true);
   if (possible) note_binding(self); /* a new number: nobody counts on what was bound */
-  result = PyBool_FromLong(possible);
+  result = noted == former ? PyBool_FromLong(possible) : Py_NewRef(Py_None);
 done:
+  Py_XDECREF(noted);
   PyMem_Free(captured);
   Py_XDECREF(items);
   return result;
@@ -730,9 +736,10 @@ static PyMethodDef cached_op_methods[] = {
      "bind(arrays)\n--\n\nMakes `arrays`, a list, the last inputs of every call from now on: calls pass the rest only, and do not look at these\n"
      "arrays again while they stay the same objects. [] binds nothing. The inputs of `trace` are still all of them."},
     {"unbind", cached_op_unbind, METH_NOARGS, "unbind()\n--\n\nGives up what is bound; calls do nothing and return None until `bind` binds anew."},
-    {"recapture", cached_op_recapture, METH_O,
-     "recapture(pairs)\n--\n\nFrom now on calls read, for each pair `(place, array)`, `array` for the captured one whose `_place` was `place`, and for views of it.\n"
-     "False, and nothing has changed, where that takes another trace: a shape, dtype or device is another one, or a gradient is wanted that was not."},
+    {"recapture", cached_op_recapture, METH_VARARGS,
+     "recapture(pairs, holder, former, following)\n--\n\nFrom now on calls read, for each pair `(place, array)`, `array` for the captured one whose `_place`\n"
+     "was `place`, and for views of it, and `holder.captured`, which was `former`, is `following`. None, and nothing has changed: it was `former` no longer.\n"
+     "False, and nothing has changed: it takes another trace, as a shape, dtype or device is another one, or a gradient is wanted that was not."},
     {"dump", cached_op_dump, METH_NOARGS, "dump()\n--\n\nThe graphs as text, one line a node, most recently used signature first."},
     {"groups", cached_op_groups, METH_NOARGS, "groups()\n--\n\nThe fused groups of all programs as text: domains, members, and which values have memory."},
     {"clear", cached_op_clear, METH_NOARGS, "clear()\n--\n\nForgets everything compiled; the next call traces anew."},

@@ -29,9 +29,6 @@ class Captured:
 
     def __init__(self, root, keys, array):
         self.root, self.keys = root, keys
-        self.note(array)
-
-    def note(self, array):
         self.array, self.place = array, array._place
 
     def current(self):
@@ -45,17 +42,29 @@ class Captured:
         return value if isinstance(value, nd.NDArray) else None
 
 
-def are_current(places, op):
-    """Whether calls of `op` use the arrays that are in these places now. It is made so where it is plain which stands for which: where all
-    places that had a captured array's memory have the same other one, and no two captured arrays come to share memory. False: it takes
-    another trace."""
-    for captured in places:
+def are_current(signature):
+    """Whether calls of a signature use the arrays that are now where those were that it captured. It is made so where it is plain which
+    stands for which: where all places that had a captured array's memory have the same other one, and no two captured arrays come to
+    share memory. False: it takes another trace."""
+    for captured in signature.captured:
         array = captured.current()
         if array is not captured.array or array._place != captured.place:
             break
     else:
         return True
-    now = [captured.current() for captured in places]
+    done = None
+    while done is None:  # another thread did it meanwhile
+        places = signature.captured
+        now = [captured.current() for captured in places]
+        renewed = _renewed(places, now)
+        if renewed is None or signature.op is None:
+            return False
+        done = signature.op.recapture(renewed, signature, places, tuple([Captured(c.root, c.keys, array) for c, array in zip(places, now)]))
+    return done
+
+
+def _renewed(places, now):
+    """(place, array) for each captured array in whose places there is another one now. None: which stands for which is not plain."""
     memory, renewed = {}, []
     for captured, array in zip(places, now):
         memory.setdefault(captured.place[0], []).append((captured, array))
@@ -64,17 +73,11 @@ def are_current(places, op):
         if all([a is captured.array and a._place == captured.place for captured, a in kept]):
             continue
         if array is None or array._traced or any([a is not array or captured.place != former.place for captured, a in kept]):
-            return False
+            return None
         if (array.shape, array.dtype, array.context) != (former.array.shape, former.array.dtype, former.array.context):
-            return False
+            return None
         renewed.append((former.place, array))
-    if len({kept[0][1]._place[0] for kept in memory.values()}) < len(memory):
-        return False
-    if op is None or not op.recapture(renewed):
-        return False
-    for captured, array in zip(places, now):
-        captured.note(array)
-    return True
+    return renewed if len({kept[0][1]._place[0] for kept in memory.values()}) == len(memory) else None
 
 
 def _item(container, key):

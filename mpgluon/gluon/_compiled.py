@@ -77,7 +77,7 @@ class _Signature:
         self.ready = False  # calls need no preparation: it is bound, and nothing was captured
         self.unbound = 0  # how often they were given up
         self.splits = None  # (name, block's path) of the first step on the host: it is compiled in parts
-        self.captured = []  # `_captured.Captured`
+        self.captured = ()  # `_captured.Captured`
         self.last_used = 0
 
     def discover(self, flat):
@@ -106,12 +106,13 @@ class _Signature:
         known = {captured.place for captured in self.captured}
         arrays = [array for array in _core.captured_arrays() if array._place not in known]
         if arrays:
-            self.captured += [captured for captured in _captured.find(self.block, arrays) if captured.place not in known]
+            found = [captured for captured in _captured.find(self.block, arrays) if captured.place not in known]
+            self.captured = (*self.captured, *found)
             self.ready = False
 
     def is_current(self):
         """Whether calls use the arrays that are now where those were that it captured. False: it takes another trace."""
-        return _captured.are_current(self.captured, self.op)
+        return _captured.are_current(self)
 
     def bind(self):
         """Makes the parameters' arrays inputs of every call, until one of the parameters gets others."""
