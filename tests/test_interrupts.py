@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -466,6 +467,50 @@ def test_settings_of_parameters(name):
         assert parameters(net) == final
 
     sweep(lambda: chain()[0], change, check, 40 if name == "add" else 8)
+
+
+def test_an_interrupted_initialization():
+    """Whoever goes on initializes what is left, and trains; from the beginning the values are those that they would have been."""
+    x = nd.array(np.random.RandomState(1).rand(4, 5))
+
+    def initialize(net, again=False):
+        mx.random.seed(4)
+        net.initialize(mx.init.Xavier(), force_reinit=again)
+
+    def trained(net):
+        trainer = gluon.Trainer(net.collect_params(), "adam")
+        with autograd.record():
+            loss = net(x).sum()
+        loss.backward()
+        trainer.step(4)
+        return [bits(param.data()) for param in net.collect_params().values()]
+
+    def known():
+        return Chain()
+
+    def unknown():
+        net = nn.HybridSequential(prefix="late_")
+        with net.name_scope():
+            net.add(nn.Dense(3), nn.BatchNorm(), nn.Dense(2))
+        return net
+
+    for make in (known, unknown):
+        net = make()
+        initialize(net)
+        expected = trained(net)
+
+        def check(net, expected=expected):
+            initialize(net, True)
+            assert trained(net) == expected
+
+        def go_on(net):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of those that are initialized already
+                net.initialize(mx.init.Xavier())
+            trained(net)
+
+        sweep(make, initialize, check, 6)
+        sweep(make, initialize, go_on, 6)
 
 
 def test_a_load_takes_all_or_nothing(tmp_path):
