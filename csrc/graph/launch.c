@@ -207,7 +207,9 @@ static void note_launch(void *state, const mpg_tick *ticks) {
 mpg_status mpg_launch(mpg_program_set *set, const mpg_launching *call) {
   mpg_device *devices[MPG_MAX_GRAPH_DEVICES];
   int count = (int)set->num_segments; /* one per device: sets of stages fly (mpg_flight) */
-  launch l = {.set = set, .call = call};
+  launch l; /* payloads are filled in for the devices there are */
+  l.set = set;
+  l.call = call;
   for (int k = 0; k < count; k++) devices[k] = set->programs[set->segments[k].slot].device;
   MPG_TRY(allocate_blocks(set, call->blocks));
   if (!count) {

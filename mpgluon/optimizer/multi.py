@@ -86,8 +86,11 @@ class MultiStep:
         if not self._good or not math.isfinite(optimizer.rescale_grad) or (changes != self._changes and not self._same_factors(changes)):
             return None
         optimizer._set_current_context(device_id)
-        if not self._same_counts(optimizer) or not all(update.ready() for update in self._updates):
+        if not self._same_counts(optimizer):
             return None
+        for update in self._updates:
+            if not update.ready():
+                return None
         count = self.count + 1
         num_update = max(num_update, count)
         lr, wd = optimizer.lr if optimizer.lr_scheduler is None else optimizer.lr_scheduler(num_update), optimizer.wd
