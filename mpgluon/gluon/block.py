@@ -645,7 +645,7 @@ class HybridBlock(Block):
         if ctx is None:
             raise ValueError(
                 f"{block_path() or type(self).__name__}: the inputs of a HybridBlock with parameters must hold an NDArray; got "
-                f"{brief((type(arg).__name__ for arg in (x, *args)))}"
+                f"{brief((type(arg).__name__ for arg in (x, *args)))}; nd.array(x) makes one of numbers"
             )
         arrays = {}
         strays = unknown = None
