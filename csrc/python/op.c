@@ -260,25 +260,8 @@ static PyObject *run(call *c) {
   return result;
 }
 
-/* Whether a call passes arrays alone, by position: nothing is converted, and all parameters have their defaults. The caller keeps the arrays. */
-static inline bool is_plain(const op_object *self, PyObject *const *args, Py_ssize_t count, PyObject *keywords) {
-  if (self->variadic || self->required || count == 0 || count < self->min_inputs || count > self->num_inputs || count > MPG_PY_SMALL) return false;
-  if (keywords != NULL && PyTuple_GET_SIZE(keywords) > 0) return false;
-  for (Py_ssize_t i = 0; i < count; i++)
-    if (!Py_IS_TYPE(args[i], mpg_py->array_type)) return false;
-  return true;
-}
-
-static PyObject *op_call(PyObject *callable, PyObject *const *args, size_t flags, PyObject *keywords) {
-  op_object *self = (op_object *)callable;
-  Py_ssize_t count = PyVectorcall_NARGS(flags);
+static __attribute__((noinline)) PyObject *call_any(op_object *self, PyObject *const *args, Py_ssize_t count, PyObject *keywords) {
   const mpg_param_table *table = self->op->params;
-  if (is_plain(self, args, count, keywords)) {
-    const void *values = table->size > 0 ? self->defaults : NULL;
-    mpg_array *inputs[MPG_PY_SMALL];
-    for (Py_ssize_t i = 0; i < count; i++) inputs[i] = mpg_py_array_of(args[i]);
-    if (mpg_call_outputs(self->op, values, (int)count) == 1) return mpg_py_call_op(self->op, values, inputs, (int)count);
-  }
   call c;
   c.self = self;
   c.arrays = c.small;
@@ -317,6 +300,26 @@ done:
   for (int i = 0; i < c.num_arrays; i++) Py_XDECREF(c.arrays[i]);
   if (c.arrays != c.small) PyMem_Free(c.arrays);
   return result;
+}
+
+/* Whether a call passes arrays alone, by position: nothing is converted, and all parameters have their defaults. The caller keeps the arrays. */
+static inline bool is_plain(const op_object *self, PyObject *const *args, Py_ssize_t count, PyObject *keywords) {
+  if (self->variadic || self->required || count == 0 || count < self->min_inputs || count > self->num_inputs || count > MPG_PY_SMALL) return false;
+  if (keywords != NULL && PyTuple_GET_SIZE(keywords) > 0) return false;
+  for (Py_ssize_t i = 0; i < count; i++)
+    if (!Py_IS_TYPE(args[i], mpg_py->array_type)) return false;
+  return true;
+}
+
+static PyObject *op_call(PyObject *callable, PyObject *const *args, size_t flags, PyObject *keywords) {
+  op_object *self = (op_object *)callable;
+  Py_ssize_t count = PyVectorcall_NARGS(flags);
+  if (!is_plain(self, args, count, keywords)) return call_any(self, args, count, keywords);
+  const void *values = self->op->params->size > 0 ? self->defaults : NULL;
+  mpg_array *inputs[MPG_PY_SMALL];
+  for (Py_ssize_t i = 0; i < count; i++) inputs[i] = mpg_py_array_of(args[i]);
+  if (mpg_call_outputs(self->op, values, (int)count) != 1) return call_any(self, args, count, keywords);
+  return mpg_py_call_op(self->op, values, inputs, (int)count);
 }
 
 /* --- The type ----------------------------------------------------------------------------------------------------- */
