@@ -83,7 +83,8 @@ def test_arrays_that_outlive_their_trace():
     (lambda net: net(mx.sym.var("x")).optimize_for("TensorRT"), ["no backend 'TensorRT'"]),
     (lambda net: net(mx.sym.var("x")).get_backend_symbol("TensorRT"), ["no backend 'TensorRT'"]),
     (lambda net: net(None), ["Dense", "must hold an NDArray"]),
-    (lambda net: net(np.ones((2, 4))), ["Dense", "must hold an NDArray", "ndarray", "nd.array(x)"]),
+    (lambda net: net(np.ones((2, 4))), ["must be NDArrays (nd.array makes", "ndarray"]),
+    (lambda net: (net.hybridize(False), net(np.ones((2, 4)))), ["Dense", "must hold an NDArray", "ndarray", "nd.array(x)"]),
     (lambda net: Net(lambda F, x: x)(None), ["Net", "no NDArray and no Symbol"]),
 ])  # fmt: skip
 def test_options(call, words):

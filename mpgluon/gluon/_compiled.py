@@ -33,7 +33,8 @@ def flatten(value, flat, what):
         return (list if isinstance(value, list) else tuple, *[flatten(item, flat, what) for item in value])
     if isinstance(value, _STATIC):
         return (type(value), value) if value is not None else None
-    raise ValueError(f"{what} of a hybridized block must be arrays, in lists or tuples as may be, but got {type(value).__name__}: {repr(value)[:60]}")
+    raise ValueError(f"{what} of a hybridized block must be NDArrays (nd.array makes one of numbers), in lists or tuples as may be, "
+                     f"but got {type(value).__name__}: {repr(value)[:60]}")
 
 
 def regroup(structure, arrays):
