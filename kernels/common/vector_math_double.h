@@ -26,6 +26,7 @@
 #define mpg_log1p(x) log1p(x)
 #define mpg_tanh(x) tanh(x)
 #define mpg_log2(x) log2(x)
+#define mpg_sigmoid(x) (1 / (1 + exp(-(x))))
 #define mpg_log10(x) log10(x)
 #define mpg_erf(x) erf(x)
 #define mpg_pow(x, y) pow(x, y)
@@ -84,6 +85,14 @@ MPG_INLINE double mpg_exp(double x) {
   uint64_t n;
   double r = mpg_double_exp_rest(bounded, &n);
   return mpg_double_scaled(1.0 + mpg_double_expm1_near(r), n);
+}
+
+MPG_INLINE double mpg_sigmoid(double x) { /* 0 where exp(-x) is not below 2^1023.5 */
+  double magnitude = fabs(x), bounded = copysign(magnitude > 709.43 ? 709.43 : magnitude, x);
+  uint64_t n;
+  double y = 1.0 + mpg_double_expm1_near(mpg_double_exp_rest(-bounded, &n));
+  double result = 1.0 / mpg_fma_double(y, mpg_double_power_of_two(n), 1.0);
+  return x < -709.43 ? 0.0 : result;
 }
 
 MPG_INLINE double mpg_expm1(double x) {

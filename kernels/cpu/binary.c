@@ -374,7 +374,15 @@ static void run_filled(void *context, int64_t begin, int64_t end) {
       out[i] = (expression);                                                                               \
     }                                                                                                      \
   }
-POWER_ROW(cube, (float)((double)x *x *x))
+static inline float cube_of(float x) { /* the square in two parts; beyond 2^43 the result is infinite */
+#ifdef MPG_MATH_FUSED
+  float square = x * x, low = fmaf(x, x, -square);
+  return fabsf(x) < 0x1p43f ? fmaf(square, x, low * x) : square * x;
+#else
+  return (float)((double)x * x * x);
+#endif
+}
+POWER_ROW(cube, cube_of(x))
 POWER_ROW(fourth, (float)(((double)x * x) * ((double)x * x)))
 POWER_ROW(root, x == -INFINITY ? INFINITY : sqrtf(x) + 0.0f) /* no -0 */
 POWER_ROW(inverse, 1 / x)

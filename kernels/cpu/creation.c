@@ -120,8 +120,12 @@ typedef struct cast_plan {
 
 static void run_cast(void *context, int64_t begin, int64_t end) {
   const cast_plan *p = context;
-  mpg_compute compute = mpg_compute_of(p->from);
+  mpg_compute compute = mpg_compute_of(p->from), result = mpg_compute_of(p->to);
   mpg_block_buffer buffer;
+  if (mpg_compute_direct(result, p->to)) {
+    mpg_cpu_load_all(result, p->from, p->in, begin, end - begin, (char *)p->out + begin * (int64_t)mpg_dtype_size(p->to));
+    return;
+  }
   for (int64_t i = begin; i < end; i += MPG_CPU_BLOCK) {
     int64_t n = end - i < MPG_CPU_BLOCK ? end - i : MPG_CPU_BLOCK;
     const void *values = mpg_cpu_load(compute, p->from, p->in, i, n, &buffer);
