@@ -191,6 +191,8 @@ def products():
     yield pair("product", "batch_dot", ((32, 64, 512), (32, 512, 1)), "F.batch_dot(x, y)", "x.bmm(y)")
     yield pair("product", "batch_dot", ((32, 512, 64), (32, 64, 512)), "F.batch_dot(x, y)", "x.bmm(y)")
     yield pair("product", "batch_dot, B transposed", ((32, 1, 64), (32, 512, 64)), "F.batch_dot(x, y, transpose_b=True)", "x.bmm(y.transpose(1, 2))")
+    yield pair("product", "batch_dot, B transposed", ((8, 1, 512), (8, 4096, 512)), "F.batch_dot(x, y, transpose_b=True)", "x.bmm(y.transpose(1, 2))")
+    yield pair("product", "batch_dot, B transposed", ((64, 1, 128), (64, 256, 128)), "F.batch_dot(x, y, transpose_b=True)", "x.bmm(y.transpose(1, 2))")
     for n in (64, 128, 256, 512, 1024):
         yield pair("product", "dot", ((n, n), (n, n)), "F.dot(x, y)", "x @ y")
         yield pair("product", "dot, B transposed", ((n, n), (n, n)), "F.dot(x, y, transpose_b=True)", "x @ y.T")

@@ -284,6 +284,15 @@ def test_the_first_of_the_largest_and_smallest(dtype):
     assert mx.nd.argmax(mx.nd.array(hidden, dtype=dtype), axis=0).asscalar() == 200
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_rows_times_transposed_matrices(dtype):
+    random = np.random.RandomState(9)
+    for count, n, k in ((3, 512, 64), (5, 260, 33), (2, 4096, 100), (1, 400, 31), (7, 301, 64)):
+        x, y = (random.standard_normal(shape).astype(dtype) for shape in ((count, 1, k), (count, n, k)))
+        got = mx.nd.batch_dot(mx.nd.array(x, dtype=dtype), mx.nd.array(y, dtype=dtype), transpose_b=True).asnumpy()
+        np.testing.assert_allclose(got, x @ y.transpose(0, 2, 1), rtol=1e-4 if dtype == "float32" else 1e-12, atol=1e-4 if dtype == "float32" else 1e-12)
+
+
 @pytest.mark.parametrize("dtype", ["uint8", "float16", "float32", "float64"])
 def test_repeats_of_neighbours(dtype):
     values = np.arange(3 * 8192).astype(dtype)

@@ -213,6 +213,30 @@ static mpg_status product(const mpg_kernel_call *call, mpg_gemm *g) {
   return MPG_OK;
 }
 
+typedef struct row_products {
+  mpg_gemm first;
+  int64_t groups; /* of 4 columns, in a product */
+} row_products;
+
+static void row_groups(void *context, int64_t begin, int64_t end) {
+  const row_products *t = context;
+  int64_t size = (int64_t)mpg_dtype_size(t->first.dtype);
+  for (int64_t i = begin / t->groups; i * t->groups < end; i++) {
+    mpg_gemm g = t->first;
+    g.a = (const char *)g.a + i * g.k * size, g.b = (const char *)g.b + i * g.n * g.k * size, g.c = (char *)g.c + i * g.n * size;
+    int64_t from = i * t->groups < begin ? begin - i * t->groups : 0, to = (i + 1) * t->groups > end ? end - i * t->groups : t->groups;
+    if (g.dtype == MPG_FLOAT32) single_narrow(&g, from, to);
+    else double_narrow(&g, from, to);
+  }
+}
+
+bool mpg_cpu_row_products(const mpg_kernel_call *call, mpg_dtype dtype, int64_t count, int64_t n, int64_t k, const void *a, const void *b, void *c) {
+  if (n % 4 != 0 || k < 32 || (dtype != MPG_FLOAT32 && dtype != MPG_FLOAT64)) return false;
+  row_products t = {{dtype, false, true, 1, n, k, k, k, n, 1, 0, a, b, c}, n / 4};
+  mpg_cpu_parallel_for(call, count * t.groups, 1 + 8192 / k, row_groups, &t);
+  return true;
+}
+
 mpg_status mpg_cpu_sgemm(const mpg_kernel_call *call, bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, float alpha,
                          const float *a, int64_t lda, const float *b, int64_t ldb, float beta, float *c, int64_t ldc) {
   mpg_gemm g = {MPG_FLOAT32, transpose_a, transpose_b, m, n, k, lda, ldb, ldc, alpha, beta, a, b, c};

@@ -22,4 +22,8 @@ mpg_status mpg_cpu_gemm_any(const mpg_kernel_call *call, mpg_dtype dtype, bool t
                             int64_t k, double alpha, const void *a, int64_t lda, const void *b, int64_t ldb, double beta, void *c,
                             int64_t ldc);
 
+/* `count` rows of k, each times a transposed matrix (n, k) of its own: float32 or float64, n a multiple of 4. True when it was done. */
+#define mpg_cpu_row_products MPG_CPU_NAME(row_products)
+bool mpg_cpu_row_products(const mpg_kernel_call *call, mpg_dtype dtype, int64_t count, int64_t n, int64_t k, const void *a, const void *b, void *c);
+
 #endif

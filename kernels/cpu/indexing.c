@@ -203,7 +203,8 @@ static void pick_range(void *context, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; i++) {
     int64_t index = mpg_index_at(p->index, i);
     index = p->wrap ? mpg_index_wrap(index, p->length) : mpg_index_clip(index, p->length);
-    char *element = p->many + (size_t)((i / p->after * p->length + index) * p->after + i % p->after) * p->item;
+    int64_t row = p->after == 1 ? i : i / p->after, column = p->after == 1 ? 0 : i % p->after; /* divisions are slow */
+    char *element = p->many + (size_t)((row * p->length + index) * p->after + column) * p->item;
     char *value = p->one + (size_t)i * p->item;
     copy_item(p->put ? element : value, p->put ? value : element, p->item);
   }

@@ -111,6 +111,8 @@ MPG_CPU_KERNEL(batch_dot) {
   int64_t m = c->desc.shape.dims[ndim - 2], n = c->desc.shape.dims[ndim - 1];
   int64_t k = a->desc.shape.dims[p->transpose_a ? ndim - 2 : ndim - 1];
   if (count * m * n == 0) return MPG_OK;
+  bool rows = m == 1 && !p->transpose_a && p->transpose_b && !mpg_gemm_tiny(m, n, k);
+  if (rows && mpg_cpu_row_products(call, a->desc.dtype, count, n, k, a->data, b->data, c->data)) return MPG_OK;
 #ifdef MPG_WITH_ONEDNN
   if (a->desc.dtype == MPG_FLOAT32 && !mpg_gemm_tiny(m, n, k) && k > 0) {
     matmul_shape s = {count, m, n, k, p->transpose_a, p->transpose_b, false};
