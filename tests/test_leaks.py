@@ -712,7 +712,7 @@ def left(step, steps, rounds=3):
 def leaks(step, steps, rounds=3):
     """What each step leaves behind, by name. What is found must be there in more steps, too:
     tables that grow now and then are not."""
-    for factor in (1, 4, 16, 64):
+    for factor in (1, 4, 16, 64, 256):
         found = {name: (count, count / (steps * factor * unit)) for name, (count, unit) in left(step, steps * factor, rounds).items()}
         found = {name: count for name, (count, share) in found.items() if share >= 0.5}
         if not found:
