@@ -13,11 +13,12 @@ MPG_ANYWHERE float mpg_open_uniform(uint32_t word) { return (float)word * 0x1p-3
 MPG_ANYWHERE float mpg_sine_of_turns(uint32_t word, uint32_t quarters) { /* sin(2 pi (word / 2^32 + quarters / 4)) */
   float turns = (float)(word >> 8) * 0x1p-22f; /* in quarters */
   float shifted = turns + MPG_ROUNDER;
-  return mpg_sine_or_cosine((turns - (shifted - MPG_ROUNDER)) * 0x1.921fb6p+0f, 0.0f, mpg_float_bits(shifted) + quarters);
+  return mpg_sine_or_cosine((turns - (shifted - MPG_ROUNDER)) * 0x1.921fb6p+0f, 0.0f,
+                            mpg_float_bits(shifted) + quarters);
 }
 
-/* The largest number that a uniform draw from [low, high) may give, where its float is rounded to `dtype`: below `high` as the dtype
- * has it, or it would be rounded up to that. */
+/* The largest number that a uniform draw from [low, high) may give, where its float is rounded to
+ * `dtype`: below `high` as the dtype has it, or it would be rounded up to that. */
 MPG_ANYWHERE float mpg_uniform_top(mpg_dtype dtype, float low, float high) {
   if (dtype == MPG_FLOAT32 || !(low < high)) return high;
   bool brain = dtype == MPG_BFLOAT16;

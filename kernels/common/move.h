@@ -35,7 +35,8 @@ static inline void mpg_dense_strides(const mpg_shape *shape, int64_t *strides) {
  * merged. A run that is dense in both becomes one larger item (*item). False: nothing to move. */
 static inline bool mpg_move_merge(const mpg_move *move, int64_t *item, mpg_move *merged) {
   merged->ndim = 0;
-  for (int i = 0; i < move->ndim; i++) /* first: where there are no elements, strides may be of any size */
+  /* first: where there are no elements, strides may be of any size */
+  for (int i = 0; i < move->ndim; i++)
     if (move->dims[i] == 0) return false;
   for (int i = 0; i < move->ndim; i++) {
     int64_t dim = move->dims[i], in = move->in[i] * *item, out = move->out[i] * *item;

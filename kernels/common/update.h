@@ -19,7 +19,8 @@ enum { MPG_UPDATE_STATES = 3 };
 
 /* The numbers of an update but for learning rate and weight decay, which are the weight's. */
 typedef struct mpg_update_constants {
-  double rescale, clip, momentum, beta1, beta2, epsilon, gamma1, gamma2, clip_weights, lamda1, wd_lh, eta, correct1, correct2, ahead;
+  double rescale, clip, momentum, beta1, beta2, epsilon, gamma1, gamma2, clip_weights, lamda1,
+      wd_lh, eta, correct1, correct2, ahead;
 } mpg_update_constants;
 
 typedef struct mpg_update {
@@ -71,7 +72,8 @@ static inline mpg_update mpg_update_single(const mpg_kernel_call *call) {
       const mpg_nag_mom_params *p = (const mpg_nag_mom_params *)call->params;
       mpg_update_begin(&u, MPG_RULE_nesterov, 1, p->rescale_grad, p->clip_gradient);
       u.c.momentum = p->momentum;
-      u.c.ahead = call->op->id == MPG_OP_mp_nag_mom_update || call->outputs[0].data == call->inputs[0].data;
+      u.c.ahead = call->op->id == MPG_OP_mp_nag_mom_update ||
+                  call->outputs[0].data == call->inputs[0].data;
       return mpg_update_rates(u, p->lr, p->wd, call->op->id == MPG_OP_mp_nag_mom_update);
     }
     case MPG_OP_adam_update: {
@@ -179,7 +181,8 @@ static inline mpg_update mpg_update_several(const mpg_kernel_call *call) {
     case MPG_OP_multi_sgd_update: GROUP(multi_sgd, sgd, 0, RATES)
     case MPG_OP_multi_mp_sgd_mom_update: u.mixed = true; __attribute__((fallthrough));
     case MPG_OP_multi_sgd_mom_update: GROUP(multi_sgd_mom, sgd_momentum, 1, (RATES, u.c.momentum = p->momentum))
-    case MPG_OP__multi_nag_mom_update: GROUP(multi_sgd_mom, nesterov, 1, (RATES, u.c.momentum = p->momentum, u.c.ahead = 1))
+    case MPG_OP__multi_nag_mom_update:
+      GROUP(multi_sgd_mom, nesterov, 1, (RATES, u.c.momentum = p->momentum, u.c.ahead = 1))
     case MPG_OP_preloaded_multi_mp_sgd_update: u.mixed = true; __attribute__((fallthrough));
     case MPG_OP_preloaded_multi_sgd_update: GROUP(preloaded_sgd, sgd, 0, (void)0)
     case MPG_OP_preloaded_multi_mp_sgd_mom_update: u.mixed = true; __attribute__((fallthrough));

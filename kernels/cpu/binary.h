@@ -6,6 +6,7 @@
 
 #define mpg_cpu_leak MPG_CPU_NAME(leak)
 /* out = a where a is above 0, else a times b, which is broadcast to a's shape. Floats. */
-void mpg_cpu_leak(const mpg_kernel_call *call, const mpg_view *a, const mpg_view *b, const mpg_view *out);
+void mpg_cpu_leak(const mpg_kernel_call *call, const mpg_view *a, const mpg_view *b,
+                  const mpg_view *out);
 
 #endif

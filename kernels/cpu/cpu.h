@@ -20,7 +20,8 @@
 #include "op/ops.def"
 #undef MPG_OP
 
-/* What a compiler is told of the loop that follows: to write out n steps at a time; that no step reads what another one writes. */
+/* What a compiler is told of the loop that follows: to write out n steps at a time; that no step
+ * reads what another one writes. */
 #define MPG_PRAGMA(text) _Pragma(#text)
 #ifdef __clang__
 #define MPG_UNROLL(n) MPG_PRAGMA(clang loop unroll_count(n))
@@ -30,7 +31,8 @@
 #define MPG_INDEPENDENT MPG_PRAGMA(GCC ivdep)
 #endif
 
-/* Vectors that the instruction set has. Wider ones GCC takes apart: it keeps them in memory, and compares them element by element. */
+/* Vectors that the instruction set has. Wider ones GCC takes apart: it keeps them in memory, and
+ * compares them element by element. */
 #if defined(__AVX512F__)
 #define MPG_VECTOR_BYTES 64
 #elif defined(__AVX2__)

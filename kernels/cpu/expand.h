@@ -1,8 +1,9 @@
 /* An operand of a broadcast written out over short rows, so that one loop runs over many of them.
  *
- * Dimensions are given as binary.c and reduce.c collapse them: innermost first, strides in elements, 0 where the operand stands still. A row is the
- * innermost dimension. Stores go a vector at a time, beyond the end of a row and then over it: `out` has room for MPG_EXPAND_SLACK bytes more.
- * Stateless; any thread.
+ * Dimensions are given as binary.c and reduce.c collapse them: innermost first, strides in
+ * elements, 0 where the operand stands still. A row is the innermost dimension. Stores go a vector
+ * at a time, beyond the end of a row and then over it: `out` has room for MPG_EXPAND_SLACK bytes
+ * more. Stateless; any thread.
  */
 #ifndef KERNELS_CPU_EXPAND_H
 #define KERNELS_CPU_EXPAND_H
@@ -19,7 +20,8 @@ enum {
 typedef char mpg_expand_buffer[MPG_CPU_BLOCK * 8 + MPG_EXPAND_SLACK] __attribute__((aligned(64)));
 
 /* `rows` rows, each one element, `n` times. */
-static inline void mpg_expand_elements(size_t size, const char *from, int64_t n, int64_t rows, char *out) {
+static inline void mpg_expand_elements(size_t size, const char *from, int64_t n, int64_t rows,
+                                       char *out) {
 #define EXPAND(T)                                                                                    \
   {                                                                                                  \
     typedef T vector __attribute__((vector_size(64), aligned(sizeof(T)), may_alias));                \
@@ -48,11 +50,13 @@ static inline void mpg_expand_row(const char *from, int64_t bytes, int64_t rows,
   memcpy(row, from, (size_t)bytes);
   memset(row + bytes, 0, MPG_EXPAND_SLACK);
   for (int64_t r = 0; r < rows; r++, out += bytes)
-    for (int64_t i = 0; i < bytes; i += 64) *(vector *)(void *)(out + i) = *(const vector *)(const void *)(row + i);
+    for (int64_t i = 0; i < bytes; i += 64)
+      *(vector *)(void *)(out + i) = *(const vector *)(const void *)(row + i);
 }
 
 /* Rows [row, row + rows) of all; dims[0] <= MPG_EXPAND_ROW. */
-static inline void mpg_expand(const char *data, size_t size, int ndim, const int64_t *dims, const int64_t *strides, int64_t row, int64_t rows, char *out) {
+static inline void mpg_expand(const char *data, size_t size, int ndim, const int64_t *dims,
+                              const int64_t *strides, int64_t row, int64_t rows, char *out) {
   int64_t n = dims[0], length = ndim > 1 ? dims[1] : 1, step = ndim > 1 ? strides[1] : 0;
   while (rows > 0) {
     int64_t first = row % length, rest = row / length, at = first * step;

@@ -97,7 +97,8 @@ MPG_CPU_KERNEL(softmax_output_back) {
   p.classes = params->multi_output ? shape->dims[1] : count_of(p.output) / positions;
   if (params->multi_output) p.after = mpg_shape_product(shape, 2, shape->ndim);
   p.ignored = mpg_whole(params->ignore_label);
-  if (params->normalization == NORMALIZE_BATCH) divisor = params->multi_output ? p.label->desc.shape.dims[0] : positions;
+  if (params->normalization == NORMALIZE_BATCH)
+    divisor = params->multi_output ? p.label->desc.shape.dims[0] : positions;
   if (params->normalization == NORMALIZE_VALID) {
     divisor = positions;
     for (int64_t i = 0; i < positions; i++) divisor -= mpg_index_at(p.label, i) == p.ignored;
@@ -146,7 +147,9 @@ MPG_CPU_KERNEL(make_loss_back) {
   const mpg_view *data = &call->inputs[0], *out = &call->outputs[0];
   int64_t count = count_of(data), divisor = 1;
   const mpg_shape *shape = &data->desc.shape;
-  if (params->normalization == NORMALIZE_BATCH) divisor = mpg_shape_product(shape, 0, shape->ndim - 1); /* rows of the last dimension */
+  /* rows of the last dimension */
+  if (params->normalization == NORMALIZE_BATCH)
+    divisor = mpg_shape_product(shape, 0, shape->ndim - 1);
   if (params->normalization == NORMALIZE_VALID) {
     divisor = 0;
     for (int64_t i = 0; i < count; i++) divisor += mpg_real_at(data, i) > params->valid_thresh;

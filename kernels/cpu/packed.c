@@ -22,12 +22,14 @@ bool mpg_cpu_build_pack(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, v
   return good;
 }
 
-/* The contents say that they are packed; whether the array has room for what the primitive reads, its size says. */
+/* The contents say that they are packed; whether the array has room for what the primitive reads,
+ * its size says. */
 static bool build_run(const mpg_onednn *dnnl, mpg_onednn_prepared *prepared, void *context) {
   const mpg_packing *packing = context;
   dnnl_memory_desc_t plain = NULL;
   dnnl_primitive_desc_t desc = packing->choose(dnnl, packing, &plain);
-  const_dnnl_memory_desc_t theirs = desc ? dnnl->primitive_desc_query_md(desc, dnnl_query_weights_md, 0) : NULL;
+  const_dnnl_memory_desc_t theirs =
+      desc ? dnnl->primitive_desc_query_md(desc, dnnl_query_weights_md, 0) : NULL;
   bool fits = theirs && dnnl->memory_desc_get_size(theirs) <= packing->room;
   if (desc) dnnl->primitive_desc_destroy(desc);
   if (plain) dnnl->memory_desc_destroy(plain);
@@ -71,10 +73,12 @@ mpg_status mpg_cpu_packed_run(const mpg_kernel_call *call, mpg_packing *packing,
   mpg_kernel_call as_packed = *call;
   as_packed.num_threads = head->num_threads;
   packing->key.kind = packing->run;
-  packing->room = (size_t)mpg_shape_size(&call->inputs[1].desc.shape) * sizeof(float) - MPG_PACKED_HEADER * sizeof(float);
+  packing->room = (size_t)mpg_shape_size(&call->inputs[1].desc.shape) * sizeof(float) -
+                  MPG_PACKED_HEADER * sizeof(float);
   outer[1] = mpg_packed_contents(call->inputs[1].data);
   bool sound = head->packed == 1 && head->num_threads >= 1 && head->num_threads <= MOST_THREADS;
-  const mpg_onednn_prepared *prepared = sound ? mpg_cpu_onednn_find(&as_packed, &packing->key, build_run, packing) : NULL;
+  const mpg_onednn_prepared *prepared =
+      sound ? mpg_cpu_onednn_find(&as_packed, &packing->key, build_run, packing) : NULL;
   if (prepared) return run(&as_packed, prepared, outer);
 #else
   (void)packing;

@@ -404,7 +404,8 @@ typedef struct NAME(columns) {
   int64_t rows, columns;
 } NAME(columns);
 
-/* In T over a few rows, beyond in double: there is a row for each step and sample, and one chain of them would lose digits. */
+/* In T over a few rows, beyond in double: there is a row for each step and sample, and one chain
+ * of them would lose digits. */
 static void NAME(column_range)(void *context, int64_t begin, int64_t end) {
   enum { ROWS = 16, COLUMNS = 256 };
   const NAME(columns) *p = context;

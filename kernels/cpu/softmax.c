@@ -8,7 +8,15 @@
 #include "kernels/cpu/index.h"
 #include "kernels/common/vector_math_double.h"
 
-enum { ROW_BLOCK = 512, STRIP = 64, TILE = 16, GRAIN = 8192, MPG_SOFTMAX_TILE = 512, TILE_BYTES = 524288, SHORT_ROW = 16 };
+enum {
+  ROW_BLOCK = 512,
+  STRIP = 64,
+  TILE = 16,
+  GRAIN = 8192,
+  MPG_SOFTMAX_TILE = 512,
+  TILE_BYTES = 524288,
+  SHORT_ROW = 16
+};
 enum { KIND_SOFTMAX, KIND_LOG_SOFTMAX, KIND_SOFTMAX_BACK, KIND_LOG_SOFTMAX_BACK };
 
 typedef struct job { /* arrays seen as (before, n, after) */
@@ -62,7 +70,8 @@ static mpg_status run_job(const mpg_kernel_call *call, job *p) {
   bool wide = p->out->desc.dtype == MPG_FLOAT64, all_direct;
   for (int k = 0; k < inputs; k++) wide = wide || p->in[k]->desc.dtype == MPG_FLOAT64;
   mpg_dtype own = wide ? MPG_FLOAT64 : MPG_FLOAT32;
-  if (!p->length && (p->after > 1 || p->n < SHORT_ROW) && p->n <= TILE_BYTES / (16 * (int64_t)sizeof(double))) {
+  if (!p->length && (p->after > 1 || p->n < SHORT_ROW) &&
+      p->n <= TILE_BYTES / (16 * (int64_t)sizeof(double))) {
     int64_t item = wide ? sizeof(double) : sizeof(float), columns = p->before * p->after;
     p->tile = TILE_BYTES / (p->n * item) / 16 * 16;
     if (p->tile > MPG_SOFTMAX_TILE) p->tile = MPG_SOFTMAX_TILE;
@@ -70,7 +79,8 @@ static mpg_status run_job(const mpg_kernel_call *call, job *p) {
     p->buffer_bytes = (size_t)((inputs + 1) * p->tile * p->n * item);
     p->buffers = mpg_device_scratch(call->device, p->buffer_bytes * (size_t)call->num_threads);
     if (!p->buffers) return MPG_DEVICE_OUT_OF_MEMORY;
-    mpg_cpu_parallel_for(call, (columns + p->tile - 1) / p->tile, 1 + GRAIN / (p->n * p->tile), wide ? run_columns_f64 : run_columns_f32, p);
+    mpg_cpu_parallel_for(call, (columns + p->tile - 1) / p->tile, 1 + GRAIN / (p->n * p->tile),
+                         wide ? run_columns_f64 : run_columns_f32, p);
     return MPG_OK;
   }
   p->tile = p->after < TILE ? p->after : TILE;
