@@ -1,14 +1,29 @@
 /* The one entry through which every op call of a user goes: trace, or run and record. */
 #include <string.h>
 
-#include "autograd/mode.h"
+#include "autograd/groups.h"
 #include "autograd/tape.h"
 #include "autograd/trace.h"
 #include "base/host.h"
 
-static _Thread_local mpg_mode mode;
+/* What a thread does with the ops it calls. One struct, so that a call looks it up once. */
+typedef struct call_mode {
+  bool recording, training;
+  uint32_t scope;
+  uint64_t steps;
+  mpg_trace *trace; /* the active one, borrowed */
+  mpg_group group;
+} call_mode;
+static _Thread_local call_mode mode;
 
-mpg_mode *mpg_mode_get(void) { return &mode; }
+mpg_trace *mpg_trace_active(void) { return mode.trace; }
+
+mpg_trace *mpg_trace_swap(mpg_trace *trace) {
+  mpg_trace *former = mode.trace;
+  mode.trace = trace;
+  return former;
+}
+
 mpg_group mpg_group_get(void) { return mode.group; }
 
 mpg_group mpg_group_set(mpg_group group) {
@@ -183,7 +198,7 @@ static mpg_trace *find_trace(mpg_trace *trace, const mpg_op *op, mpg_array *cons
   return NULL;
 }
 
-static mpg_status check_out(const mpg_mode *now, const mpg_op *op, mpg_array *const *inputs, int num_inputs, mpg_array *const *out,
+static mpg_status check_out(const call_mode *now, const mpg_op *op, mpg_array *const *inputs, int num_inputs, mpg_array *const *out,
                             int num_visible) {
   for (int i = 0; i < num_visible; i++) {
     if (__builtin_expect(now->trace || out[i]->trace, 0)) MPG_TRY(mpg_trace_check_write(out[i], op->name));
@@ -204,7 +219,7 @@ mpg_status mpg_call(const mpg_op *op, const void *params, mpg_array *const *inpu
 
 mpg_status mpg_call_as(const mpg_op *op, const void *params, mpg_array *const *inputs, int num_inputs, mpg_array *outputs, int num_visible,
                        mpg_array *const *out, bool separate) {
-  const mpg_mode *now = &mode;
+  const call_mode *now = &mode;
   mpg_trace *trace = find_trace(now->trace, op, inputs, num_inputs);
   if (__builtin_expect(now->group.active, 0) && !(op->flags & (MPG_OP_COPY | MPG_OP_SPANS)))
     return mpg_group_call(trace, op, params, inputs, num_inputs, outputs, num_visible, out, separate);

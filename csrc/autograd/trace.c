@@ -3,17 +3,7 @@
 #include <string.h>
 
 #include "autograd/autograd.h"
-#include "autograd/mode.h"
 #include "base/host.h"
-
-mpg_trace *mpg_trace_active(void) { return mpg_mode_get()->trace; }
-
-mpg_trace *mpg_trace_swap(mpg_trace *trace) {
-  mpg_mode *mode = mpg_mode_get();
-  mpg_trace *former = mode->trace;
-  mode->trace = trace;
-  return former;
-}
 
 mpg_status mpg_trace_begin(mpg_trace **result) {
   mpg_trace *trace = mpg_calloc(1, sizeof *trace);

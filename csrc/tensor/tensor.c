@@ -143,7 +143,7 @@ mpg_status mpg_tensor_snapshot(const mpg_tensor *tensor, mpg_tensor *copy) {
 
 mpg_status mpg_tensor_copy_to_host(const mpg_tensor *tensor, void *host) {
   mpg_device *device = mpg_tensor_device(tensor);
-  MPG_TRY(mpg_tensor_wait(tensor));
+  if (!readable(tensor)) MPG_TRY(mpg_tensor_wait(tensor));
   if (readable(tensor)) {
     MPG_TRY(mpg_storage_failure(tensor->storage));
     return device->backend->copy_to_host(device, host, mpg_tensor_data(tensor), mpg_tensor_bytes(tensor));
@@ -173,8 +173,8 @@ mpg_status mpg_tensor_copy_from_host(mpg_tensor *tensor, const void *host) {
   mpg_storage *storage = tensor->storage;
   mpg_device *device = storage->device;
   /* Part of a storage whose last write failed stays failed. */
-  if (!is_whole(tensor)) MPG_TRY(mpg_tensor_wait(tensor));
-  MPG_TRY(mpg_uses_wait(&storage->block.uses, device, false));
+  if (!is_whole(tensor) && !readable(tensor)) MPG_TRY(mpg_tensor_wait(tensor));
+  if (!writable(tensor)) MPG_TRY(mpg_uses_wait(&storage->block.uses, device, false));
   if (!writable(tensor)) return write_in_order(tensor, host);
   if (!is_whole(tensor)) MPG_TRY(mpg_storage_failure(storage));
   MPG_TRY(device->backend->copy_from_host(device, mpg_tensor_data(tensor), host, mpg_tensor_bytes(tensor)));

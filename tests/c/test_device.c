@@ -354,7 +354,7 @@ static void test_failures_without_memory_for_them(void) { /* touch nobody else *
   for (int i = 0; i < 100; i++) {
     fine[i] = submit(cpu(0), nothing, NULL, 0, NULL, 0);
     bad[i] = submit(cpu(0), i % 3 == 2 ? break_down : break_down_without_memory, NULL, 0, NULL, 0);
-    CHECK(mpg_point_wait((mpg_point){cpu(0), bad[i], true}) == MPG_VALUE_ERROR);
+    CHECK(mpg_point_wait((mpg_point){cpu(0), bad[i], true}, false) == MPG_VALUE_ERROR);
     mpg_memory_fail_after(0, 0);
   }
   for (int i = 0; i < 100; i++) {
