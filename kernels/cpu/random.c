@@ -3,26 +3,22 @@
  * The scheme, which every backend repeats. Philox (base/philox.h) under a call's key (seed, call)
  * gives a stream of 32-bit words: word w is value[w % 4] of block w / 4. An element's position is
  * P = its index + key.position. What it takes:
- *   uniform, dropout           float32 and halves: word P, its upper 24 bits; halves that would be
- *   rounded up to the end are the one below it
- *                              float64: words 2P (high) and 2P + 1, 53 bits
- *   normal                     pairs q = P / 2 by Box and Muller. float32 and halves: a = word 2q,
- *   b = word 2q + 1, radius
- *                              sqrt(-2 ln((a + 0.5) / 2^32)), angle b / 2^32 turns (24 bits); P
- *                              even: cosine, odd: sine.
- *                              float64: a and b are the 53-bit numbers of words 4q, 4q + 1 and 4q
- *                              + 2, 4q + 3
- *   exponential                -ln(u) / lam, u = (word P + 0.5) / 2^32; float64: u = 1 - the
- *   53-bit number of words 2P, 2P + 1
- *   randint                    the upper 64 bits of (64-bit word 2P, 2P + 1) * (high - low), added
- *   to low
- *   multinomial                the 53-bit number of words 2P, 2P + 1, looked up in the running
- *   sums
- *   shuffle                    row r has the 64-bit key of words 2r, 2r + 1; rows are sorted by
- *   key, equal keys by row
- *   gamma, poisson, negative binomials   try k of element P uses the four words of block P + (k +
- *   1) * 2^40: as many tries
- *                              as it needs, and none of another element's
+ *   uniform, dropout   float32 and halves: word P, its upper 24 bits; halves that would be rounded up
+ *                      to the end are the one below it
+ *                      float64: words 2P (high) and 2P + 1, 53 bits
+ *   normal             pairs q = P / 2 by Box and Muller. float32 and halves: a = word 2q,
+ *                      b = word 2q + 1, radius sqrt(-2 ln((a + 0.5) / 2^32)), angle b / 2^32 turns
+ *                      (24 bits); P even: cosine, odd: sine.
+ *                      float64: a and b are the 53-bit numbers of words 4q, 4q + 1 and 4q + 2, 4q + 3
+ *   exponential        -ln(u) / lam, u = (word P + 0.5) / 2^32; float64: u = 1 - the 53-bit number
+ *                      of words 2P, 2P + 1
+ *   randint            the upper 64 bits of (64-bit word 2P, 2P + 1) * (high - low), added to low
+ *   multinomial        the 53-bit number of words 2P, 2P + 1, looked up in the running sums
+ *   shuffle            row r has the 64-bit key of words 2r, 2r + 1; rows are sorted by key, equal
+ *                      keys by row
+ *   gamma, poisson, negative binomials
+ *                      try k of element P uses the four words of block P + (k + 1) * 2^40: as many
+ *                      tries as it needs, and none of another element's
  * Floats are computed by the functions of vector_math.h without fused multiply-adds, so that all
  * instruction sets give the same bits. The samplers of the last line decide in double with the C
  * library's functions.
