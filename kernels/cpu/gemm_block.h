@@ -137,7 +137,7 @@ static void NAME(product)(const mpg_kernel_call *call, mpg_gemm *g) {
 static inline __attribute__((always_inline)) void NAME(small_of)(const mpg_gemm *g, int64_t n) {
   for (int64_t i = 0; i < g->m; i++) {
     const T *a = (const T *)g->a + i * g->lda, *b = g->b;
-    T *c = (T *)g->c + i * g->ldc, sum[LANES];
+    T *c = (T *)g->c + i * g->ldc, sum[16];
     for (int64_t j = 0; j < n; j++) sum[j] = 0;
     for (int64_t p = 0; p < g->k; p++, b += g->ldb)
       for (int64_t j = 0; j < n; j++) sum[j] = FMA(a[p], b[j], sum[j]);
@@ -173,6 +173,7 @@ static void NAME(small)(const mpg_gemm *g) {
     case 0: break;
     case 1: NAME(small_of)(g, 1); return;
     case 4: NAME(small_of)(g, 4); return;
+    case 8: NAME(small_of)(g, 8); return;
     default: NAME(small_of)(g, g->n); return;
   }
   int64_t last = g->n - LANES; /* the last vector may begin in the one before it: both come to the same */
