@@ -346,6 +346,46 @@ def test_a_recorded_op_leads_to_the_array_that_it_has_read():
         assert (y.asnumpy() == 4).all() and (x.grad.asnumpy() == 4).all()
 
 
+def test_a_recorded_call_leads_to_the_array_that_it_has_read():
+    """Compiled calls of variables and of results; the results are new arrays, and an input itself."""
+    ctx, replaced = on(61), 0
+    call = _core.CachedOp(lambda x: [x * x, x], {})
+    for variable in (False, True):
+        for when in range(1, 9):
+            mx.context.set_memory_limit(ctx, 0)
+            x, z, state = nd.full((100, 100), 2, ctx=ctx), nd.full((100, 100), 5, ctx=ctx), {"left": when}
+            x.attach_grad()
+            gradient = x.grad
+            with autograd.record():
+                a = x if variable else x * 1
+                call(a)  # compiled
+                state["ballast"] = nd.zeros((1000, 1000), ctx=ctx)
+                nd.waitall()
+                mx.context.set_memory_limit(ctx, mx.context.memory_stats(ctx)["in_use"])
+
+                def replace():
+                    state["left"] -= 1
+                    if state["left"] == 0:
+                        state.pop("ballast")
+                        _core.replace_array(a, z)
+
+                try:
+                    with Intruder(replace):
+                        y, same = call(a)
+                except mx.MXNetError:
+                    assert "ballast" in state  # nobody made room
+                    continue
+                finally:
+                    mx.context.set_memory_limit(ctx, 0)
+            read = set(np.unique(y.asnumpy()))
+            if "ballast" in state or read == {25}:
+                continue  # not replaced, or before the call read it
+            replaced += 1
+            autograd.backward([y, same])
+            assert read == {4} and set(np.unique(gradient.asnumpy())) == {5}
+    assert replaced
+
+
 def replaced_within(skip, captured):
     """A call of a compiled function whose fixed array is replaced at the place number `skip` where others may run; None: there are fewer."""
     ctx = on(62)

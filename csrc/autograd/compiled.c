@@ -15,6 +15,7 @@ typedef struct mpg_recorded_call {
   size_t held;
   mpg_random_key random;
   uint64_t steps; /* of loops around it */
+  bool ran;       /* else there are no blocks, and nothing is saved */
 } recorded_call;
 
 void mpg_compiled_free_spare(mpg_compiled *c) {
@@ -36,6 +37,12 @@ static void release_blocks(mpg_storage **blocks, uint32_t count) {
 static uint32_t input_of(const mpg_compiled *c, uint32_t i) {
   uint32_t own = mpg_compiled_first_fixed(c);
   return i < own ? i : i < own + c->num_constants ? i + c->num_bound : i - c->num_constants;
+}
+
+/* The other way around: which is not for leaves. */
+static uint32_t place_on_tape(const mpg_compiled *c, uint32_t input) {
+  uint32_t own = mpg_compiled_first_fixed(c);
+  return input < own ? input : input < own + c->num_bound ? input + c->num_constants : input - c->num_bound;
 }
 
 /* How many inputs of a call are on the tape by themselves. */
@@ -60,10 +67,12 @@ static void recorded_release(void *state) {
     c->held -= call->held;
     c->frames--;
   }
-  release_blocks(call->blocks, c->plan.num_blocks);
   for (uint32_t i = 0; i < num_single(c, call->leaves); i++) mpg_array_clear(&call->inputs[i]);
-  release_saved(call->saved, 0, own);
-  release_saved(call->saved, call->leaves ? own + c->num_bound : own, mpg_compiled_forward_externals(c));
+  if (call->ran) {
+    release_blocks(call->blocks, c->plan.num_blocks);
+    release_saved(call->saved, 0, own);
+    release_saved(call->saved, call->leaves ? own + c->num_bound : own, mpg_compiled_forward_externals(c));
+  }
   mpg_leaves_release(call->leaves);
   mpg_leaf_versions_release(call->versions);
   mpg_poison(call, recorded_size(c));
@@ -374,25 +383,54 @@ static void save(const call_space *space, mpg_saved *saved, uint32_t begin, uint
   }
 }
 
-/* Puts the call on the tape. */
-static mpg_status record(const call_space *space, const mpg_inputs *inputs, mpg_random_key random, mpg_array *outputs) {
+/* A node for a call that is about to run. It has its inputs and edges already: while the call waits,
+ * others may make its inputs other arrays. */
+static mpg_status begin_record(const call_space *space, const mpg_inputs *inputs, mpg_tape_node **result) {
   mpg_compiled *c = space->c;
-  mpg_leaves *leaves = inputs->leaves;
-  uint32_t num_inputs = num_single(c, leaves), own = mpg_compiled_first_fixed(c);
+  uint32_t num_inputs = num_single(c, inputs->leaves);
   mpg_tape_node *node;
-  mpg_leaf_versions *versions = NULL;
   recorded_call *call = NULL;
   mpg_status status = MPG_OK;
   MPG_TRY(mpg_tape_new(MPG_TAPE_CALL, num_inputs, c->num_outputs, 0, &node));
   mpg_tape_reserve(c->original.num_nodes > 0 ? c->original.num_nodes : c->graph.num_nodes);
-  if (leaves) MPG_GOTO(mpg_leaves_versions(leaves, &versions));
   MPG_GOTO(new_recorded(c, &call));
   call->compiled = c;
   c->references++;
-  call->leaves = mpg_leaves_retain(leaves);
-  call->versions = versions;
-  call->random = random;
+  call->leaves = mpg_leaves_retain(inputs->leaves);
   call->steps = mpg_autograd_steps();
+  node->call = &recorded_calls;
+  node->state = call;
+  node->leaves = mpg_leaves_retain(inputs->leaves);
+  node->train = mpg_autograd_training();
+  node->scope = mpg_autograd_scope();
+  node->origin = space->origin;
+  for (uint32_t k = 0; k < num_inputs; k++) {
+    uint32_t i = input_of(c, k);
+    const mpg_array *input = mpg_compiled_input(c, inputs, i);
+    const mpg_tensor *tensor = external_at(space, i);
+    const mpg_array replaced = {.tensor = *tensor}; /* while it was bound: another array, which is none of its inputs */
+    if (input->tensor.storage != tensor->storage || input->tensor.offset != tensor->offset) input = &replaced;
+    mpg_array_copy(&call->inputs[k], input);
+    if (c->wanted[i] && input->node && !input->node->consumed)
+      node->edges[k] = (mpg_tape_edge){mpg_tape_retain(input->node), input->output};
+    node->descs[k] = input->tensor.desc;
+    node->devices[k] = mpg_tensor_device(&input->tensor);
+  }
+  *result = node;
+  return MPG_OK;
+fail:
+  mpg_tape_release(node);
+  return status;
+}
+
+/* Puts the call, which has just run, on the tape. */
+static mpg_status end_record(const call_space *space, const mpg_inputs *inputs, mpg_random_key random,
+                             mpg_tape_node *node, mpg_array *outputs) {
+  mpg_compiled *c = space->c;
+  recorded_call *call = node->state;
+  uint32_t num_inputs = node->num_inputs, own = mpg_compiled_first_fixed(c);
+  if (call->leaves) MPG_TRY(mpg_leaves_versions(call->leaves, &call->versions));
+  call->random = random;
   for (uint32_t i = 0; i < c->plan.num_blocks; i++) { /* the frame moves here */
     call->blocks[i] = space->blocks[i];
     space->blocks[i] = NULL;
@@ -401,44 +439,27 @@ static mpg_status record(const call_space *space, const mpg_inputs *inputs, mpg_
   c->held += call->held;
   c->frames += call->held != 0;
   save(space, call->saved, 0, own);
-  save(space, call->saved, leaves ? own + c->num_bound : own, mpg_compiled_forward_externals(c));
-  node->call = &recorded_calls;
-  node->state = call;
-  node->leaves = mpg_leaves_retain(leaves);
-  node->train = mpg_autograd_training();
-  node->scope = mpg_autograd_scope();
-  node->origin = space->origin;
-  for (uint32_t k = 0; k < num_inputs; k++) {
-    uint32_t i = input_of(c, k);
-    const mpg_array *input = mpg_compiled_input(c, inputs, i);
-    const mpg_tensor *tensor = external_at(space, i);
-    const mpg_array replaced = {.tensor = *tensor}; /* while the call waited: another array, which is none of its inputs */
-    if (input->tensor.storage != tensor->storage || input->tensor.offset != tensor->offset) input = &replaced;
-    mpg_array_copy(&call->inputs[k], input);
-    if (c->wanted[i] && input->node && !input->node->consumed)
-      node->edges[k] = (mpg_tape_edge){mpg_tape_retain(input->node), input->output};
-    node->descs[k] = input->tensor.desc;
-    node->devices[k] = mpg_tensor_device(&input->tensor);
-  }
+  save(space, call->saved, call->leaves ? own + c->num_bound : own, mpg_compiled_forward_externals(c));
+  call->ran = true;
   for (uint32_t i = 0; i < c->num_outputs; i++) {
     node->descs[num_inputs + i] = c->outputs[i].desc;
     node->devices[num_inputs + i] = mpg_tensor_device(&outputs[i].tensor);
     const mpg_compiled_output *output = &c->outputs[i];
-    const mpg_array *input = output->input != MPG_NO_BASE ? mpg_compiled_input(c, inputs, output->input) : NULL;
+    const mpg_array *input = NULL;
+    if (output->input != MPG_NO_BASE) {
+      bool leaf = call->leaves && output->input >= own && output->input < own + c->num_bound;
+      input = leaf ? mpg_compiled_input(c, inputs, output->input) : &call->inputs[place_on_tape(c, output->input)];
+    }
     outputs[i].node = mpg_tape_retain(input ? input->node : node);
     outputs[i].output = input ? input->output : output->same;
   }
-  mpg_tape_release(node);
   return MPG_OK;
-fail:
-  mpg_leaf_versions_release(versions);
-  mpg_tape_release(node);
-  return status;
 }
 
 mpg_status mpg_compiled_call(mpg_compiled *c, const mpg_inputs *inputs, mpg_array *outputs) {
   uint32_t num_own = mpg_compiled_first_fixed(c), num_blocks = c->plan.num_blocks;
   mpg_status status = MPG_OK;
+  mpg_tape_node *node = NULL;
   call_space space = {.c = c, .origin = mpg_host_origin()}; /* first: it lets others in */
   if (c->stages != MPG_STAGES_NONE) return mpg_fail(MPG_ERROR, "internal: a call compiled in stages is called in pieces");
   MPG_TRY(mpg_compiled_bind(c, inputs, &space.binding));
@@ -455,6 +476,7 @@ mpg_status mpg_compiled_call(mpg_compiled *c, const mpg_inputs *inputs, mpg_arra
   }
   for (uint32_t i = 0; i < c->num_results; i++) results[i].storage = NULL;
   memset(space.blocks, 0, num_blocks * sizeof *space.blocks);
+  if (c->recording) MPG_GOTO(begin_record(&space, inputs, &node));
   for (uint32_t i = 0; i < c->num_results; i++) {
     const mpg_graph_value *value = mpg_graph_at(&c->graph, c->results[i]);
     mpg_device *device;
@@ -472,8 +494,9 @@ mpg_status mpg_compiled_call(mpg_compiled *c, const mpg_inputs *inputs, mpg_arra
     mpg_tensor_retain(&outputs[i].tensor);
   }
   c->calls++;
-  if (c->recording) MPG_GOTO(record(&space, inputs, random, outputs));
+  if (node) MPG_GOTO(end_record(&space, inputs, random, node, outputs));
 fail:
+  mpg_tape_release(node);
   release_blocks(space.blocks, num_blocks);
   for (uint32_t i = 0; i < num_own; i++) mpg_tensor_release(&space.externals[i]);
   for (uint32_t i = 0; i < c->num_results; i++) mpg_tensor_release(&results[i]);
