@@ -21,7 +21,7 @@ def make_net(width, classes):
     net = nn.HybridSequential(prefix="net_")
     with net.name_scope():
         for _ in range(4):
-            net.add(nn.Dense(width, activation="relu"), nn.LayerNorm())
+            net.add(nn.Dense(width, activation="tanh"), nn.LayerNorm())
         net.add(nn.Dense(classes))
     return net
 
@@ -94,10 +94,10 @@ def main():
     print(f"{mesh}: loss {losses[0]:.4f} -> {losses[-1]:.4f}, accuracy {training.accuracy(*test):.3f}, {time.time() - start:.1f} s")
     moved = other.run(batches[position:])
     print(f"from step {position} on {other.mesh}: loss {moved[-1]:.4f}, accuracy {other.accuracy(*test):.3f}")
-    early = min(20, half)
+    early = min(20, half)  # rounding is all that differs; tanh has no kink that would turn it into more
     difference = max(abs(a - b) / abs(b) for a, b in zip(losses[:early], expected[:early]))
     print(f"largest relative difference of the first {early} losses: {difference:.1e}")
-    assert difference < 1e-3
+    assert difference < 1e-5
 
 
 if __name__ == "__main__":
