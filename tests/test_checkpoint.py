@@ -1,5 +1,6 @@
 """Checkpoints: what is saved on one layout goes on on any other; killed saves and damaged files do no harm."""
 
+import io
 import json
 import os
 import random as pyrandom
@@ -622,7 +623,7 @@ def test_a_part_of_several_ranges_is_checked_and_read_alone(tmp_path):
         nd.waitall()
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        assert peak < 1.2 * part
+        assert peak < 1.2 * part + io.DEFAULT_BUFFER_SIZE
         for ctx in CPU[:4]:
             assert mx.context.memory_stats(ctx)["peak_in_use"] - before[ctx] <= 1.05 * part
     expected = together(net)

@@ -10,6 +10,7 @@ import io
 import os
 import pickle
 import signal
+import socket
 import struct
 import sys
 import tempfile
@@ -80,8 +81,6 @@ def _send(connection, ticket, kind, value):
     if total <= _INLINE and not buffers:
         connection.send_bytes(header + body)
         return
-    from multiprocessing.reduction import send_handle
-
     with _memory_file() as file:
         _write_all(file, body)
         position = len(body)
@@ -90,7 +89,13 @@ def _send(connection, ticket, kind, value):
             _write_all(file, buffer)
             position += _pad(position) + buffer.nbytes
         connection.send_bytes(header)
-        send_handle(connection, file.fileno(), None)
+        with _socket(connection) as other:
+            socket.send_fds(other, [b"\0"], [file.fileno()])
+
+
+def _socket(connection):
+    """The socket of a connection, to be closed, for what connections cannot send: descriptors."""
+    return socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM)
 
 
 def _receive(connection):
@@ -101,9 +106,12 @@ def _receive(connection):
         payload = memoryview(message)[_HEADER.size :]
     else:
         import mmap
-        from multiprocessing.reduction import recv_handle
 
-        descriptor = recv_handle(connection)
+        with _socket(connection) as other:
+            descriptors = socket.recv_fds(other, 1, 1, socket.MSG_CMSG_CLOEXEC)[1]
+        if not descriptors:
+            raise EOFError
+        descriptor = descriptors[0]
         try:
             payload = memoryview(mmap.mmap(descriptor, total))  # private to us from here on: the worker has closed it
         finally:
