@@ -26,7 +26,11 @@ int mpg_py_desc_from(PyObject *pair, mpg_desc *desc) {
   desc->shape.ndim = (int32_t)count;
   for (Py_ssize_t i = 0; result == 0 && i < count; i++) {
     int64_t size = PyLong_AsLongLong(PyTuple_GET_ITEM(items, i));
-    if (size == -1 && PyErr_Occurred()) result = -1;
+    if (size == -1 && PyErr_Occurred()) {
+      if (PyErr_ExceptionMatches(PyExc_OverflowError))
+        PyErr_SetString(mpg_py->errors[MPG_VALUE_ERROR], "a dimension has less than 2^63 elements");
+      result = -1;
+    }
     desc->shape.dims[i] = size > 0 ? size : -1;
   }
   Py_DECREF(items);
