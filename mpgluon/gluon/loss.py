@@ -142,21 +142,20 @@ class SoftmaxCrossEntropyLoss(Loss):
         self._from_logits = from_logits
 
     def _check(self, pred, label):
-        shape = pred.shape
-        if label.ndim == len(shape) and label.shape == shape and shape[self._axis] > 1:
+        if label.ndim == pred.ndim and label.shape == pred.shape and pred.shape[self._axis] > 1:
             raise ValueError(f"SoftmaxCrossEntropyLoss: labels have the shape of the predictions, {label.shape}; for one-hot labels or probabilities use sparse_label=False")
         if _core.engine_mode() == "sync" and not label._traced and label.size:
-            low, high, classes = int(label.min().asscalar()), int(label.max().asscalar()), shape[self._axis]
+            low, high, classes = int(label.min().asscalar()), int(label.max().asscalar()), pred.shape[self._axis]
             if low < 0 or high >= classes:
                 raise ValueError(f"SoftmaxCrossEntropyLoss: there are {classes} classes, but labels lie between {low} and {high}")
 
     def hybrid_forward(self, F, pred, label, sample_weight=None):
         if self._sparse_label and isinstance(pred, nd.NDArray):
             self._check(pred, label)
-        if self._sparse_label and not self._from_logits and self._axis == -1 and isinstance(pred, nd.NDArray):
-            # One pass over pred in place of three, with the same bits; symbols keep the operators that files may hold.
-            loss = F.expand_dims(F._internal._softmax_ce(pred, label), axis=-1)
-            return self._mean(F, loss, sample_weight)
+            if self._axis == -1 and not self._from_logits:
+                # One pass over pred in place of three, with the same bits; symbols keep the operators that files may hold.
+                loss = F.expand_dims(F._internal._softmax_ce(pred, label), axis=-1)
+                return self._mean(F, loss, sample_weight)
         if not self._from_logits:
             pred = F.log_softmax(pred, axis=self._axis)
         if self._sparse_label:

@@ -2,6 +2,7 @@
 
 import warnings
 import weakref
+from itertools import chain
 
 import numpy as np
 
@@ -132,7 +133,7 @@ class Parameter:
         before: changes (`_core.at_once`) that belong to it."""
         self._unbind()  # an interrupt right behind the change can't keep this from being done
         changes[0] += 1
-        at_once(*before, (set_attributes, self, values))
+        at_once(*before, (set_attributes, self, *chain(*values.items())))
         self._unbind()
         changes[0] += 1
 

@@ -239,22 +239,20 @@ class Trainer:
                         if index not in updater.states:
                             self._bring_state(index, group.ctx)
                 group.prepare(updater, plan.changes)
-            replicated = bool(plan.buckets)
-            if replicated:
+            if plan.buckets:
                 self._unequal = True
             steps, num_update = [], self._optimizer.num_update
             for group in work:
-                used = (_core.gradients_used, group.weights)
-                step = group.multi and group.multi.step(group.ctx.device_id, plan.changes, num_update)
-                if step:
-                    changes, num_update = step
-                    steps += changes
-                    steps.append(used)
-                    continue
+                if group.multi is not None:
+                    counted = group.multi.step(steps, group.ctx.device_id, plan.changes, num_update)
+                    if counted is not None:
+                        num_update = counted
+                        steps.append(group.used)
+                        continue
                 _core.at_once(*steps)
                 group.update(self._updater(group.ctx))
-                steps, num_update = [used], self._optimizer.num_update
-            if replicated or self._accumulate > 1:
+                steps, num_update = [group.used], self._optimizer.num_update
+            if plan.buckets or self._accumulate > 1:
                 steps += self._ended(plan)
             _core.at_once(*steps)
 
@@ -416,7 +414,7 @@ class Trainer:
 class _Group:
     """The weights on one device that are updated together."""
 
-    __slots__ = ("ctx", "indices", "grads", "weights", "known", "parts", "size", "multi", "updates")
+    __slots__ = ("ctx", "indices", "grads", "weights", "known", "parts", "size", "multi", "updates", "used")
 
     def __init__(self, ctx):
         self.ctx = ctx
@@ -425,6 +423,7 @@ class _Group:
         self.parts, self.size = None, 0  # what Updater.alike has made of them, for parts of that size
         self.multi = None  # all of these in one call, once they have been updated before
         self.updates = 0  # steps without it so far
+        self.used = _core.gradients_used, self.weights  # the change (`_core.at_once`) that notes it
 
     def holds(self, updater):
         """Whether `multi` may be used: the states are those that it was made for."""

@@ -2,7 +2,7 @@
 
 import math
 
-from .._core import MultiUpdate, holds
+from .._core import MultiUpdate, holds, set_attributes
 from ..base import MXNetError
 
 # What a subclass may have defined anew: then its own code runs.
@@ -78,8 +78,9 @@ class MultiStep:
         """Whether the updater still has the states that this was made for."""
         return updater.optimizer is self._optimizer and updater.states is self._states and holds(self._states, self.indices, self._held)
 
-    def step(self, device_id, changes, num_update):
-        """The changes (`_core.at_once`) that update the weights and count it, and what `num_update` is then; None when something else is not what it was."""
+    def step(self, steps, device_id, changes, num_update):
+        """Adds to `steps` the changes (`_core.at_once`) that update the weights and count it.
+        Returns what `num_update` is then, or None when something else is not what it was."""
         optimizer = self._optimizer
         if optimizer.param_dict is not self._params:
             return None
@@ -98,9 +99,11 @@ class MultiStep:
         if not (lr >= 0 and math.isfinite(lr * largest_lr) and math.isfinite(wd * largest_wd)):
             return None
         correction, options = optimizer._multi_numbers(count)
-        changes = [(update, lr, correction, wd, options) for update in self._updates]
-        changes += (self.__dict__, "count", count), (optimizer.__dict__, "num_update", num_update)
-        return changes, num_update
+        for update in self._updates:
+            steps.append((update, lr, correction, wd, options))
+        steps.append((set_attributes, self, "count", count))
+        steps.append((set_attributes, optimizer, "num_update", num_update))
+        return num_update
 
 
 def prepare(updater, parts, changes):
