@@ -11,7 +11,8 @@
 #include "device/internal.h"
 
 static const int64_t LOOK_NS = 20000000, STAY_MIN_NS = 200000000, STAY_MAX_NS = 30000000000, RELAPSE_NS = 1000000000;
-static const uint64_t ENOUGH_NS = 1000000; /* less running and waiting than this says nothing */
+/* Less running and waiting says nothing: a process's own threads share a core for three turns of 4 ms now and then. */
+static const uint64_t ENOUGH_NS = 60000000;
 enum { CROWDED_PERCENT = 35, BALLAST_MAX = 16 }; /* a process's own threads get into each other's way for up to 20 % */
 
 void mpg_crowding_judge(mpg_crowding_state *s, int64_t now, uint64_t ran, uint64_t waited) {

@@ -660,9 +660,10 @@ static void bench(void) {
 
 enum { MS = 1000000 };
 
-/* 20 ms later, `share` thousandths of them spent waiting for a core. */
+/* 60 ms later, `share` thousandths of them spent waiting for a core. */
 static bool after_window(mpg_crowding_state *s, int share) {
-  mpg_crowding_judge(s, s->looked_ns + 20 * MS, s->ran_ns + (uint64_t)(20 * MS - 20000 * share), s->waited_ns + (uint64_t)(20000 * share));
+  mpg_crowding_judge(s, s->looked_ns + 60 * MS, s->ran_ns + (uint64_t)(60 * MS - 60000 * share),
+                     s->waited_ns + (uint64_t)(60000 * share));
   return s->crowded;
 }
 
@@ -678,28 +679,28 @@ static void test_crowding(void) {
   CHECK(!s.crowded);
   for (int i = 0; i < 100; i++) CHECK(!after_window(&s, 300));
   CHECK(after_window(&s, 400));
-  CHECK(windows_until_tried(&s) == 10);
+  CHECK(windows_until_tried(&s) == 4);
   for (int i = 0; i < 100; i++) CHECK(!after_window(&s, 0));
 
   /* Too little time to judge by: looked at again with more. */
-  mpg_crowding_judge(&s, s.looked_ns + 20 * MS, s.ran_ns, s.waited_ns + 400000);
+  mpg_crowding_judge(&s, s.looked_ns + 40 * MS, s.ran_ns + 20 * MS, s.waited_ns + 12 * MS);
   CHECK(!s.crowded);
-  mpg_crowding_judge(&s, s.looked_ns + 40 * MS, s.ran_ns, s.waited_ns + 1500000);
+  mpg_crowding_judge(&s, s.looked_ns + 80 * MS, s.ran_ns + 40 * MS, s.waited_ns + 24 * MS);
   CHECK(s.crowded);
 
   /* Crowded again soon afterwards: it lasts twice as long each time, up to half a minute; after long peace it is as at first. */
-  CHECK(windows_until_tried(&s) == 10);
+  CHECK(windows_until_tried(&s) == 4);
   CHECK(after_window(&s, 900));
-  CHECK(windows_until_tried(&s) == 20);
+  CHECK(windows_until_tried(&s) == 7);
   for (int i = 0; i < 12; i++) {
     CHECK(after_window(&s, 900));
     windows_until_tried(&s);
   }
   CHECK(after_window(&s, 900));
-  CHECK(windows_until_tried(&s) == 1500);
+  CHECK(windows_until_tried(&s) == 500);
   for (int i = 0; i < 2000; i++) CHECK(!after_window(&s, 0));
   CHECK(after_window(&s, 900));
-  CHECK(windows_until_tried(&s) == 10);
+  CHECK(windows_until_tried(&s) == 4);
 }
 
 static int threads_of_process(void) {
