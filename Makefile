@@ -145,7 +145,8 @@ wheel-check: $(VENV)/.test
 	.venv-wheel/bin/python -m pip install -q build/wheel/mpgluon-*.whl pytest
 	cd tests && ../.venv-wheel/bin/python -m mpgluon.info && ../.venv-wheel/bin/pytest -p no:cacheprovider test_model_parallel.py test_gluon_trainer.py
 
-# Another compiler (clang-16 and its libomp): no warnings, and what its code does. docs/settings.md has the compilers that were tried.
+# Another compiler (clang-16 and its libomp): no warnings, and what its code does. docs/testing.md
+# has the compilers that were tried.
 OTHER_CC ?= clang-16
 OTHER_CC_TESTS ?= $(addprefix test_,$(addsuffix .py,c winograd kernels rnn fuse hybridize_core model_parallel pipeline random_graphs))
 compiler-check:
