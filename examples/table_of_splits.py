@@ -10,7 +10,6 @@ import mpgluon as mx
 from mpgluon import gluon, nd
 from mpgluon.gluon import nn
 from mpgluon.parallel import TrainStep, plan
-from mpgluon.parallel.layer_profile import parse_context
 
 
 def loss(out, label):
@@ -31,6 +30,12 @@ def measure(net, made, x, y, steps):
     return shortest * 1e3, pipeline.report()
 
 
+def device(name):
+    """The device that is called ``cpu(0)``."""
+    kind, _, number = name.rstrip(")").partition("(")
+    return mx.Context(kind, int(number))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--width", type=int, default=512)
@@ -40,7 +45,7 @@ def main():
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--devices", nargs=2, default=["cpu(0)", "cpu(1)"])
     args = parser.parse_args()
-    devices = [parse_context(name) for name in args.devices]
+    devices = [device(name) for name in args.devices]
     net = nn.HybridSequential()
     with net.name_scope():
         for i in range(args.layers):

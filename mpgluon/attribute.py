@@ -2,7 +2,7 @@
 
 import threading
 
-from . import _core, _groups
+from . import _core, _device_groups
 
 __all__ = ["AttrScope"]
 
@@ -33,4 +33,4 @@ class AttrScope(_core.Scope):
     def _changes(self):
         attributes = {**AttrScope.current()._attr, **self._attr}
         changes = [(vars(self), "_attr", attributes), (vars(AttrScope._current), "value", self)]
-        return [*changes, _groups.placed(attributes.get("ctx_group"))] if _groups.running() else changes
+        return [*changes, _device_groups.placed(attributes.get("ctx_group"))] if _device_groups.running() else changes

@@ -8,14 +8,14 @@ from functools import cached_property
 
 import numpy as np
 
-from . import _core, _split, autograd
+from . import _core, _graph_breaks, autograd
 from . import ndarray as nd
-from ._watched import WatchedRun, deliver
 from .base import MXNetError
 from .context import Context
 from .ndarray._control import dynamic
 from .symbol._graph import made_at, placement, states, topological
 from .symbol._infer import Inference, known, parse_shape
+from .symbol._monitored_run import WatchedRun, deliver
 
 __all__ = ["Executor"]
 
@@ -135,7 +135,7 @@ class Executor:
         self._grad_req = grad_req
         self._program = self._make_program(parameters) if base is None else base._program
         # Compiled programs belong to the family of executors that come from each other by reshape.
-        kind = _split.Split if self._program.splits else _core.CachedOp
+        kind = _graph_breaks.Split if self._program.splits else _core.CachedOp
         self._call = kind(self._program.trace, {"parameters": len(self._program.bound)} if self._program.bound else {}) if base is None else base._call
         self._latest = [None] if base is None else base._latest  # whose arrays are bound to it
         self._mark = object()

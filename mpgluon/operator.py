@@ -8,7 +8,7 @@ from collections import namedtuple
 
 import numpy as np
 
-from . import _core, _split, autograd
+from . import _core, _graph_breaks, autograd
 from . import ndarray as nd
 from .base import MXNetError, is_floating
 
@@ -206,7 +206,7 @@ class CustomCall:
             raise MXNetError(f"Custom: the inputs of {self.op_type!r} are on different devices: {', '.join(strays)}, the others on {ctx}; move one with as_in_context")
         _, found = self.infer(descs, [], autograd.is_training())
         if any(array._in_trace for array in inputs):
-            tracer = _split.current()
+            tracer = _graph_breaks.current()
             if tracer is None:
                 raise MXNetError(f"Custom: {self.op_type!r} runs Python code on values, which is not possible in this trace")
             return tracer.host(f"Custom {self.op_type}", lambda arrays: self._compute(arrays, found, ctx), inputs, [(shape, dtype, ctx) for shape, dtype in found])

@@ -7,7 +7,7 @@ import warnings
 
 from . import _core
 from .gluon import HybridBlock
-from .gluon.symbol_block import symbol_of
+from .gluon._symbol_block import symbol_of
 from .symbol import Symbol
 from .symbol._graph import placement, states, topological
 from .symbol._infer import Inference, known

@@ -280,9 +280,9 @@ def test_shapes_are_cached():
 
 
 def test_cache_is_bounded(monkeypatch):
-    from mpgluon import _split
+    from mpgluon import _graph_breaks
 
-    monkeypatch.setattr(_split, "LIMIT", 8)
+    monkeypatch.setattr(_graph_breaks, "LIMIT", 8)
 
     def f(net, F, x, s):
         return [F.contrib.boolean_mask(x[0], x[0][:, 0] > 0) * 2 + 1]

@@ -57,3 +57,21 @@ def test_a_python_whose_lock_is_off_is_refused():
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert done.stdout.startswith(expected), done.stdout + done.stderr
+
+
+def test_what_dir_lists_is_there():
+    """Every name that a public module lists can be had; `mpgluon.parallel` has its names, its
+    schedules and its collectives, and no other public module."""
+    printed = run("""
+        import importlib, pkgutil
+        import mpgluon as mx
+        names = [info.name for info in pkgutil.walk_packages(mx.__path__, "mpgluon.")]
+        for name in ["mpgluon", *names]:
+            if not any(part.startswith("_") for part in name.split(".")):
+                module = importlib.import_module(name)
+                for listed in dir(module):
+                    getattr(module, listed)
+        inside = [name.rsplit(".", 1) for name in names if name.startswith("mpgluon.parallel.")]
+        print(*[name for parent, name in inside if parent == "mpgluon.parallel" and name[0] != "_"])
+        """)
+    assert printed.split() == ["collectives", "schedules"]

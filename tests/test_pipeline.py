@@ -9,7 +9,8 @@ from places import on
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn, rnn
-from mpgluon.parallel import Pipeline, ScheduleError, TrainStep, schedules, stages
+from mpgluon.parallel import Pipeline, ScheduleError, TrainStep, schedules
+from mpgluon.parallel._pipeline import stages
 
 DEVICES = [on(i) for i in range(4)]
 PLACEMENTS = {"2": [0, 1], "3": [0, 1, 2], "4": [0, 1, 2, 3], "back and forth": [0, 1, 0, 1]}

@@ -19,7 +19,7 @@ from mpgluon import _core, _watchdog, autograd, gluon, nd
 from mpgluon.context import memory_stats, set_memory_limit
 from mpgluon.gluon import nn
 from mpgluon.parallel import Pipeline, TrainStep
-from mpgluon.parallel import pipeline as pipeline_module
+from mpgluon.parallel._pipeline import pipeline as pipeline_module
 from test_failures import sweep
 from test_pipeline import DEVICES, NETS, Chain, data, gradients, loss_of, same
 

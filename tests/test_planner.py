@@ -10,9 +10,10 @@ import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn
 from mpgluon.gluon.contrib.nn import HybridConcurrent
-from mpgluon.parallel import Pipeline, Plan, Profile, TrainStep, plan, layer_profile, schedules, trials
-from mpgluon.parallel.layer_profile import Cost, Layer, Trial
-from mpgluon.parallel.placement import Search
+from mpgluon.parallel import Pipeline, Plan, Profile, TrainStep, plan, schedules
+from mpgluon.parallel._planner import layer_profile, trial_runs
+from mpgluon.parallel._planner.layer_profile import Cost, Layer, Trial
+from mpgluon.parallel._planner.search import Search
 
 CPU = [mx.cpu(i) for i in range(4)]
 SCHEDULES = ["gpipe", "1f1b", "zero_bubble"]
@@ -84,11 +85,11 @@ def test_branches_are_placed_apart_where_that_is_best(seed):
 
 def test_many_layers_by_dynamic_programming(monkeypatch):
     """Where placements are not listed: near what listing finds."""
-    from mpgluon.parallel import placement
+    from mpgluon.parallel._planner import search as search_module
 
     profile = synthetic(5, 14, 3)
     listed = Search(profile, None, [4], ["1f1b"]).run()
-    monkeypatch.setattr(placement, "LISTED", 10)
+    monkeypatch.setattr(search_module, "LISTED", 10)
     found = Search(profile, None, [4], ["1f1b"])
     assert found.placements("1f1b") is None
     assert found.run().seconds <= listed.seconds * 1.01
@@ -195,7 +196,7 @@ def test_the_choice_was_run_and_is_predicted_as_measured():
 
 def test_no_plan_is_run_where_a_limit_leaves_no_room_for_a_copy(monkeypatch):
     for limit, run in ((9_000_000, False), (90_000_000, True)):
-        monkeypatch.setattr(trials, "memory_stats", lambda ctx, limit=limit: {"limit": limit, "in_use": 8_999_000})
+        monkeypatch.setattr(trial_runs, "memory_stats", lambda ctx, limit=limit: {"limit": limit, "in_use": 8_999_000})
         made = small_plan(layered())
         assert bool(made.profile.trials) == run and made.seconds > 0
 
@@ -209,7 +210,7 @@ def test_costs_are_corrected_by_what_stages_took():
         passes = {a.kind: end - begin for a, (begin, end) in spans.items() if a.stage == s}
         took.setdefault(CPU[d], []).append({k: 2 * t if d else t for k, t in passes.items()})
     before = {n: [c.forward for c in column] for n, column in profile.costs[CPU[1]].items()}
-    trials._correct(profile, candidate, took, set())
+    trial_runs._correct(profile, candidate, took, set())
     late = candidate.stages[candidate.where.index(1)]
     for n in (2, 4, 8):
         for i, cost in enumerate(profile.costs[CPU[1]][n]):
@@ -232,18 +233,18 @@ def test_what_is_run_next(monkeypatch):
     """The search's own choice, then the best of those near to it, as long as they are predicted to be nearly as quick."""
     profile = synthetic(3, 6)
     numbers, names, tried = [2, 4], ["1f1b"], []
-    while (candidate := trials._next(profile, None, numbers, names, None, True)) is not None:
+    while (candidate := trial_runs._next(profile, None, numbers, names, None, True)) is not None:
         assert candidate not in tried
         tried.append(candidate)
         profile.trials[layer_profile.key_of(candidate)] = Trial(candidate.seconds, [100, 100], candidate.times)
     best = Search(profile, None, numbers, names).run()
     search = Search(synthetic(3, 6), None, numbers, names)
-    expected = {key for key in search.near(best) if search.evaluate(*key).seconds <= trials.NEAR * best.seconds}
+    expected = {key for key in search.near(best) if search.evaluate(*key).seconds <= trial_runs.NEAR * best.seconds}
     assert len(tried) > 1 and {layer_profile.key_of(c) for c in tried} >= expected
-    assert trials._next(synthetic(3, 6), None, numbers, names, None, False).seconds == best.seconds
-    assert trials._next(profile, None, numbers, names, None, False) is None
-    monkeypatch.setattr(trials, "NEAR", 1.0)
-    assert trials._next(profile, None, numbers, names, None, True) is None
+    assert trial_runs._next(synthetic(3, 6), None, numbers, names, None, False).seconds == best.seconds
+    assert trial_runs._next(profile, None, numbers, names, None, False) is None
+    monkeypatch.setattr(trial_runs, "NEAR", 1.0)
+    assert trial_runs._next(profile, None, numbers, names, None, True) is None
 
 
 def test_what_was_not_run_may_be_a_little_above_a_limit():

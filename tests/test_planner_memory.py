@@ -4,16 +4,17 @@ import re
 
 import numpy as np
 import pytest
+from test_planner import CPU, SCHEDULES, square, synthetic
 
 import mpgluon as mx
 from mpgluon import gluon, nd
 from mpgluon.context import memory_stats
 from mpgluon.gluon import nn
 from mpgluon.gluon.contrib.nn import HybridConcurrent
-from mpgluon.parallel import Plan, Profile, TrainStep, plan, weighing
-from mpgluon.parallel.layer_profile import Trial, key_of
-from mpgluon.parallel.placement import Search
-from test_planner import CPU, SCHEDULES, square, synthetic
+from mpgluon.parallel import Plan, Profile, TrainStep, plan
+from mpgluon.parallel._planner import memory_measurement
+from mpgluon.parallel._planner.layer_profile import Trial, key_of
+from mpgluon.parallel._planner.search import Search
 
 
 def dense():
@@ -99,7 +100,7 @@ def test_the_least_is_the_least_of_all(make):
     with pytest.raises(mx.MXNetError) as error:
         plan(net, x, CPU[:2], memory=1, profile=profile, **OPTIONS)
     search, every = Search(profile, None, [2, 4]), Profile.from_json(profile.to_json())
-    scale = weighing.Scale(every, lambda c: Plan(every, {}, c), net, x, [], square)
+    scale = memory_measurement.Scale(every, lambda c: Plan(every, {}, c), net, x, [], square)
     keys = {(p, m, s) for m, s, listed in search._forms() for p in listed}
     assert len(keys) > 20
     needs = []
@@ -142,12 +143,12 @@ def test_estimates_alone_plan_every_limit_from_what_they_refuse_with():
 
 def test_many_layers_within_tight_limits(monkeypatch):
     """Where placements are not listed, a limit that only an even split keeps is planned."""
-    from mpgluon.parallel import placement
+    from mpgluon.parallel._planner import search as search_module
 
     profile = synthetic(5, 14, 3)
     with pytest.raises(mx.MXNetError) as error:
         Search(profile, dict.fromkeys(CPU[:3], 1), [4], ["1f1b"]).run()
-    monkeypatch.setattr(placement, "LISTED", 10)
+    monkeypatch.setattr(search_module, "LISTED", 10)
     with pytest.raises(mx.MXNetError) as rough:
         Search(profile, dict.fromkeys(CPU[:3], 1), [4], ["1f1b"]).run()
     assert need(error.value) <= need(rough.value) <= 1.1 * need(error.value)
@@ -176,7 +177,7 @@ def test_estimates_are_not_believed(factor):
         own = synthetic(1, 6)
         scale = Fake(own, factor)
         try:
-            made = weighing.best_within(own, limits, numbers, SCHEDULES, scale)
+            made = memory_measurement.best_within(own, limits, numbers, SCHEDULES, scale)
         except mx.MXNetError as error:
             assert need(error) > max(limits.values()) and share < 1
             continue

@@ -6,8 +6,8 @@ import mpgluon as mx
 from mpgluon import gluon, nd
 from mpgluon.gluon import nn
 from mpgluon.parallel import Profile, TrainStep, plan
-from mpgluon.parallel.layer_profile import Cost, Layer
-from mpgluon.parallel.placement import Search
+from mpgluon.parallel._planner.layer_profile import Cost, Layer
+from mpgluon.parallel._planner.search import Search
 from test_planner import CPU, SCHEDULES, square, synthetic
 
 

@@ -390,7 +390,7 @@ static PyObject *get_signature(PyObject *self, void *unused) {
 
 static PyObject *get_signature_object(PyObject *self, void *unused) {
   (void)unused;
-  PyObject *module = PyImport_ImportModule("mpgluon._signatures");
+  PyObject *module = PyImport_ImportModule("mpgluon.ndarray._signatures");
   PyObject *result = module ? PyObject_CallMethod(module, "signature", "O", self) : NULL;
   Py_XDECREF(module);
   return result;

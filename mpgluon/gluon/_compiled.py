@@ -2,7 +2,7 @@
 
 from itertools import count
 
-from .. import _core, _groups, _split, autograd
+from .. import _core, _device_groups, _graph_breaks, autograd
 from .. import ndarray as nd
 from . import _captured, _recompute, _tracing
 from .utils import shape_is_known
@@ -83,13 +83,13 @@ class _Signature:
 
     def discover(self, flat):
         """Traces the block to see which copies of parameters it uses, whether it has to be cut, and to find shapes that aren't known yet."""
-        cuts = _split.Discovery()
+        cuts = _graph_breaks.Discovery()
         discovery = _tracing.Discovery(cuts.trace)
         with cuts, discovery:
             arrays = iter([cuts.trace.input(array) for array in flat])
             try:
                 flatten(self.block.forward(*regroup(self.structure, arrays)), [], "The outputs")
-            except _split.NeedsValues:
+            except _graph_breaks.NeedsValues:
                 pass  # what comes behind is found when it runs
             self._note_captured()
         self.splits = cuts.splits
@@ -173,7 +173,7 @@ class CompiledCall:
         else:
             flat = []
             structure = flatten(args, flat, "The inputs")
-        key = (structure, tuple([array.context for array in flat]), autograd.is_training(), _groups.current())
+        key = (structure, tuple([array.context for array in flat]), autograd.is_training(), _device_groups.current())
         signature = self._signatures.get(key)
         if signature is None:
             signature = self._add(key, flat)
@@ -237,7 +237,7 @@ class CompiledCall:
             self._repeats = _recompute.of_descendants(self._block)
         signature = self._make(key[0], flat, key[2])
         if signature.splits:
-            signature.op = _split.Split(signature.trace_parts, self._flags)
+            signature.op = _graph_breaks.Split(signature.trace_parts, self._flags)
         else:
             signature.op = _core.CachedOp(signature.trace, {**self._flags, "parameters": len(signature.used)})
         if len(self._signatures) >= LIMIT:
@@ -350,7 +350,7 @@ def _entry_text(entry):
 
 
 def _part_text(part):
-    """Which part of a program in parts it is (see `mpgluon._split.Split.compiled`)."""
+    """Which part of a program in parts it is (see `mpgluon._graph_breaks.Split.compiled`)."""
     steps = [name if shapes is None else f"{name} -> {', '.join(map(str, shapes))}" for name, shapes in part["after"]]
     return (f", {part['body']}" if part["body"] else "") + (f", after {' and '.join(steps)}" if steps else ", first part" if not part["body"] else "")
 

@@ -4,7 +4,7 @@ A block belongs to the group in whose scope it was made, or else to the one in w
 in a group is initialized there; others *float*: they move to the device of the group in which they are first used.
 """
 
-from .. import _groups, autograd
+from .. import _device_groups, autograd
 from .. import ndarray as nd
 from ..attribute import AttrScope
 from ..context import current_context
@@ -15,7 +15,7 @@ from ._compiled import first_context
 
 def initialize(block, init, ctx, verbose, force_reinit, group2ctx):
     """`Block.initialize` with a group2ctx."""
-    devices = _groups.check(group2ctx)
+    devices = _device_groups.check(group2ctx)
     if ctx is not None and not hasattr(ctx, "device_type"):
         raise ValueError("initialize: with group2ctx, ctx is one device, that of what belongs to no group")
     ctx = current_context() if ctx is None else ctx
@@ -23,7 +23,7 @@ def initialize(block, init, ctx, verbose, force_reinit, group2ctx):
 
     def visit(one, group, path):
         group = group if one._ctx_group is None else one._ctx_group
-        device = None if group is None else _groups.lookup(group, devices, path)
+        device = None if group is None else _device_groups.lookup(group, devices, path)
         for param in one.params.values():
             homes.setdefault(param, device)
         for name, child in one._children.items():
@@ -59,7 +59,7 @@ def replicated(block):
 
 def concerns(block):
     """Whether calling the block has to do with groups at all."""
-    return block._ctx_group is not None or block._group2ctx is not None or _groups.running()
+    return block._ctx_group is not None or block._group2ctx is not None or _device_groups.running()
 
 
 def run(block, symbolic, args):
@@ -68,34 +68,34 @@ def run(block, symbolic, args):
     if devices is not None and not symbolic:
         if not isinstance(devices, dict):  # one for each replica
             devices = devices.of(first_context(args))
-        with _groups.mapped(devices):
+        with _device_groups.mapped(devices):
             return _in_group(block, symbolic, args)
     return _in_group(block, symbolic, args)
 
 
 def _in_group(block, symbolic, args):
-    if block._ctx_group is None or not (symbolic or _groups.running()):
+    if block._ctx_group is None or not (symbolic or _device_groups.running()):
         return _placed(block, symbolic, args)
     with AttrScope(ctx_group=block._ctx_group):
         return _placed(block, symbolic, args)
 
 
 def _placed(block, symbolic, args):
-    device = None if symbolic else _groups.device()
+    device = None if symbolic else _device_groups.device()
     if device is not None and not block._spans_devices:
-        args = _groups.move(args, device, nd.NDArray)
+        args = _device_groups.move(args, device, nd.NDArray)
     return block._run(*args)
 
 
 def near(contexts):
     """That of the devices which belongs to the running replica, whose ops move it to where they are; None if there isn't one."""
-    here = [ctx for ctx in contexts if ctx in _groups.devices()]
+    here = [ctx for ctx in contexts if ctx in _device_groups.devices()]
     return here[0] if len(here) == 1 else None
 
 
 def settled(param, ctx):
     """Moves a floating parameter to the device of the running group, `ctx`; False if it stays where it is."""
-    if not param._floating or _groups.device() != ctx:
+    if not param._floating or _device_groups.device() != ctx:
         return False
     tracing = _tracing.current()
     if tracing is not None:

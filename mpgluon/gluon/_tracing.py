@@ -12,7 +12,7 @@ A parameter whose shape is not known yet is passed to ``hybrid_forward`` as an `
 import threading
 import types
 
-from .. import _core, _split
+from .. import _core, _graph_breaks
 from .. import ndarray as nd
 from ..base import MXNetError
 from .utils import shape_is_known
@@ -86,7 +86,7 @@ class LateBinding(_Tracing):
     """Makes inputs of a program in parts of the copies that are asked for while it is traced."""
 
     def __init__(self):
-        self._tracer = _split.current()
+        self._tracer = _graph_breaks.current()
         self._arrays = {}
 
     def parameter(self, param, ctx):

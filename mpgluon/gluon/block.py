@@ -14,7 +14,7 @@ import numpy as np
 
 from .. import _core
 from .. import ndarray as nd
-from .._groups import check as check_groups
+from .._device_groups import check as check_groups
 from .._hints import BLOCK, absent, absent_before_init, present
 from ..attribute import AttrScope
 from ..base import MXNetError, MXNetTypeError
@@ -22,7 +22,7 @@ from ..context import current_context
 from ..name import NameManager, Prefix
 from . import _grouped, _recompute, _tracing
 from ._compiled import CompiledCall, CompiledPrograms, first_context
-from ._structure import load_structure, save_structure
+from ._structure_file import load_structure, save_structure
 from .parameter import DeferredInitializationError, Parameter, ParameterDict, check_names, load_values
 from .utils import HookHandle, brief, indent, shape_is_known
 
@@ -616,7 +616,7 @@ class HybridBlock(Block):
         if call is None:
             kind = CompiledCall
             if "pipeline" in self._flags:
-                from ..parallel.pipeline import PipelinedCall as kind
+                from ..parallel._pipeline.pipeline import PipelinedCall as kind
             call = self._compiled_call = kind(self, self._flags)
         return call(args)
 
@@ -735,7 +735,7 @@ class HybridBlock(Block):
         (str, str)
             The names of the files.
         """
-        from .symbol_block import export_block
+        from ._symbol_block import export_block
 
         return export_block(self, path, epoch, remove_amp_cast)
 
@@ -791,4 +791,4 @@ def _resolver(param, device):
     return resolve
 
 
-from .symbol_block import SymbolBlock  # noqa: E402
+from ._symbol_block import SymbolBlock  # noqa: E402

@@ -9,7 +9,7 @@ from .. import optimizer as opt
 from .._core import dtype_name
 from ..base import MXNetAssertionError, MXNetError
 from ..optimizer import multi
-from ._reduction import make_buckets
+from ._gradient_buckets import make_buckets
 from .block import Block
 from .parameter import Parameter, ParameterDict, changes
 from .utils import brief, global_norm, scale_arrays

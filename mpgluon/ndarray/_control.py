@@ -6,7 +6,7 @@ into the block's graph; other loops, and branches, cut it (see `mpgluon._split`)
 
 import numpy as np
 
-from .. import _core, _groups, _split
+from .. import _core, _device_groups, _graph_breaks
 from .._core import NDArray
 
 # foreach is unrolled into the graph around it up to this many ops.
@@ -74,7 +74,7 @@ class _Steps(_core.Scope):
 
 def _tracer(arrays):
     """What cuts the trace that ops on the arrays belong to; None when they run."""
-    return _split.current() if any(array._in_trace for array in arrays) else None
+    return _graph_breaks.current() if any(array._in_trace for array in arrays) else None
 
 
 def foreach(body, data, init_states):
@@ -118,11 +118,11 @@ def _traced_foreach(tracer, body, data, nest, states, nest_states, count):
         return [*leaves, *new]
 
     try:
-        traced = _split.Body(step, [*[(a.shape[1:] or (1,), a.dtype, a.context) for a in data], *map(_split.describe, states)], "the body of foreach")
-    except _split.NeedsValues:
+        traced = _graph_breaks.Body(step, [*[(a.shape[1:] or (1,), a.dtype, a.context) for a in data], *map(_graph_breaks.describe, states)], "the body of foreach")
+    except _graph_breaks.NeedsValues:
         return None
     nest_outputs, nest_new, num_outputs = nests
-    if traced.descs[num_outputs:] != [_split.describe(state) for state in states]:
+    if traced.descs[num_outputs:] != [_graph_breaks.describe(state) for state in states]:
         return None
 
     def inlined(arrays):
@@ -204,7 +204,7 @@ def while_loop(cond, func, loop_vars, max_iterations=None):
                 if leaf.shape != first.shape:
                     raise ValueError(f"while_loop: output {place} of func had the shape {first.shape} first, and {leaf.shape} in step {len(rows)}")
             rows.append(leaves)
-    stacked = [_padded(list(items), limit, _split.describe(items[0])) for items in zip(*rows)]
+    stacked = [_padded(list(items), limit, _graph_breaks.describe(items[0])) for items in zip(*rows)]
     return (nest_outputs(stacked) if nest_outputs else []), (variables[0] if single else variables)
 
 
@@ -240,11 +240,11 @@ def _traced_while(tracer, cond, func, variables, nest, limit):
             raise ValueError(f"while_loop: what cond returns has to be one number, not an array of shape {result.shape}")
         return [result]
 
-    descs = [_split.describe(array) for array in variables]
+    descs = [_graph_breaks.describe(array) for array in variables]
     try:
-        tested = _split.Body(test, descs, "the condition of while_loop")
-        stepped = _split.Body(step, descs, "the body of while_loop")
-    except _split.NeedsValues as error:
+        tested = _graph_breaks.Body(test, descs, "the condition of while_loop")
+        stepped = _graph_breaks.Body(step, descs, "the body of while_loop")
+    except _graph_breaks.NeedsValues as error:
         raise _inside(error, "while_loop") from None
     nest_outputs, nest_new, num_outputs = nests
     after = stepped.descs[num_outputs:]
@@ -282,8 +282,8 @@ def cond(pred, then_func, else_func):
         return flat
 
     try:
-        bodies = [_split.Body(flat_of(function, what), [], f"{what} of cond") for function, what in ((then_func, "then_func"), (else_func, "else_func"))]
-    except _split.NeedsValues as error:
+        bodies = [_graph_breaks.Body(flat_of(function, what), [], f"{what} of cond") for function, what in ((then_func, "then_func"), (else_func, "else_func"))]
+    except _graph_breaks.NeedsValues as error:
         raise _inside(error, "cond") from None
     first, second = bodies
     if len(first.descs) != len(second.descs):
@@ -311,8 +311,8 @@ def _inside(error, what):
 def dynamic(call, inputs):
     """The results of an op whose shapes depend on values: a step between two parts where the inputs are traced. `call`: a `_core.OpCall`."""
     tracer = _tracer(inputs)
-    if tracer is not None and _groups.current() is not None:
-        device = _groups.device() or inputs[0].context
+    if tracer is not None and _device_groups.current() is not None:
+        device = _device_groups.device() or inputs[0].context
         inputs = [array if array.context == device else array.as_in_context(device) for array in inputs]
     return call.run(inputs) if tracer is None else tracer.dynamic(call.name.removeprefix("_contrib_"), call.run, inputs)
 

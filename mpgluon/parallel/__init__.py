@@ -1,23 +1,23 @@
 """Training over several devices in one process: pipelines, layers split over devices, replicas, all of these on a mesh, and a planner."""
 
 from . import schedules
-from .attention import ParallelSelfAttention, SequenceParallelDropout, SequenceParallelLayerNorm
-from .check import check_against_single_device
-from .checkpoint import Saving, load, save
-from .clip import clip_global_norm
+from ._checkpoint import Saving, load, save
+from ._gradient_clipping import clip_global_norm
+from ._mesh import Mesh
+from ._pipeline.pipeline import Pipeline
+from ._pipeline.report import Report
+from ._pipeline.train_step import TrainStep
+from ._planner.layer_profile import Profile
+from ._planner.plan import Plan, plan
+from ._single_device_check import check_against_single_device
+from ._tensor_parallel.attention import ParallelSelfAttention, SequenceParallelDropout, SequenceParallelLayerNorm
+from ._tensor_parallel.heads import ParallelHeads
+from ._tensor_parallel.layers import ColumnParallelDense, ParallelConv2D, RowParallelDense, VocabParallelEmbedding, VocabParallelSoftmaxCELoss
+from ._tensor_parallel.parameters import HomeParameter, ShardedParameter
+from ._tensor_parallel.recurrent import ParallelLSTM
+from ._tensor_parallel.splitting import shard
 from .collectives import all_gather, all_reduce, all_to_all, broadcast, gather, reduce, reduce_scatter, scatter
-from .heads import ParallelHeads
-from .layer_profile import Profile
-from .layers import ColumnParallelDense, ParallelConv2D, RowParallelDense, VocabParallelEmbedding, VocabParallelSoftmaxCELoss
-from .mesh import Mesh
-from .pipeline import Pipeline
-from .planner import Plan, plan
-from .recurrent import ParallelLSTM
-from .report import Report
 from .schedules import ScheduleError
-from .shards import HomeParameter, ShardedParameter
-from .splitting import shard
-from .train_step import TrainStep
 
 __all__ = [
     "ColumnParallelDense", "HomeParameter", "Mesh", "ParallelConv2D", "ParallelHeads", "ParallelLSTM", "ParallelSelfAttention", "Pipeline", "Plan", "Profile",

@@ -8,7 +8,7 @@ from .. import _core
 from ..attribute import AttrScope
 from ..base import MXNetError
 from ..name import NameManager
-from .._signatures import signature
+from ..ndarray._signatures import signature
 from ._graph import HIDDEN, hidden_key, make
 
 _SIMPLE = (bool, int, float, str, type(None))

@@ -224,7 +224,7 @@ class DataLoader:
         if self._thread_pool:
             self._pool = _ThreadPool(self._num_workers, self._dataset, self._batchify_fn)
         else:
-            from .workers import WorkerPool
+            from ._workers import WorkerPool
 
             nd.waitall()  # what the data set computed is in memory before it is forked
             self._pool = WorkerPool(self._num_workers, self._dataset, _to_numpy if self._remote else self._batchify_fn)

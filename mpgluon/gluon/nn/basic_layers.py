@@ -5,7 +5,7 @@ import warnings
 from ... import autograd
 from ... import ndarray as nd
 from ..._core import dtype_name
-from .. import _statistics
+from .. import _running_statistics
 from ..block import Block, HybridBlock
 from .activations import Activation
 
@@ -285,7 +285,7 @@ class BatchNorm(_Norm):
         super().cast("float32" if dtype_name(dtype) in ("float16", "bfloat16") else dtype)
 
     def hybrid_forward(self, F, x, gamma, beta, running_mean, running_var):
-        deferred = _statistics.active()
+        deferred = _running_statistics.active()
         if deferred is not None and autograd.is_training() and not self._kwargs["use_global_stats"]:
             return deferred.normalise(self, x, gamma, beta, running_mean, running_var, self._kwargs)
         return F.BatchNorm(x, gamma, beta, running_mean, running_var, name="fwd", **self._kwargs)

@@ -10,10 +10,10 @@ longest stage allowed, the split with the smallest sum of times, and the best on
 import collections
 import itertools
 
-from ..base import MXNetError
-from . import schedules
-from .schedules import StageGraph
-from .stages import SENDING
+from ...base import MXNetError
+from .. import schedules
+from .._pipeline.stages import SENDING
+from ..schedules import StageGraph
 
 __all__ = ["Candidate", "Search"]
 

@@ -2,11 +2,12 @@
 
 import re
 
-from .. import initializer, random
-from ..base import MXNetError
-from ..gluon import nn, rnn
-from ..gluon.block import Block, HybridBlock
-from . import collectives, heads
+from ... import initializer, random
+from ...base import MXNetError
+from ...gluon import nn, rnn
+from ...gluon.block import Block, HybridBlock
+from .. import collectives
+from . import heads
 from .attention import SequenceParallelDropout, SequenceParallelLayerNorm
 from .layers import ColumnParallelDense, ParallelConv2D, RowParallelDense, VocabParallelEmbedding
 from .recurrent import ParallelLSTM

@@ -1,10 +1,10 @@
-"""Attention, normalisation and dropout over several devices. See `mpgluon.parallel.layers`."""
+"""Attention, normalisation and dropout over several devices. See `layers.py`."""
 
-from .. import ndarray as nd
-from ..base import MXNetError
-from . import collectives
+from ... import ndarray as nd
+from ...base import MXNetError
+from .. import collectives
 from .layers import ColumnParallelDense, RowParallelDense, _SplitLayer
-from .shards import home_parameter
+from .parameters import home_parameter
 
 __all__ = ["ParallelSelfAttention", "SequenceParallelDropout", "SequenceParallelLayerNorm"]
 

@@ -1,11 +1,11 @@
 """A training step with the loss in the graph, so that backward passes start while forward passes still run."""
 
-from .. import autograd
-from .. import ndarray as nd
-from ..base import MXNetError, counted
-from ..gluon._compiled import CompiledPrograms
-from ..gluon.block import HybridBlock
-from .mesh import placement
+from ... import autograd
+from ... import ndarray as nd
+from ...base import MXNetError, counted
+from ...gluon._compiled import CompiledPrograms
+from ...gluon.block import HybridBlock
+from .._mesh import placement
 from .pipeline import Pipeline, PipelinedCall, _Driver
 
 __all__ = ["TrainStep"]

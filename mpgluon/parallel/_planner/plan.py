@@ -2,17 +2,18 @@
 
 import numbers
 
-from ..base import MXNetError, counted
-from ..context import Context
-from ..gluon import _compiled, _recompute
-from ..gluon.block import HybridBlock
-from ..ndarray import NDArray
-from . import layer_profile, schedules
-from .placement import Search
-from .report import Report, draw_spans, new_figure
-from .splitting import walk
-from .trials import improve
-from .weighing import Scale, best_within
+from ...base import MXNetError, counted
+from ...context import Context
+from ...gluon import _compiled, _recompute
+from ...gluon.block import HybridBlock
+from ...ndarray import NDArray
+from .. import schedules
+from .._pipeline.report import Report, draw_spans, new_figure
+from .._tensor_parallel.splitting import walk
+from . import layer_profile
+from .memory_measurement import Scale, best_within
+from .search import Search
+from .trial_runs import improve
 
 __all__ = ["Comparison", "Plan", "plan"]
 
@@ -146,7 +147,7 @@ def _numbers(micro_batches, rows, count):
 
 def _limits(memory, devices):
     if memory is None:
-        from ..context import memory_stats
+        from ...context import memory_stats
 
         return {ctx: limit for ctx in devices if (limit := memory_stats(ctx)["limit"])}
     for ctx, limit in memory.items() if isinstance(memory, dict) else [(None, memory)]:
@@ -246,7 +247,7 @@ class Plan(layer_profile.SavedAsJson):
 
     def pipeline(self):
         """The `Pipeline` that is planned; its schedule is made with the planned times."""
-        from .pipeline import Expected, Pipeline
+        from .._pipeline.pipeline import Expected, Pipeline
 
         pipeline = Pipeline(self.micro_batches, self.schedule)
         if self._candidate.order is not None:

@@ -5,15 +5,15 @@ list of arrays, one on each of its devices, it returns such a list. Initial valu
 and gradients are equal but for the order of sums.
 """
 
-from .. import _groups
-from .. import ndarray as nd
-from ..base import MXNetError
-from ..gluon.block import HybridBlock, _symbolic
-from ..gluon.loss import Loss
-from ..gluon.nn import Activation
-from ..gluon.nn.conv_layers import _check_layout, _per_axis
-from . import collectives
-from .shards import home_parameter, split_parameter
+from ... import _device_groups
+from ... import ndarray as nd
+from ...base import MXNetError
+from ...gluon.block import HybridBlock, _symbolic
+from ...gluon.loss import Loss
+from ...gluon.nn import Activation
+from ...gluon.nn.conv_layers import _check_layout, _per_axis
+from .. import collectives
+from .parameters import home_parameter, split_parameter
 
 __all__ = ["ColumnParallelDense", "RowParallelDense", "VocabParallelEmbedding", "VocabParallelSoftmaxCELoss", "ParallelConv2D"]
 
@@ -40,8 +40,8 @@ class _SplitLayer(HybridBlock):
 
     @property
     def _ctx(self):
-        if len(self._lines) > 1 and _groups.running():
-            here = _groups.devices()
+        if len(self._lines) > 1 and _device_groups.running():
+            here = _device_groups.devices()
             return next((line for line in self._lines if line[0] in here), self._lines[0])
         return self._lines[0]
 
@@ -54,13 +54,13 @@ class _SplitLayer(HybridBlock):
     def forward(self, x, *args):
         if _symbolic((x, *args)):
             raise MXNetError(f"{type(self).__name__} computes on arrays on several devices; there is no symbol of it")
-        if not _groups.running():
+        if not _device_groups.running():
             if len(self._lines) > 1:
                 raise MXNetError(f"{type(self).__name__} '{self.name}' belongs to a network that is placed on a mesh; call the network")
             return self._forward(x, *args)
         # Where a group names the device of every op, what this layer takes comes to the layer's devices, and its own ops stay where they are.
-        with _groups.placed(None):
-            return self._forward(_groups.spread(x, self._ctx, nd.NDArray), *_groups.move(args, self._ctx[0], nd.NDArray))
+        with _device_groups.placed(None):
+            return self._forward(_device_groups.spread(x, self._ctx, nd.NDArray), *_device_groups.move(args, self._ctx[0], nd.NDArray))
 
     def _forward(self, x, *args):
         self._complete(x)

@@ -1,11 +1,11 @@
 """Parameters split over devices: each device holds a part, made of the same values as the whole parameter would have."""
 
-from .. import _core, _groups, autograd, initializer, random
-from .. import ndarray as nd
-from ..base import MXNetError
-from ..gluon.parameter import Parameter, _context_list
-from ..gluon.utils import shape_is_known
-from .collectives import divide
+from ... import _core, _device_groups, autograd, initializer, random
+from ... import ndarray as nd
+from ...base import MXNetError
+from ...gluon.parameter import Parameter, _context_list
+from ...gluon.utils import shape_is_known
+from ..collectives import divide
 
 __all__ = ["HomeParameter", "ShardedParameter"]
 
@@ -85,7 +85,7 @@ class _Family:
 
     def take(self, whole, index):
         """Part `index` of an array of the whole shape."""
-        with _groups.paused():
+        with _device_groups.paused():
             parts = [nd.slice_axis(whole, axis=self.axis, begin=begin, end=end) for begin, end in self.ranges(index)]
             return parts[0] if len(parts) == 1 else nd.concat(*parts, dim=self.axis)
 

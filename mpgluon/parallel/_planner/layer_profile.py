@@ -12,14 +12,14 @@ import statistics
 import sys
 import time
 
-from .. import _core, autograd, random
-from .. import ndarray as nd
-from ..base import MXNetError, counted, is_floating, itemsize
-from ..context import Context
-from ..gluon import _compiled
-from ..gluon.block import HybridBlock
-from ..gluon.contrib.nn import HybridConcurrent
-from ..gluon.nn import Dense, HybridSequential
+from ... import _core, autograd, random
+from ... import ndarray as nd
+from ...base import MXNetError, counted, is_floating, itemsize
+from ...context import Context
+from ...gluon import _compiled
+from ...gluon.block import HybridBlock
+from ...gluon.contrib.nn import HybridConcurrent
+from ...gluon.nn import Dense, HybridSequential
 
 __all__ = ["Layer", "Profile", "measure"]
 
@@ -375,7 +375,7 @@ class _Bench:
     """A layer on one device, ready to be run."""
 
     def __init__(self, call, ctx, trained=True):
-        from .pipeline import Pipeline, PipelinedCall
+        from .._pipeline.pipeline import Pipeline, PipelinedCall
 
         layer = _alone(call.block)
         if isinstance(layer, HybridBlock):
@@ -477,7 +477,7 @@ def _quickest(benches, repeats):
 
 def _measure_update(call, devices, optimizer, optimizer_params):
     """Seconds for a byte of parameters on each device, and bytes of states for a byte."""
-    from .. import optimizer as opt
+    from ... import optimizer as opt
 
     seconds, factor = {}, 0.0
     for ctx in devices:
@@ -549,9 +549,9 @@ class _Relay(HybridBlock):
 
 def _measure_waits(devices):
     """Seconds between the end of a stage and the begin of the next on another device; and what a step takes beside its stages."""
-    from ..gluon import Trainer
-    from .pipeline import Pipeline
-    from .train_step import TrainStep
+    from ...gluon import Trainer
+    from .._pipeline.pipeline import Pipeline
+    from .._pipeline.train_step import TrainStep
 
     found, beside = {}, []
     for a in devices:

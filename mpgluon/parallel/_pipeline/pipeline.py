@@ -4,13 +4,13 @@ import array
 import contextlib
 import gc
 
-from .. import _core, _groups, autograd
-from .. import ndarray as nd
-from ..base import MXNetError, counted, is_floating
-from ..context import memory_stats
-from ..gluon import _compiled, _recompute, _statistics
-from . import collectives, schedules
-from .collectives import divide
+from ... import _core, _device_groups, autograd
+from ... import ndarray as nd
+from ...base import MXNetError, counted, is_floating
+from ...context import memory_stats
+from ...gluon import _compiled, _recompute, _running_statistics
+from .. import collectives, schedules
+from ..collectives import divide
 from .report import Report
 from .stages import Stages
 
@@ -159,8 +159,8 @@ class _Entry:
         self.compared = False  # for two sizes of a micro-batch
         self.misshapen = None  # number and shape of a result that lacks the axis
         self.copied = ()  # results that must be copied to have memory of their own
-        self.statistics = []  # what BatchNorm layers handed over in the last trace (_statistics.Statistics.layers)
-        self.updates = {}  # sizes of pieces -> _statistics.Update
+        self.statistics = []  # what BatchNorm layers handed over in the last trace (_running_statistics.Statistics.layers)
+        self.updates = {}  # sizes of pieces -> _running_statistics.Update
         self.tables = {}  # programs, phases and schedule -> (stages, table, items)
         self.called, self.pieces, self.shapes = 0, (), ()  # the last call's rows of each piece, and (device, dtype, shape) of its inputs
         self.runs, self.chosen = 0, None  # schedule='auto': what was chosen after the first runs
@@ -170,7 +170,7 @@ class _Entry:
         axis = self.pipeline.axis
         count = len(self.kinds)
         arrays = [*[_leading(a, axis) if kind == SPLIT else a for a, kind in zip(arrays, self.kinds)], *arrays[count:]]
-        with _statistics.Statistics() if self.pipeline.statistics == "batch" and self.pipeline.micro_batches > 1 else _NONE as statistics:
+        with _running_statistics.Statistics() if self.pipeline.statistics == "batch" and self.pipeline.micro_batches > 1 else _NONE as statistics:
             with collectives.in_pipeline():
                 outputs = self.signature.trace(*arrays)
         self.statistics = statistics.layers if statistics else []
@@ -299,7 +299,7 @@ class _Entry:
             return None
         key = tuple(rows)
         if key not in self.updates:
-            self.updates[key] = _statistics.Update(statistics)
+            self.updates[key] = _running_statistics.Update(statistics)
         return self.updates[key]
 
     def _check(self, call, rows, arrays, whole):
@@ -381,7 +381,7 @@ class PipelinedCall:
         count = max(min(pipeline.micro_batches, total), 1)  # no more than there are rows
         rows = divide(total, count)
         fronts = [_leading(a, axis) if kind == SPLIT else a for a, kind in zip(flat, kinds)]
-        key = (structure, tuple(kinds), tuple((a.context, a.dtype, a.shape[1:] if k == SPLIT else a.shape) for a, k in zip(fronts, kinds)), autograd.is_training(), _recompute.changes, _groups.current())
+        key = (structure, tuple(kinds), tuple((a.context, a.dtype, a.shape[1:] if k == SPLIT else a.shape) for a, k in zip(fronts, kinds)), autograd.is_training(), _recompute.changes, _device_groups.current())
         entry = self._entries.get(key)
         if entry is None or not entry.signature.is_current():
             sample = [_leading(f[: rows[0][1]], axis) if kind == SPLIT else f for f, kind in zip(fronts, kinds)]

@@ -6,11 +6,11 @@ that need least are compiled, in the order of their estimates. None of this depe
 call, and a limit of that much is enough.
 """
 
-from .. import random
-from ..context import memory_stats
+from ... import random
+from ...context import memory_stats
 from . import layer_profile
 from .layer_profile import key_of
-from .placement import Search
+from .search import Search
 
 __all__ = ["Scale", "best_within"]
 
@@ -45,8 +45,8 @@ class Scale:
 
     def weigh(self, candidate):
         """Notes the bytes of a candidate in the profile."""
-        from .pipeline import Pipeline
-        from .train_step import TrainStep, first_of
+        from .._pipeline.pipeline import Pipeline
+        from .._pipeline.train_step import TrainStep, first_of
 
         if self._copy is None:
             self._copy = layer_profile._alone(self._net)

@@ -4,8 +4,8 @@ Each node is recorded on a tape of its own, so that its gradient can be computed
 the order in which compiled backward programs add it up: users last to first.
 """
 
-from . import _core, autograd
-from .base import is_floating
+from .. import _core, autograd
+from ..base import is_floating
 
 __all__ = ["WatchedRun", "deliver"]
 

@@ -9,14 +9,14 @@ of plans that were not run are only as good as the correction. At last the quick
 import copy
 import time
 
-from .. import ndarray as nd
-from .. import random
-from ..context import memory_stats
+from ... import ndarray as nd
+from ... import random
+from ...context import memory_stats
+from .._pipeline.pipeline import Expected
 from . import layer_profile
 from .layer_profile import Trial, key_of
-from .pipeline import Expected
-from .placement import Search
-from .weighing import best_within
+from .memory_measurement import best_within
+from .search import Search
 
 __all__ = ["improve"]
 
@@ -108,8 +108,8 @@ class _Trial:
     """
 
     def __init__(self, plan, net, sample, labels, loss, optimizer, optimizer_params):
-        from ..gluon import Trainer
-        from .train_step import TrainStep, first_of
+        from ...gluon import Trainer
+        from .._pipeline.train_step import TrainStep, first_of
 
         self.candidate, self.devices = plan._candidate, plan.devices
         own = layer_profile._alone(net)

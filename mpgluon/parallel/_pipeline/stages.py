@@ -1,8 +1,8 @@
 """The stages of a compiled block: which segments of its programs belong to them, and how tables of actions become queued work."""
 
-from .. import _core
-from . import schedules
-from .schedules import Action, ScheduleError, StageGraph
+from ... import _core
+from .. import schedules
+from ..schedules import Action, ScheduleError, StageGraph
 
 SENDING = 1e-3  # of what a stage takes that computes
 

@@ -10,9 +10,9 @@ from ..context import Context, cpu, gpu, num_gpus
 from ..gluon.block import Block
 from ..gluon.nn import HybridSequential, Sequential
 from ..gluon.utils import brief, shape_is_known, split_data
-from .layers import _SplitLayer
-from .shards import HomeParameter
-from .splitting import every_layer, matches, split_layers, walk
+from ._tensor_parallel.layers import _SplitLayer
+from ._tensor_parallel.parameters import HomeParameter
+from ._tensor_parallel.splitting import every_layer, matches, split_layers, walk
 
 __all__ = ["Mesh"]
 

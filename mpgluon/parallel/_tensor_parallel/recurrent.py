@@ -1,12 +1,12 @@
-"""LSTMs over several devices. See `mpgluon.parallel.layers`."""
+"""LSTMs over several devices. See `layers.py`."""
 
 import re
 
-from .. import ndarray as nd
-from ..base import MXNetError
-from . import collectives
+from ... import ndarray as nd
+from ...base import MXNetError
+from .. import collectives
 from .layers import _SplitLayer
-from .shards import split_parameter
+from .parameters import split_parameter
 
 __all__ = ["ParallelLSTM"]
 

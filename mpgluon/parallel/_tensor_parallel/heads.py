@@ -10,12 +10,12 @@ import threading
 
 import numpy as np
 
-from .. import autograd, random
-from .. import ndarray as nd
-from ..base import MXNetError
-from ..gluon import nn
-from ..gluon.block import Block
-from . import collectives
+from ... import autograd, random
+from ... import ndarray as nd
+from ...base import MXNetError
+from ...gluon import nn
+from ...gluon.block import Block
+from .. import collectives
 from .layers import _SplitLayer
 
 __all__ = ["ParallelHeads"]

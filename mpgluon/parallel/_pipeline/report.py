@@ -3,10 +3,10 @@
 import collections
 import json
 
-from .. import ndarray as nd, profiler
-from ..gluon import _compiled
-from . import schedules
-
+from ... import ndarray as nd
+from ... import profiler
+from ...gluon import _compiled
+from .. import schedules
 
 COLORS = {"F": "#8ab6e8", "B": "#f2b076", "W": "#9fd19a"}
 

@@ -1,0 +1,1 @@
+"""The planner: layers are measured, placements searched, and the best ones run, compiled or both."""

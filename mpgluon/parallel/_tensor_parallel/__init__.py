@@ -1,0 +1,1 @@
+"""Layers whose parameters, heads or positions are divided over devices."""
