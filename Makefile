@@ -6,6 +6,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 SOURCES = $(shell find csrc kernels/cpu mpgluon -name '*.[ch]' -o -name '*.def' -o -name '*.py' 2>/dev/null) setup.py pyproject.toml
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+test_files = $(patsubst %,tests/$(1)/test_%.py,$(2))  # a folder's, by their subjects
 
 .PHONY: demo test slow-test bench asan tsan check-sanitized fuzz stateful stateful-asan wheel-check compiler-check hostcuda hostcuda-test hostcuda-asan cuda-build gpu-check clean
 
@@ -57,7 +58,7 @@ UNDER_ASAN = PYTHONSAFEPATH=1 LD_PRELOAD=$(ASAN_LIBRARY) ASAN_OPTIONS=detect_lea
 
 asan: .venv-asan/.made
 	$(UNDER_ASAN) .venv-asan/bin/python .venv-asan/bin/$(PYTEST_SANITIZED) $(SANITIZED_TESTS)
-	PYTHONSAFEPATH=1 LD_PRELOAD=$(ASAN_LIBRARY) ASAN_OPTIONS=detect_leaks=1:exitcode=0 .venv-asan/bin/python tests/leaks.py 2>&1 | .venv-asan/bin/python tests/leaks.py --judge
+	PYTHONSAFEPATH=1 LD_PRELOAD=$(ASAN_LIBRARY) ASAN_OPTIONS=detect_leaks=1:exitcode=0 .venv-asan/bin/python tests/programs/leaks.py 2>&1 | .venv-asan/bin/python tests/programs/leaks.py --judge
 
 tsan: .venv-tsan/.made
 	PYTHONSAFEPATH=1 LD_PRELOAD=$(TSAN_LIBRARY) TSAN_OPTIONS=halt_on_error=1:die_after_fork=0:suppressions=$(CURDIR)/tests/tsan.supp \
@@ -66,10 +67,13 @@ tsan: .venv-tsan/.made
 # The GPU backend on the host (docs/cuda.md): all of it, kernels too, against a stand-in for the CUDA runtime; four devices, and more for the
 # tests that ask for them.
 HOSTCUDA_PYTHON ?= $(BIN)/python
-HOSTCUDA_TESTS ?= $(addprefix tests/test_,$(addsuffix .py,gpu gpu_fused gpu_libraries gpu_nccl gpu_networks gpu_device gpu_graphs gpu_specialise gpu_check gpu_alarms ops accuracy hybridize_core random_graphs model_parallel \
-  pipeline pipeline_cases pipeline_random pipeline_failures collectives mesh mesh_model tensor_parallel heads control_flow recompute tape autograd_api \
-  gluon_nn gluon_block gluon_parameter gluon_trainer gluon_rnn fuse fold rewrite rewrite_attention simplify prologue loops memory checkpoint \
-  module executor symbol bucketing group2ctx))
+HOSTCUDA_TESTS ?= $(sort $(wildcard tests/gpu/test_*.py)) $(call test_files,ops,ops accuracy) \
+  $(call test_files,compile,compiled_functions random_graphs control_flow invariants loops) \
+  $(call test_files,graph,fusion fold_batch_norm rewrite rewrite_attention simplify recompute) \
+  $(call test_files,parallel,model_parallel collectives mesh mesh_model tensor_parallel attention_heads group2ctx) \
+  $(call test_files,pipeline,pipeline pipeline_cases pipeline_random pipeline_failures) \
+  $(call test_files,autograd,tape autograd_api) $(call test_files,gluon,nn block parameter trainer rnn) \
+  $(call test_files,device,memory) $(call test_files,files,checkpoint) $(call test_files,symbol,module executor symbol bucketing)
 hostcuda:
 	python3 tests/hostcuda/build.py
 
@@ -84,28 +88,33 @@ hostcuda-test: hostcuda $(if $(filter $(BIN)/python,$(HOSTCUDA_PYTHON)),$(VENV)/
 # programs and pipelines have of their own.
 HOSTCUDA_ASAN = cd tests && MPGLUON_CUDA_LIBRARY=$(CURDIR)/build/hostcuda-address-undefined/mpgluon_hostcuda.so HOSTCUDA_DEVICES=8 \
 	  MPGLUON_TEST_DEVICES='gpu(0),gpu(1),gpu(2),gpu(3)' $(UNDER_ASAN)
+HOSTCUDA_ASAN_TESTS = $(call test_files,gpu,gpu_fused gpu_libraries gpu_device gpu_graphs gpu_alarms) \
+  $(call test_files,compile,compiled_functions random_graphs) $(call test_files,graph,fusion) \
+  $(call test_files,parallel,model_parallel collectives) $(call test_files,pipeline,pipeline pipeline_failures) $(call test_files,device,memory)
 
 hostcuda-asan: .venv-asan/.made
 	HOSTCUDA_SANITIZE=address,undefined python3 tests/hostcuda/build.py
-	$(HOSTCUDA_ASAN) MPGLUON_TEST_SHARD=1/3 ../.venv-asan/bin/python ../.venv-asan/bin/$(PYTEST_SANITIZED) -q test_ops.py test_gpu.py test_gpu_networks.py -m "not slow"
-	$(HOSTCUDA_ASAN) ../.venv-asan/bin/python ../.venv-asan/bin/$(PYTEST_SANITIZED) -q $(addprefix test_,$(addsuffix .py,gpu_fused gpu_libraries gpu_device gpu_graphs \
-	  gpu_alarms hybridize_core random_graphs fuse model_parallel pipeline pipeline_failures collectives memory)) -m "not slow"
+	$(HOSTCUDA_ASAN) MPGLUON_TEST_SHARD=1/3 ../.venv-asan/bin/python ../.venv-asan/bin/$(PYTEST_SANITIZED) -q ops/test_ops.py gpu/test_gpu.py gpu/test_gpu_networks.py -m "not slow"
+	$(HOSTCUDA_ASAN) ../.venv-asan/bin/python ../.venv-asan/bin/$(PYTEST_SANITIZED) -q $(HOSTCUDA_ASAN_TESTS:tests/%=%) -m "not slow"
 
 # Compiles the GPU library with nvcc, and the specialised groups that hostcuda-test has left. Runs nothing.
 cuda-build:
 	python3 kernels/build.py
 
-# Everything on a real card, within ten minutes, into the folder OUT: see tests/gpu_check.py. Needs no internet.
+# Everything on a real card, within ten minutes, into the folder OUT: see tests/programs/gpu_check.py. Needs no internet.
 gpu-check:
 	@test -n '$(OUT)' || { echo 'make gpu-check OUT=folder'; exit 2; }
-	$(PYTHON) tests/gpu_check.py '$(OUT)' --tests "$(HOSTCUDA_TESTS)" $(ARGS)
+	$(PYTHON) tests/programs/gpu_check.py '$(OUT)' --tests "$(HOSTCUDA_TESTS)" $(ARGS)
+
+TSAN_TESTS = $(call test_files,device,device context memory shuffle threads) $(call test_files,ops,op_calls) $(call test_files,ndarray,dlpack) \
+  $(call test_files,autograd,tape autograd_api parameter_set) $(call test_files,compile,compiled_functions call_cost) \
+  $(call test_files,gluon,trainer rnn) $(call test_files,files,checkpoint) $(call test_files,pipeline,pipeline pipeline_failures) \
+  $(call test_files,parallel,model_parallel collectives mesh mesh_model tensor_parallel attention_heads)
 
 # What CI can afford: everything quick under ASan, and what threads share under TSan.
 check-sanitized:
 	$(MAKE) asan
-	$(MAKE) tsan SANITIZED_TESTS="$(addprefix tests/test_,$(addsuffix .py,device context tape autograd_api hybridize_core \
-	  model_parallel pipeline pipeline_failures memory shuffle threads gluon_trainer gluon_rnn op_calls dlpack leaves call_cost \
-	  collectives mesh mesh_model tensor_parallel heads checkpoint)) -m 'not slow'"
+	$(MAKE) tsan SANITIZED_TESTS="$(TSAN_TESTS) -m 'not slow'"
 
 # Fuzzers of all readers of files, guided by coverage: libFuzzer (clang) for the core's, Atheris for Python's. Seconds for each.
 FUZZ_SECONDS ?= 60
@@ -113,11 +122,11 @@ fuzz: $(VENV)/.test
 	$(BIN)/python -m pip install -q atheris
 	$(BIN)/python tests/fuzz/run.py --seconds $(FUZZ_SECONDS) $(ARGS)
 
-# Stateful random programs (tests/stateful.py), in each engine in turn: minutes for each. The same under ASan, which also sees who reads what
+# Stateful random programs (tests/programs/stateful.py), in each engine in turn: minutes for each. The same under ASan, which also sees who reads what
 # a pool has taken back.
 STATEFUL_MINUTES ?= 20
 STATEFUL = cd tests && failed=; for engine in async sync shuffle; do \
-	  $(1) stateful.py --minutes $(STATEFUL_MINUTES) --engine $$engine $(ARGS) || failed=1; \
+	  $(1) programs/stateful.py --minutes $(STATEFUL_MINUTES) --engine $$engine $(ARGS) || failed=1; \
 	done; [ -z "$$failed" ]
 stateful: $(VENV)/.test
 	$(call STATEFUL,$(abspath $(BIN))/python)
@@ -143,13 +152,14 @@ wheel-check: $(VENV)/.test
 	MPGLUON_CUDA=0 MPGLUON_ISA=$(SANITIZED_ISA) $(BIN)/python -m pip wheel -q --no-deps -w build/wheel build/wheel/mpgluon-*.tar.gz
 	$(PYTHON) -m venv .venv-wheel
 	.venv-wheel/bin/python -m pip install -q build/wheel/mpgluon-*.whl pytest
-	cd tests && ../.venv-wheel/bin/python -m mpgluon.info && ../.venv-wheel/bin/pytest -p no:cacheprovider test_model_parallel.py test_gluon_trainer.py
+	cd tests && ../.venv-wheel/bin/python -m mpgluon.info && ../.venv-wheel/bin/pytest -p no:cacheprovider parallel/test_model_parallel.py gluon/test_trainer.py
 
 # Another compiler (clang-16 and its libomp): no warnings, and what its code does. docs/testing.md
 # has the compilers that were tried.
 OTHER_CC ?= clang-16
-OTHER_CC_TESTS ?= $(addprefix test_,$(addsuffix .py,c winograd kernels rnn fuse hybridize_core model_parallel pipeline random_graphs))
+OTHER_CC_TESTS ?= $(call test_files,device,c) $(call test_files,graph,winograd fusion) $(call test_files,ops,kernels) $(call test_files,symbol,rnn_cells) \
+  $(call test_files,compile,compiled_functions random_graphs) $(call test_files,parallel,model_parallel) $(call test_files,pipeline,pipeline)
 compiler-check:
 	$(PYTHON) -m venv .venv-$(OTHER_CC)
 	CC=$(OTHER_CC) MPGLUON_WERROR=1 MPGLUON_CUDA=0 MPGLUON_ISA=$(SANITIZED_ISA) .venv-$(OTHER_CC)/bin/python -m pip install -q '.[viz,test]'
-	cd tests && PYTHONSAFEPATH=1 ../.venv-$(OTHER_CC)/bin/pytest -p no:cacheprovider $(OTHER_CC_TESTS) -m "not slow"
+	cd tests && PYTHONSAFEPATH=1 ../.venv-$(OTHER_CC)/bin/pytest -p no:cacheprovider $(OTHER_CC_TESTS:tests/%=%) -m "not slow"

@@ -3,7 +3,7 @@ import re
 import signal
 
 import pytest
-from places import test_devices
+from support.devices import test_devices
 
 import mpgluon as mx
 

@@ -1,4 +1,4 @@
-/* A small harness: tests register by name; each runs in a process of its own (tests/test_c.py). The host lock is a mutex. */
+/* A small harness: tests register by name; each runs in a process of its own (tests/device/test_c.py). The host lock is a mutex. */
 #ifndef TESTS_C_HARNESS_H
 #define TESTS_C_HARNESS_H
 

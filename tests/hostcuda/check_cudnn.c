@@ -1,4 +1,4 @@
-/* Our declarations of cuDNN against NVIDIA's header; compiled by tests/test_gpu_libraries.py, never linked. */
+/* Our declarations of cuDNN against NVIDIA's header; compiled by tests/gpu/test_gpu_libraries.py, never linked. */
 #define MPG_CUDNN_REAL
 #include "kernels/cuda/cudnn.h"
 

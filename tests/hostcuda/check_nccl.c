@@ -1,4 +1,4 @@
-/* Our declarations of NCCL against NVIDIA's header; compiled by tests/test_gpu_libraries.py, never linked. */
+/* Our declarations of NCCL against NVIDIA's header; compiled by tests/gpu/test_gpu_libraries.py, never linked. */
 #define MPG_NCCL_REAL
 #include "kernels/cuda/nccl.h"
 

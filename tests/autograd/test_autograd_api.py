@@ -1,0 +1,378 @@
+"""mx.autograd as users call it."""
+
+import gc
+import sys
+import threading
+import weakref
+
+import numpy as np
+import pytest
+from support.devices import on
+
+import mpgluon as mx
+from mpgluon import autograd, nd
+
+
+def variable(values, **kwargs):
+    x = nd.array(values)
+    x.attach_grad(**kwargs)
+    return x
+
+
+def test_scopes():
+    def state():
+        return autograd.is_recording(), autograd.is_training()
+
+    assert state() == (False, False)
+    with autograd.record():
+        assert state() == (True, True)
+        with autograd.pause():
+            assert state() == (False, False)
+            with autograd.train_mode():
+                assert state() == (False, True)
+        with autograd.predict_mode():
+            assert state() == (True, False)
+        with autograd.record(train_mode=False):
+            assert state() == (True, False)
+        with autograd.pause(True):
+            assert state() == (False, True)
+        assert state() == (True, True)
+        seen = []
+        thread = threading.Thread(target=lambda: seen.append(state()))
+        thread.start()
+        thread.join()
+        assert seen == [(False, False)]
+    with pytest.raises(KeyError):
+        with autograd.record():
+            raise KeyError
+    assert state() == (False, False)
+    assert autograd.set_recording(True) is False and autograd.set_recording(False) is True
+    assert autograd.set_training(True) is False and autograd.set_training(False) is True
+    for wrong in (lambda: autograd.record(1, 2), lambda: autograd.record(mode=True), lambda: autograd.pause(nothing=1)):
+        with pytest.raises(TypeError):
+            wrong()
+
+
+def test_backward_and_requests():
+    x = variable([1, 2, 3])
+    with autograd.record():
+        y = (x * x * 2).sum()
+    y.backward()
+    assert x.grad.asnumpy().tolist() == [4, 8, 12] and x.grad_req == "write"
+    z = variable([1, 2], grad_req="add")
+    for _ in range(3):
+        with autograd.record():
+            y = z * 3
+        y.backward()
+    assert z.grad.asnumpy().tolist() == [9, 9] and z.grad_req == "add"
+    z.grad[:] = 0
+    assert z.grad.asnumpy().tolist() == [0, 0]
+    with pytest.raises(ValueError):
+        z.attach_grad("often")
+    with pytest.raises(mx.base.NotSupportedError):
+        z.attach_grad(stype="row_sparse")
+    assert nd.ones(1).grad is None
+
+
+def test_head_gradients():
+    x = variable([1, 2])
+    with autograd.record():
+        y = x * x
+    y.backward(nd.array([10, 100]))
+    assert x.grad.asnumpy().tolist() == [20, 400]
+    with autograd.record():
+        a, b = x * 2, x * 3
+    autograd.backward([a, b], [nd.array([1, 0]), None])
+    assert x.grad.asnumpy().tolist() == [5, 3]
+    with autograd.record():
+        a, b = x * 2, x * 3
+    with pytest.raises(ValueError):
+        autograd.backward([a, b], [nd.ones(2)])
+    with pytest.raises(TypeError):
+        autograd.backward([a, "b"])
+    with pytest.raises(TypeError):
+        autograd.backward(3)
+    with pytest.raises(ValueError):
+        autograd.backward([])
+    with pytest.raises(mx.MXNetError):
+        a.backward(nd.ones((3, 3)))
+
+
+def test_head_gradient_with_more_rows():
+    # of arrays joined along the first axis, as in MXNet; anything else of another size is an error
+    for pieces in (1, 2):
+        x, y = variable([[1, 2], [3, 4]]), variable([[1, 2], [3, 4]])
+        head_grad = nd.arange(4 * pieces + 2).reshape((-1, 2))
+        with autograd.record():
+            longer = nd.concat(*[x * 3] * pieces, dim=0)
+            same = nd.concat(*[y * 3] * pieces, dim=0)
+            other = nd.concat(x, x, dim=1)
+        longer.backward(head_grad)
+        same.backward(head_grad[: 2 * pieces])
+        assert x.grad.asnumpy().tolist() == y.grad.asnumpy().tolist()
+        with pytest.raises(ValueError, match="another number of elements"):
+            other.backward(nd.ones((3, 4)))
+        with autograd.record():
+            longer = nd.concat(x, x, dim=0)
+        for shape in ((3, 2), (5, 3), (5,)):
+            with pytest.raises(ValueError, match="another number of elements"):
+                longer.backward(nd.ones(shape))
+
+
+def test_backward_of_what_was_not_recorded():
+    x = variable([1.0])
+    y = x * 2
+    with pytest.raises(mx.MXNetError):
+        y.backward()
+    with autograd.record():
+        y = x * 2
+    y.backward()
+    with pytest.raises(mx.MXNetError):
+        y.backward()
+
+
+def test_retain_graph():
+    x = variable([3.0])
+    with autograd.record():
+        y = x * x
+    y.backward(retain_graph=True)
+    y.backward()
+    assert x.grad.asscalar() == 6
+
+
+def test_grad_and_gradients_of_gradients():
+    x = variable([2.0, 3.0])
+    with autograd.record():
+        y = x * x * x
+        (dx,) = autograd.grad(y, x, create_graph=True, retain_graph=True)  # a list, for one variable too
+        (again,) = autograd.grad(dx.sum(), [x], retain_graph=True)
+    np.testing.assert_allclose(dx.asnumpy(), [12, 27])
+    np.testing.assert_allclose(again.asnumpy(), [12, 18])
+    assert x.grad.asnumpy().tolist() == [0, 0]
+    with pytest.raises(ValueError):
+        autograd.grad(y, [])
+    with pytest.raises(mx.MXNetError):
+        autograd.grad(y, [nd.ones(2)])
+    with pytest.raises(TypeError):
+        autograd.grad(y, "x")
+
+
+def test_mark_variables():
+    x, dx = nd.array([1, 2]), nd.zeros(2)
+    autograd.mark_variables([x], [dx], ["write"])
+    with autograd.record():
+        y = x * 5
+    y.backward()
+    assert dx.asnumpy().tolist() == [5, 5]
+    autograd.mark_variables(x, dx, "add")
+    with autograd.record():
+        y = x * 5
+    y.backward()
+    assert dx.asnumpy().tolist() == [10, 10]
+    for wrong in (lambda: autograd.mark_variables([x], []), lambda: autograd.mark_variables([x], [dx], ["a"]), lambda: autograd.mark_variables([x], [dx], ["write", "add"]),
+                  lambda: autograd.mark_variables([x], None), lambda: autograd.mark_variables([1], [dx])):  # fmt: skip
+        with pytest.raises((ValueError, TypeError)):
+            wrong()
+    with pytest.raises(mx.MXNetError):
+        autograd.mark_variables([x], [nd.zeros(3)])
+
+
+def test_detach_and_pause():
+    x = variable([2.0])
+    with autograd.record():
+        y = x * x
+        with autograd.pause():
+            scale = y * 10
+        z = x * y.detach() + scale
+    z.backward()
+    assert x.grad.asscalar() == 4
+    assert y.detach().asscalar() == 4
+
+
+def test_in_place_while_recording_is_an_error():
+    x = variable([1.0])
+    with autograd.record():
+        y = x * 2
+        with pytest.raises(mx.MXNetError):
+            y += 1
+        with pytest.raises(mx.MXNetError):
+            x *= 2
+        fresh = nd.ones(1)
+        fresh += 1
+    assert fresh.asscalar() == 2
+
+
+def test_across_devices():
+    x = variable([1.0, 2.0])
+    w = nd.array([3.0, 4.0], ctx=on(1))
+    w.attach_grad()
+    with autograd.record():
+        y = (x.as_in_context(on(1)) * w).as_in_context(on(0)) * x
+        loss = y.sum()
+    loss.backward()
+    np.testing.assert_allclose(x.grad.asnumpy(), [6, 16])
+    np.testing.assert_allclose(w.grad.asnumpy(), [1, 4])
+    assert x.grad.context == on(0) and w.grad.context == on(1)
+
+
+class Sigmoid(autograd.Function):
+    def forward(self, x):
+        y = 1 / (1 + nd.exp(-x))
+        self.save_for_backward(y)
+        return y
+
+    def backward(self, dy):
+        (y,) = self.saved_tensors
+        return dy * y * (1 - y)
+
+
+def test_function():
+    x = variable([0.0, 1.0])
+    function = Sigmoid()
+    with autograd.record():
+        y = function(x) * 2
+    y.backward()
+    s = 1 / (1 + np.exp(-x.asnumpy()))
+    np.testing.assert_allclose(x.grad.asnumpy(), 2 * s * (1 - s), rtol=1e-6)
+    with pytest.raises(mx.MXNetError, match="once"):
+        function(x)
+    assert Sigmoid()(nd.array([0.0])).asscalar() == 0.5
+
+
+def test_function_that_keeps_its_results_is_freed():
+    """Also where nobody differentiates, in whatever way the results were kept."""
+
+    class Keeping(autograd.Function):
+        def forward(self, a):
+            y, z = a * 2, a + 1
+            self.save_for_backward(y, z)
+            self.mine, self.nested, self.called = y, {"z": [z]}, lambda: (y, z)
+            return y, z
+
+        def backward(self, dy, dz):
+            y, z = self.saved_tensors
+            assert self.mine.asnumpy().tolist() == y.asnumpy().tolist() == [2, 4]
+            return dy * 2 + dz
+
+    references = []
+    for differentiate in (False, True):
+        x = variable([1.0, 2.0])
+        for make in (Keeping, Sigmoid):
+            function = make()
+            references.append(weakref.ref(function))
+            with autograd.record():
+                results = function(x)
+            if differentiate:
+                autograd.backward(results)
+    del function, results
+    gc.collect()
+    assert [reference() for reference in references] == [None] * 4
+
+
+def test_function_with_several_arrays():
+    class Both(autograd.Function):
+        def forward(self, a, b):
+            return a * b, a + b
+
+        def backward(self, dm, ds):
+            self.seen = dm.asnumpy().tolist(), ds.asnumpy().tolist()
+            return ds * 10, None
+
+    a, b = variable([1.0, 2.0]), variable([3.0, 4.0])
+    b.grad[:] = 7
+    function = Both()
+    with autograd.record():
+        product, total = function(a, b)
+        y = total * 2
+    y.backward()
+    assert function.seen == ([0, 0], [2, 2])
+    assert a.grad.asnumpy().tolist() == [20, 20] and b.grad.asnumpy().tolist() == [0, 0]
+
+
+def test_function_errors():
+    class Broken(autograd.Function):
+        def __init__(self, answer):
+            super().__init__()
+            self.answer = answer
+
+        def forward(self, x):
+            return x * 1
+
+        def backward(self, dy):
+            if isinstance(self.answer, Exception):
+                raise self.answer
+            return self.answer
+
+    x = variable([1.0])
+    for answer, error in ((KeyError("mine"), KeyError), ((x, x), ValueError), ("text", TypeError), (3, TypeError)):
+        with autograd.record():
+            y = Broken(answer)(x)
+        with pytest.raises(error):
+            y.backward()
+        assert not autograd.is_recording()
+    with autograd.record():
+        y = x * 2
+    y.backward()
+    assert x.grad.asscalar() == 2
+    with pytest.raises(NotImplementedError):
+        autograd.Function()(x)
+    with pytest.raises(mx.base.NotSupportedError):
+        autograd.get_symbol(x)
+
+
+def test_fresh_gradient_flag():
+    x = variable([1.0])
+    x._fresh_grad = False
+    with autograd.record():
+        y = x * 2
+    y.backward()
+    assert x._fresh_grad == 1
+    x._fresh_grad = False
+    assert x._fresh_grad == 0
+
+
+def test_nothing_leaks():
+    x = variable(np.ones((32, 32)))
+
+    class Twice(autograd.Function):
+        def forward(self, a):
+            return a * 2
+
+        def backward(self, da):
+            return da * 2
+
+    def work():
+        for _ in range(30):
+            with autograd.record():
+                y = Twice()(x[1:5] * 2).sum() + (x * x).sum()
+                dx = autograd.grad(y, x, retain_graph=True)[0]
+            y.backward()
+            with autograd.record():
+                dropped = x * 3 + dx  # noqa: F841: never differentiated
+        nd.waitall()
+        gc.collect()
+
+    work()
+    before = mx.context.memory_stats(on(0))["in_use"], sys.getrefcount(x)
+    work()
+    assert (mx.context.memory_stats(on(0))["in_use"], sys.getrefcount(x)) == before
+    function = Twice()
+    reference = weakref.ref(function)
+    with autograd.record():
+        y = function(x)
+    del function
+    assert reference() is not None
+    y.backward()
+    del y
+    gc.collect()
+    assert reference() is None
+
+
+def test_gradient_of_relu_keeps_nan_visible():
+    x = mx.nd.array([-1.0, 0.0, 2.0, float("nan")])
+    x.attach_grad()
+    with autograd.record():
+        y = mx.nd.relu(x)
+    y.backward()
+    gradient = x.grad.asnumpy()
+    assert gradient[:3].tolist() == [0, 0, 1] and np.isnan(gradient[3])

@@ -1,0 +1,715 @@
+"""Eager execution is the meaning of a block, and its hybridized form has it: values, gradients of
+all orders, and what shares memory with what."""
+
+import collections
+import gc
+import itertools
+import types
+
+import numpy as np
+import pytest
+from support.devices import on
+
+import mpgluon as mx
+from mpgluon import autograd, gluon, nd
+
+
+def same(x, y):
+    return x.shape == y.shape and np.allclose(x, y, rtol=1e-5,
+                                              atol=1e-5 * max(1, np.abs(x).max(initial=0)))
+
+
+class Net(gluon.HybridBlock):
+    """A body on an input, a parameter and an array that it captures; the second half of it on
+    another device, where there is one."""
+
+    def __init__(self, body, captured=None):
+        super().__init__()
+        self.body, self.captured = body, captured
+        self.w = self.params.get("w", shape=(2, 3), init=mx.init.Constant(0.5))
+        self.initialize(ctx=on(0))
+
+    def hybrid_forward(self, F, x, w):
+        return self.body(F, x, w, self.captured)
+
+
+MODES = {"eager": None, "hybridized": {}, "exact": {"exact": True},
+         "static": {"static_alloc": True, "static_shape": True}}
+
+
+def make(body, mode, captured=None):
+    net = Net(body, captured)
+    if MODES[mode] is not None:
+        net.hybridize(**MODES[mode])
+    return net
+
+
+def array(seed, shape=(2, 3), ctx=None):
+    return nd.array(np.random.RandomState(seed).uniform(0.5, 1.5, shape).astype("float32"),
+                    ctx=ctx or on(0))
+
+
+# --- Gradients of all orders --------------------------------------------------------------------------------------------
+
+
+def moved(f):
+    """f on another device, and back."""
+    return lambda F, x: f(F, x.as_in_context(on(1))).as_in_context(on(0))
+
+
+# Identities of values that are none of gradients, on the way to ops that rewrites look for.
+STOPS = {
+    "BlockGrad": lambda F, x: F.BlockGrad(x),
+    "stop_gradient": lambda F, x: F.stop_gradient(x),
+    "detach": lambda F, x: x.detach(),
+    "gradientmultiplier": lambda F, x: F.contrib.gradientmultiplier(x, scalar=3.0),
+    "make_loss": lambda F, x: F.make_loss(x),
+    "moved": moved(lambda F, x: F.BlockGrad(x)),
+    "reshaped": lambda F, x: F.BlockGrad(x.reshape((-1,))).reshape_like(x),
+    "twice": lambda F, x: F.contrib.gradientmultiplier(F.make_loss(F.BlockGrad(x) + x),
+                                                       scalar=2.0),
+}
+PLACES = {
+    "product": lambda F, x, w, stop: x * w * stop(F, x),
+    "straight through": lambda F, x, w, stop: w * (x + stop(F, F.round(x) - x)),
+    "behind a transpose": lambda F, x, w, stop: F.dot(stop(F, F.transpose(x)), x * w),
+    "before a transpose": lambda F, x, w, stop: F.dot(F.transpose(stop(F, x)), x * w),
+    "transposed weight": lambda F, x, w, stop: F.dot(x, stop(F, F.transpose(x * w))),
+    "swapped": lambda F, x, w, stop: F.batch_dot(stop(F, F.swapaxes(F.expand_dims(x, 0), 1, 2)),
+                                                 F.expand_dims(w * w, 0)),
+    "queries": lambda F, x, w, stop: attention(F, stop(F, F.expand_dims(x, 0)),
+                                               F.expand_dims(x * w, 0)),
+    "scores": lambda F, x, w, stop: attention(F, F.expand_dims(x, 0), F.expand_dims(x * w, 0),
+                                              scores=lambda s: stop(F, s)),
+    "weights": lambda F, x, w, stop: attention(F, F.expand_dims(x, 0), F.expand_dims(x * w, 0),
+                                               weights=lambda s: stop(F, s)),
+    "relu": lambda F, x, w, stop: F.relu(stop(F, F.relu(x * w - 0.3))) * w,
+    "cast": lambda F, x, w, stop: F.cast(stop(F, F.cast(x * w, "float64")), "float32") * x,
+    "twins": lambda F, x, w, stop: F.exp(x) * F.exp(stop(F, x)) * F.exp(x * w),
+}
+
+
+def attention(F, q, k, scores=lambda s: s, weights=lambda s: s):
+    return F.batch_dot(weights(F.softmax(scores(F.batch_dot(q, k, transpose_b=True) * 0.5))), k)
+
+
+def orders(net, x):
+    """The gradients of x and w: by backward, by create_graph, and of a function of that, as NumPy
+    arrays; what is stopped altogether stays at 9."""
+    leaves = [x, net.w.data()]
+    for leaf in leaves:
+        leaf.attach_grad()
+        leaf.grad[:] = 9
+    with autograd.record():
+        y = net(x)
+        loss = (y * nd.arange(y.size).reshape(y.shape)).sum()
+    loss.backward()
+    found = [y.asnumpy(), *[leaf.grad.asnumpy() for leaf in leaves]]
+    with autograd.record():
+        y = net(x)
+        loss = (y * nd.arange(y.size).reshape(y.shape)).sum()
+        try:
+            grads = autograd.grad(loss, leaves, create_graph=True, retain_graph=True)
+            penalty = sum((g * g + g * leaf).sum() for g, leaf in zip(grads, leaves))
+        except mx.MXNetError as error:
+            return [*found, error]
+    penalty.backward()
+    return [*found, *[g.asnumpy() for g in grads], *[leaf.grad.asnumpy() for leaf in leaves]]
+
+
+def check_alike(eager, other, what):
+    assert len(eager) == len(other), what
+    for a, b in zip(eager, other):
+        assert str(a) == str(b) if isinstance(a, Exception) or isinstance(b, Exception) else same(a, b), what
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("stop", STOPS)
+def test_gradients_of_all_orders(stop, place):
+    def body(F, x, w, _):
+        return PLACES[place](F, x, w, STOPS[stop])
+
+    x = array(0)
+    eager = orders(make(body, "eager"), x)
+    for mode in ("hybridized", "exact"):
+        check_alike(eager, orders(make(body, mode), x), mode)
+
+
+# --- What shares memory with what ---------------------------------------------------------------------------------------
+
+# Values of the same elements, or some of them, as ops make them.
+IDENTITIES = {
+    "itself": lambda F, x: x,
+    "reshape": lambda F, x: F.reshape(x, shape=(-1,)),
+    "reshape to the same": lambda F, x: F.reshape(x, shape=(0, 0)),
+    "reshape_like": lambda F, x: F.reshape_like(x, F.transpose(x)),
+    "flatten": lambda F, x: F.flatten(x),
+    "expand_dims": lambda F, x: F.expand_dims(x, axis=0),
+    "squeeze": lambda F, x: F.squeeze(F.expand_dims(x, axis=1)),
+    "BlockGrad": lambda F, x: F.BlockGrad(x),
+    "make_loss": lambda F, x: F.make_loss(x),
+    "gradientmultiplier": lambda F, x: F.contrib.gradientmultiplier(x, scalar=2.0),
+    "method reshape": lambda F, x: x.reshape((-1,)),
+    "method flatten": lambda F, x: x.flatten(),
+    "method expand_dims": lambda F, x: x.expand_dims(0),
+    "method squeeze": lambda F, x: x.squeeze(),
+    "method reshape_like": lambda F, x: x.reshape_like(x.T),
+    "detach": lambda F, x: x.detach(),
+    "first": lambda F, x: x[0],
+    "rows": lambda F, x: x[0:1],
+    "all": lambda F, x: x[:],
+    "column": lambda F, x: x[:, 0],
+    "new axis": lambda F, x: x[None],
+    "identity": lambda F, x: F.identity(x),
+    "copy": lambda F, x: x.copy(),
+    "times one": lambda F, x: x * 1,
+    "minus zero": lambda F, x: x - 0,
+    "negative twice": lambda F, x: -(-x),
+    "relu twice": lambda F, x: F.relu(F.relu(x)),
+    "clip": lambda F, x: F.clip(x, -np.inf, np.inf),
+    "cast": lambda F, x: F.cast(x, "float32"),
+    "astype": lambda F, x: x.astype("float32"),
+    "astype without copy": lambda F, x: x.astype("float32", copy=False),
+    "cast and back": lambda F, x: F.cast(F.cast(x, "float64"), "float32"),
+    "dropout": lambda F, x: F.Dropout(x, p=0.0),
+    "slice": lambda F, x: F.slice(x, begin=(0, 0), end=(None, None)),
+    "slice_axis": lambda F, x: F.slice_axis(x, axis=0, begin=0, end=None),
+    "broadcast_to": lambda F, x: F.broadcast_to(x, shape=(0, 0)),
+    "tile": lambda F, x: F.tile(x, reps=(1, 1)),
+    "repeat": lambda F, x: F.repeat(x, repeats=1, axis=0),
+    "concat": lambda F, x: F.concat(x, dim=0),
+    "add_n": lambda F, x: F.add_n(x),
+    "where": lambda F, x: F.where(x > 0, x, x),
+    "transpose twice": lambda F, x: F.transpose(F.transpose(x)),
+    "swapaxes": lambda F, x: F.swapaxes(x, 0, 0),
+    "the device it is on": lambda F, x: x.as_in_context(on(0)),
+    "there and back": lambda F, x: x.as_in_context(on(1)).as_in_context(on(0)),
+    "elsewhere": lambda F, x: F.flatten(x.as_in_context(on(1))),
+    "split": lambda F, x: F.split(x, num_outputs=1, axis=0),
+    "paused": lambda F, x: paused(lambda: F.reshape(x, shape=(0, 0))),
+    "pick of a loop": lambda F, x: F.contrib.foreach(lambda row, s: (row, s), x, x)[1],
+}
+
+
+def paused(function):
+    with autograd.pause():
+        return function()
+
+
+def first_of(value):
+    return value[0] if isinstance(value, list) else value
+
+
+def whole(value):
+    """The value in the shape that bodies expect, where it has all elements; else something of that
+    shape."""
+    return value if value.shape == (2, 3) else value.reshape((2, 3)) if value.size == 6 else value.reshape((-1, 1))[0:1].broadcast_to((2, 3))
+
+
+# What is returned, of an input, a parameter, an array that is captured, and a value computed.
+RETURNS = {
+    "one": lambda F, x, w, c, f: f(F, x),
+    "of a parameter": lambda F, x, w, c, f: [f(F, w), x + 0],
+    "of a captured array": lambda F, x, w, c, f: [f(F, c), x + 0],
+    "of a value": lambda F, x, w, c, f: [f(F, x * w)],
+    "with its source": lambda F, x, w, c, f: [x, f(F, x), w, f(F, w)],
+    "with a value": lambda F, x, w, c, f: (lambda z: [f(F, z), z, f(F, z)])(F.exp(x)),
+    "twice": lambda F, x, w, c, f: (lambda z: [z, z, f(F, whole(z))])(f(F, x)),
+    "in a chain": lambda F, x, w, c, f: (lambda z: [F.expand_dims(z, axis=0), F.flatten(f(F, whole(z))), F.BlockGrad(z)])(f(F, F.reshape(x, shape=(2, 3)))),
+}
+
+
+def sharing(net, x, c, record):
+    """Which arrays change when one of the results is written to."""
+    with autograd.record(record):
+        outs = net(x)
+    outs = list(outs) if isinstance(outs, (list, tuple)) else [outs]
+    arrays = [x, net.w.data(), c, *outs]
+    values = [a.asnumpy() for a in arrays]
+    shared = set()
+    for i in range(3, len(arrays)):
+        arrays[i][:] = 70 + i
+        shared.update((i, k) for k in range(len(arrays)) if k != i and (arrays[k].asnumpy() == 70 + i).any())
+    return values, shared
+
+
+def all_sharing(name, returned, mode, record):
+    def body(F, x, w, c):
+        return RETURNS[returned](F, x, w, c, lambda F, v: first_of(IDENTITIES[name](F, v)))
+
+    x, c = array(0), array(1)
+    if record:
+        x.attach_grad()
+        c.attach_grad()
+    net = make(body, mode, c)
+    net(array(3))
+    return sharing(net, x, c, record)
+
+
+@pytest.mark.parametrize("record", [False, True])
+@pytest.mark.parametrize("returned", RETURNS)
+def test_results_are_as_separate_as_eager_ones(returned, record):
+    for name in IDENTITIES:
+        values, eager = all_sharing(name, returned, "eager", record)
+        for mode in ("hybridized", "exact"):
+            found, shared = all_sharing(name, returned, mode, record)
+            assert all(map(np.array_equal, values, found)), (name, mode)
+            # Rows are views where nothing is recorded; a compiled call copies them.
+            assert shared <= eager if name in ("first", "rows") and not record else shared == eager, (name, mode)
+
+
+@pytest.mark.parametrize("record", [False, True])
+@pytest.mark.parametrize("mode", ["eager", "hybridized", "exact"])
+@pytest.mark.parametrize("shape", [(1,), (3,), (1, 4), (3, 4)])
+def test_rows_share_memory_where_all_are_taken(shape, mode, record):
+    last = shape[0] - 1
+    for body in (lambda F, x, w, c: x[0], lambda F, x, w, c: x[-1], lambda F, x, w, c: x[0:1], lambda F, x, w, c: x[last:], lambda F, x, w, c: x[:], lambda F, x, w, c: x[0 : last + 1]):
+        x = nd.zeros(shape, ctx=on(0))
+        if record:
+            x.attach_grad()
+        net = make(body, mode, array(1))
+        with autograd.record(record):
+            row = net(x)
+        row[:] = 5
+        everything = row.size == x.size
+        # Of some rows there is a view in eager execution, where nothing is recorded.
+        assert (x.asnumpy() == 5).any() == (everything or (mode == "eager" and not record))
+
+
+def test_results_stay_when_an_input_is_refilled():
+    net = gluon.nn.Flatten()
+    net.hybridize()
+    buffer, kept = nd.zeros((2, 2, 2), ctx=on(0)), []
+    for i in range(3):
+        buffer[:] = i
+        kept.append(net(buffer))
+    assert [y.asnumpy()[0, 0] for y in kept] == [0, 1, 2]
+
+
+# --- autograd.pause() in a block ----------------------------------------------------------------------------------------
+
+PAUSES = {
+    "an op": lambda F, x, w, _: paused(lambda: x * x) + x * w,
+    "a parameter": lambda F, x, w, _: paused(lambda: x * w) + x,
+    "a view": lambda F, x, w, _: paused(lambda: x.reshape((3, 2))).reshape((2, 3)) * x * w,
+    "an op's view": lambda F, x, w, _: paused(lambda: F.expand_dims(x, 0))[0] * x * w,
+    "rows": lambda F, x, w, _: paused(lambda: x[0:1]) * x * w,
+    "the value itself": lambda F, x, w, _: paused(lambda: x) * w,
+    "twins": lambda F, x, w, _: paused(lambda: F.exp(x)) * F.exp(x) * w,
+    "several results": lambda F, x, w, _: F.concat(*paused(lambda: F.split(x, num_outputs=3, axis=1)), dim=1) * x * w,
+    "a transpose before a product": lambda F, x, w, _: F.dot(paused(lambda: F.transpose(x)),
+                                                             x * w),
+    "recorded within": lambda F, x, w, _: paused(lambda: recorded(lambda: x * x * w)) + x,
+    "paused twice": lambda F, x, w, _: paused(lambda: paused(lambda: x * w) * 2) + x * w,
+    "elsewhere": lambda F, x, w, _: paused(lambda: x.as_in_context(on(1))).as_in_context(on(0)) * x * w,
+    "an unrolled loop": lambda F, x, w, _: paused(lambda: F.contrib.foreach(lambda row, s: (row * s, s + row), x * w, x[0])[0]) + x * w,
+    "in an unrolled loop": lambda F, x, w, _: F.contrib.foreach(lambda row, s: (row * paused(lambda: s * row), s + row), x * w, x[0])[0],
+    "a loop": lambda F, x, w, _: paused(lambda: F.contrib.while_loop(lambda i, s: i < 2, lambda i, s: ([], [i + 1, s * w]), [F.zeros((1,)), x], 3)[1][1]) + x * w,
+    "in a loop": lambda F, x, w, _: F.contrib.while_loop(lambda i, s: i < 2, lambda i, s: ([], [i + 1, s * w + paused(lambda: s * x)]), [F.zeros((1,)), x], 3)[1][1],
+    "a branch": lambda F, x, w, _: paused(lambda: F.contrib.cond(F.sum(x) > 0, lambda: x * w, lambda: x)) * x + w,
+    "rows by a mask": lambda F, x, w, _: paused(lambda: F.contrib.boolean_mask(x, x[:, 0] > 0)) * x * w,
+}
+
+
+def recorded(function):
+    with autograd.record():
+        return function()
+
+
+@pytest.mark.parametrize("name", PAUSES)
+def test_pause(name):
+    x = array(0)
+    eager = orders(make(PAUSES[name], "eager"), x)
+    for mode in ("hybridized", "exact"):
+        net = make(PAUSES[name], mode)
+        with autograd.train_mode():
+            net(x)  # what is compiled without recording is no hindrance
+        check_alike(eager, orders(net, x), mode)
+
+
+def test_recording_is_what_it_is():
+    net = make(lambda F, x, w, _: x + 1 if autograd.is_recording() else x + 2, "hybridized")
+    net.w.grad_req = "null"
+    x = array(0)
+    with autograd.train_mode():
+        for record in (False, True, False):
+            with autograd.record() if record else autograd.train_mode():
+                assert np.array_equal(net(x).asnumpy(), x.asnumpy() + (1 if record else 2))
+
+
+def test_a_call_that_is_not_recorded_is_not_on_the_tape():
+    c = array(1)
+    c.attach_grad()
+    net = make(lambda F, x, w, c: x * c, "hybridized", c)
+    net.w.grad_req = "null"
+    with autograd.record():
+        net(array(0)).backward()
+    with autograd.train_mode():
+        y = net(array(0))
+    with pytest.raises(mx.MXNetError, match="not computed from variables"):
+        y.backward()
+
+
+# --- Parameters that a result was not computed from -----------------------------------------------------------------------
+
+REACHES = {
+    "unused": (lambda F, a, b: a, False),
+    "detached": (lambda F, a, b: a + b.detach(), False),
+    "paused": (lambda F, a, b: paused(lambda: b * 2) + a, False),
+    "of another result": (lambda F, a, b: (a, b), False),
+    "BlockGrad": (lambda F, a, b: a + F.BlockGrad(b), True),
+    "without a derivative": (lambda F, a, b: a + F.sign(b) + F.zeros_like(b), True),
+    "times zero": (lambda F, a, b: a + 0 * b, True),
+}
+
+
+class Two(gluon.HybridBlock):
+    def __init__(self, body):
+        super().__init__()
+        self.body = body
+        self.a, self.b = gluon.nn.Dense(1, in_units=2), gluon.nn.Dense(1, in_units=2)
+        self.initialize(mx.init.One(), ctx=on(0))
+
+    def hybrid_forward(self, F, x):
+        return self.body(F, self.a(x), self.b(x))
+
+
+@pytest.mark.parametrize("grad_req", ["write", "add"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", REACHES)
+def test_gradients_that_nothing_leads_to(name, mode, grad_req):
+    body, reached = REACHES[name]
+    net = Two(body)
+    net.collect_params().setattr("grad_req", grad_req)
+    if MODES[mode] is not None:
+        net.hybridize(**MODES[mode])
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "wd": 0.1})
+    for _ in range(2):
+        net.b.weight.grad()[:] = 5
+        with autograd.record():
+            y = net(nd.ones((3, 2), ctx=on(0)))
+            loss = (y[0] if isinstance(y, (list, tuple)) else y).sum()
+        loss.backward()
+        left = not reached or grad_req == "add"
+        assert (net.b.weight.grad().asnumpy() == (5 if left else 0)).all()
+        if reached:
+            trainer.step(1)
+        else:
+            with pytest.raises(UserWarning, match="stale"):
+                trainer.step(1)
+            trainer.step(1, ignore_stale_grad=True)
+        assert (net.b.weight.data().asnumpy() == 1).all() == (not reached)
+
+
+def test_gradients_that_nothing_leads_to_in_a_training_step():
+    from mpgluon.parallel import Pipeline, TrainStep
+
+    for name, (body, reached) in REACHES.items():
+        if name == "of another result":
+            continue
+        net = Two(body)
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "wd": 0.1})
+        step = TrainStep(net, lambda y, label: y, trainer, Pipeline(2))
+        x = nd.ones((4, 2), ctx=on(0))
+        try:
+            step(x, x)
+        except UserWarning:
+            assert not reached, name
+        assert (net.b.weight.data().asnumpy() == 1).all() == (not reached), name
+
+
+# --- Arrays from outside of the block -------------------------------------------------------------------------------------
+
+CAPTURES = {
+    "scaled": lambda F, x, w, c: x * (c * 2),
+    "exp": lambda F, x, w, c: x * F.exp(c) + w,
+    "sum": lambda F, x, w, c: x * c.sum(),
+    "astype": lambda F, x, w, c: x * c.astype("float64").astype("float32"),
+    "where": lambda F, x, w, c: F.where(c > 1, x, w) * c,
+    "transpose": lambda F, x, w, c: F.dot(x, c.T),
+    "row": lambda F, x, w, c: x * c[1],
+    "part of a row": lambda F, x, w, c: x * c[1:2, 1:3].sum(),
+    "reshape": lambda F, x, w, c: x.reshape((3, 2)) * c.reshape((3, 2)),
+    "op's reshape": lambda F, x, w, c: x.reshape((3, 2)) * F.reshape(c, shape=(3, 2)),
+    "copy": lambda F, x, w, c: x * c.copy(),
+    "array": lambda F, x, w, c: x * nd.array(c, ctx=on(0)),
+    "elsewhere": lambda F, x, w, c: x * (c.as_in_context(on(1)) + 1).as_in_context(on(0)),
+    "rows": lambda F, x, w, c: x * F.take(c, F.cast(c[:, 0] > 1, "int32")),
+    "rows by itself": lambda F, x, w, c: x * c[F.cast(c[:, 0] > 1, "int32")],
+    "cond of it": lambda F, x, w, c: F.contrib.cond(c.sum() > 6, lambda: x * c, lambda: -x * w),
+    "cond": lambda F, x, w, c: F.contrib.cond(c[0, 0:1] > 1, lambda: x * F.exp(c), lambda: -x),
+    "unrolled": lambda F, x, w, c: F.contrib.foreach(lambda row, s: (row * F.sqrt(c[0]), s + c[1]),
+                                                     x, w[0])[0],
+    "over it": lambda F, x, w, c: F.contrib.foreach(lambda row, s: (row * s, s + row), c, c[0])[0] + x,
+    "loop": lambda F, x, w, c: F.contrib.while_loop(lambda i, s: (i < 3) * (c.sum() > 6), lambda i, s: ([], [i + 1, s * F.exp(c)]), [F.zeros((1,)), x], 5)[1][1],
+    "loop of it": lambda F, x, w, c: F.contrib.while_loop(lambda s: s.sum() < 20, lambda s: ([], [s * 2]), [c], 5)[1][0] * x,
+    "mask": lambda F, x, w, c: F.contrib.boolean_mask(c, c[:, 0] > 1).sum(axis=0) * x,
+    "mask of it": lambda F, x, w, c: F.contrib.boolean_mask(x, c[:, 0] > 1).sum(axis=0) * w,
+    "detached": lambda F, x, w, c: x * (c.detach() * 2) + c,
+    "paused": lambda F, x, w, c: x * paused(lambda: c * 2) + c,
+    "random": lambda F, x, w, c: x * F.zeros_like(F.random.uniform_like(c)) + c,
+    "alone": lambda F, x, w, c: [c * 2 + F.zeros_like(x), x],
+}
+
+
+def follow(name, mode, replace, kind):
+    """Results and gradients of some calls between which the captured array becomes another:
+    written over, or by another in its place."""
+    x, c = array(0), array(1)
+    net = make(CAPTURES[name], mode, c)
+    source = array(2)
+    leaves = {"plain": [x], "variable": [x, c], "computed": [x, source]}[kind]
+    for leaf in leaves:
+        leaf.attach_grad()
+    found = []
+    for step in range(4):
+        value = array(step + 5) + (step % 2 - 0.5)
+        if kind == "computed":
+            source[:] = value
+        elif replace:
+            net.captured = value
+            if kind == "variable":
+                value.attach_grad()
+                leaves = [x, value]
+        else:
+            net.captured[:] = value
+        for leaf in leaves:
+            leaf.grad[:] = 9
+        with autograd.record():
+            if kind == "computed":
+                net.captured = source * 1.5
+            y = first_of(net(x))
+            (y * nd.arange(y.size).reshape(y.shape)).sum().backward()
+        found += [y.asnumpy(), *[leaf.grad.asnumpy() for leaf in leaves],
+                  first_of(net(x)).asnumpy()]
+    return found
+
+
+@pytest.mark.parametrize("kind, replace", [("plain", False), ("plain", True), ("variable", False),
+                                           ("variable", True), ("computed", True)])
+@pytest.mark.parametrize("name", CAPTURES)
+def test_captured_arrays_are_read_in_every_call(name, kind, replace):
+    eager = follow(name, "eager", replace, kind)
+    for mode in ("hybridized", "exact"):
+        check_alike(eager, follow(name, mode, replace, kind), mode)
+
+
+class Deep(gluon.HybridBlock):
+    """Keeps arrays in all sorts of places."""
+
+    def __init__(self):
+        super().__init__()
+        self.listed, self.named, self.pair = [array(1)], {"a": {"b": array(2)}}, (array(3), [array(4)])
+        self.plain = type("Plain", (), {})()
+        self.plain.inner = array(5)
+        self.inner = Net(lambda F, x, w, c: x * c, array(6))
+
+    def hybrid_forward(self, F, x):
+        y = x * self.listed[0] + self.named["a"]["b"] * self.pair[0] + self.pair[1][0] * self.plain.inner
+        return self.inner(y) + a_helper(x)
+
+
+GLOBAL = [array(7)]
+
+
+def a_helper(x):
+    return x * GLOBAL[0]
+
+
+def test_captured_arrays_are_found_again():
+    net, x, seeds = Deep(), array(0), itertools.count(20)
+
+    def replace(step):
+        fresh = [array(next(seeds)) for i in range(8)]
+        changes = [
+            lambda: net.listed.__setitem__(0, fresh[0]),
+            lambda: setattr(net, "listed", [fresh[1]]),
+            lambda: net.named["a"].update(b=fresh[2]),
+            lambda: setattr(net, "pair", (fresh[3], [fresh[4]])),
+            lambda: net.pair[1].__setitem__(0, fresh[5]),
+            lambda: setattr(net.plain, "inner", fresh[6]),
+            lambda: setattr(net.inner, "captured", fresh[7]),
+            lambda: GLOBAL.__setitem__(0, fresh[0]),
+        ]
+        changes[step]()
+
+    for step in range(8):
+        replace(step)
+        net.hybridize(False)
+        eager = net(x).asnumpy()
+        net.hybridize(True)
+        net(x)
+        kept = net.compiled()[0]["calls"]
+        replace((step + 3) % 8)
+        found = net(x).asnumpy()
+        assert net.compiled()[0]["calls"] == kept + 1  # without another trace
+        net.hybridize(False)
+        assert np.array_equal(found, net(x).asnumpy()) and not np.array_equal(found, eager)
+
+
+class Ring(gluon.HybridBlock):
+    """Keeps arrays that change places with each other."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.ring = array(1), array(2), [array(3), array(4), array(5)]
+        self.alias, self.whole = self.a, array(6, (3, 2, 3))
+        self.row = self.whole[1]
+        self.first, self.second = Net(lambda F, x, w, c: x + c, array(7)), Net(lambda F, x, w, c: x * c)
+        self.second.captured = self.first.captured
+
+    def hybrid_forward(self, F, x):
+        return self.second(self.first(x * self.a - self.b)) + self.ring[0] * x - self.ring[1] * 2 + self.row
+
+
+def test_captured_arrays_that_change_places():
+    def exchange(net):
+        net.a, net.b = net.b, net.a
+
+    changes = {
+        "exchanged": exchange,
+        "rotated": lambda net: net.ring.insert(0, net.ring.pop()),
+        "reversed": lambda net: net.ring.reverse(),
+        "one place of two, not used": lambda net: setattr(net, "alias", array(next(seeds))),
+        "one place of two, used": lambda net: setattr(net, "a", net.b.copy()),
+        "one block of two": lambda net: setattr(net.second, "captured", array(next(seeds))),
+        "made one": lambda net: setattr(net, "a", net.b),
+        "and two again": lambda net: setattr(net, "b", array(next(seeds))),
+        "what a view was of": lambda net: setattr(net, "whole", array(next(seeds), (3, 2, 3))),
+        "the view": lambda net: setattr(net, "row", net.whole[2]),
+        "both": lambda net: (setattr(net, "alias", array(next(seeds))),
+                             setattr(net, "a", net.alias)),
+    }
+    net, x, seeds = Ring(), array(0), itertools.count(20)
+    net.hybridize(exact=True)
+    for name in [*changes, *changes]:
+        for change in (name, "exchanged", "rotated", "exchanged", name):
+            net(x)
+            changes[change](net)
+            assert np.array_equal(net(x).asnumpy(), net.hybrid_forward(nd, x).asnumpy()), (name, change)
+    net.a, net.b, net.alias = array(1), array(2), None
+    net(x)
+    traced = net.compiled()[0]["calls"]
+    exchange(net)
+    net.ring.reverse()
+    # without another trace
+    assert np.array_equal(net(x).asnumpy(), net.hybrid_forward(nd, x).asnumpy()) and net.compiled()[0]["calls"] == traced + 1
+
+
+class Settings:
+    __slots__ = ("mask",)
+    scale = None
+
+
+class OfAClass(gluon.HybridBlock):
+    offset, queue, settings = None, collections.deque(), Settings()
+    where = types.ModuleType("where_arrays_are")
+
+    @staticmethod
+    def scaled(x):
+        return x * Settings.scale
+
+    @property
+    def mask(self):
+        return self.settings.mask * GLOBAL[0]
+
+    def helper(self, x, *, factor=[None]):
+        return x * self.mask + self.queue[0] * factor[0]
+
+    def hybrid_forward(self, F, x):
+        return self.scaled(x) + self.helper(x) * where.table["a"] + self.offset
+
+
+where = OfAClass.where
+
+
+def test_captured_arrays_are_found_in_classes():
+    class Derived(OfAClass):
+        pass
+
+    places = {
+        "class": lambda value: setattr(Settings, "scale", value),
+        "slot": lambda value: setattr(OfAClass.settings, "mask", value),
+        "queue": lambda value: (OfAClass.queue.clear(), OfAClass.queue.append(value)),
+        "default by name": lambda value: OfAClass.helper.__kwdefaults__["factor"].__setitem__(0, value),
+        "module": lambda value: where.__dict__.update(table={"a": value}),
+        "class of the block": lambda value: setattr(OfAClass, "offset", value),
+        "derived class": lambda value: setattr(Derived, "offset", value),
+        "block": lambda value: setattr(net, "offset", value),
+    }
+    net, x = Derived(), array(0)
+    for number, place in enumerate(list(places.values())[:6]):
+        place(array(number))
+    net.hybridize(exact=True)
+    for number, (name, place) in enumerate(places.items()):
+        net(x)
+        place(array(30 + number))
+        assert np.array_equal(net(x).asnumpy(), net.hybrid_forward(nd, x).asnumpy()), name
+
+
+def test_captured_arrays_of_other_shapes_and_kinds():
+    for mode in ("hybridized", "exact"):
+        net, x = make(lambda F, x, w, c: F.broadcast_mul(x, F.cast(c, "float32") * 2), mode, array(1)), array(0)
+        for other in (array(2, (1, 3)), array(3, (2, 1)),
+                      nd.ones((2, 3), dtype="int32", ctx=on(0)), array(4)):
+            net.captured = other
+            assert same(net(x).asnumpy(), x.asnumpy() * other.asnumpy() * 2)
+
+
+ROWS = nd.array([1, 0], dtype="int32", ctx=on(0))
+READS = {
+    "asnumpy": lambda c: c.asnumpy().sum(),
+    "asscalar": lambda c: c[0, 0].asscalar(),
+    "item": lambda c: c[0, 0].item(),
+    "float": lambda c: float(c[0, 0]),
+    "int": lambda c: int(c[0, 0]),
+    "bool": lambda c: 1 if c[0, 0] else 2,
+    "comparison": lambda c: 1 if c[0, 0] > 1 else 2,
+    "NumPy": lambda c: np.sum(np.asarray(c)),
+    "an index of several": lambda c: c[ROWS, 0].sum(),
+    "DLPack": lambda c: np.from_dlpack(c).sum(),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_values_that_would_steer_the_trace(name):
+    net = make(lambda F, x, w, c: x * READS[name](c), "hybridized", array(1))
+    with pytest.raises(mx.MXNetError, match="would be read once|no value yet"):
+        net(array(0))
+    # made in the block, of numbers
+    net = make(lambda F, x, w, c: x * float(nd.array([2.0]).asscalar()), "hybridized")
+    assert same(net(array(0)).asnumpy(), array(0).asnumpy() * 2)
+
+
+def test_captured_arrays_in_a_pipeline():
+    from mpgluon.parallel import Pipeline
+
+    net, x = Net(lambda F, x, w, c: F.broadcast_mul(x, F.exp(c)), array(1, (1, 3))), array(0, (4, 3))
+    net.hybridize(pipeline=Pipeline(2))
+    for value in (array(2, (1, 3)), array(3, (1, 3))):
+        for change in (lambda: setattr(net, "captured", value),
+                       lambda: net.captured.__setitem__(slice(None), 2)):
+            change()
+            assert same(net(x).asnumpy(), x.asnumpy() * np.exp(net.captured.asnumpy()))
+
+
+def test_finalizers_are_no_part_of_a_trace():
+    old, seen = nd.array([3.0], ctx=on(0)), []
+
+    class Garbage:
+        def __init__(self):
+            self.cycle = self
+
+        def __del__(self):
+            seen.append((nd.zeros((2,), ctx=on(0)) + old).asnumpy())
+
+    def body(F, x, w, _):
+        Garbage()
+        gc.collect()
+        return F.exp(x) * w
+
+    net = make(body, "hybridized")
+    net(array(0))
+    assert seen and all(np.array_equal(values, [3, 3]) for values in seen)
+    [entry] = net.compiled()
+    assert entry["ops"] == 2 and same(net(array(1)).asnumpy(), np.exp(array(1).asnumpy()) * 0.5)

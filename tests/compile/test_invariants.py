@@ -1,0 +1,239 @@
+"""What depends on parameters alone is computed once, and again after each way of writing a parameter."""
+
+import gc
+
+import numpy as np
+import pytest
+from support.devices import cpus_only, on
+
+import mpgluon as mx
+from mpgluon import autograd, gluon, nd
+
+
+class Scaled(gluon.HybridBlock):
+    """x * exp(w) + broadcast constants: exp(w) and its sum are known before the call."""
+
+    def __init__(self, devices=1):
+        super().__init__()
+        self._devices = devices
+        with self.name_scope():
+            self.w = self.params.get("w", shape=(4, 3))
+            self.b = self.params.get("b", shape=(3,), grad_req="null")
+
+    def hybrid_forward(self, F, x, w, b):
+        scale = F.exp(w)
+        if self._devices > 1:
+            scale = scale.as_in_context(on(1))
+            b = b.as_in_context(on(1))
+        return F.broadcast_add(x * scale, F.reshape(b * 2, shape=(1, 3)) + F.sum(scale))
+
+
+def expected(net, x):
+    w, b = net.w.data().asnumpy(), net.b.data().asnumpy()
+    return x.asnumpy() * np.exp(w) + b * 2 + np.exp(w).sum()
+
+
+def make(devices=1, **flags):
+    net = Scaled(devices)
+    net.initialize(mx.init.Uniform(1), ctx=on(0))
+    net.b.set_data(nd.array([1, 2, 3]))
+    net.hybridize(**flags)
+    return net, nd.random.uniform(shape=(4, 3), ctx=on(devices - 1))
+
+
+def program(net, phase):
+    (entry,) = net.compiled()
+    return [step["op"] for device in entry["devices"].values() for step in device[phase] if step["kind"] in ("run", "copy")]
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("exact", [False, True])
+def test_what_depends_on_parameters_alone_leaves_the_call(devices, exact):
+    net, x = make(devices, exact=exact)
+    np.testing.assert_allclose(net(x).asnumpy(), expected(net, x), rtol=1e-5)
+    assert "exp" in program(net, "prologue") and "sum" in program(net, "prologue")
+    assert not {"exp", "sum", "_copyto"} & set(program(net, "forward"))
+    (entry,) = net.compiled()
+    kept = sum(device["planned"]["kept"] for device in entry["devices"].values())
+    assert 12 * 4 <= kept <= 4 * 12 * 4
+    assert "kept" in repr(net.compiled()) and "prologue" in net.compiled().programs()
+
+
+def writes(tmp_path):
+    """Functions that change a parameter of `make`'s network."""
+
+    def set_data(net):
+        net.w.set_data(nd.full((4, 3), 0.3))
+
+    def in_place(net):
+        net.w.data()[:] = 0.1
+
+    def one_row(net):
+        net.w.data()[1:2] = -1
+
+    def element(net):
+        net.b.data()[1] = 40
+
+    def operator(net):
+        w = net.w.data()
+        w += 0.25
+
+    def out(net):
+        nd.sqrt(nd.ones((4, 3)) * 2, out=net.w.data())
+
+    def view(net):
+        net.w.data().reshape((12,))[:] = 0.7
+
+    def copyto(net):
+        nd.full((4, 3), 0.9).copyto(net.w.data())
+
+    def from_device(net):
+        nd.full((4, 3), 0.8, ctx=on(2)).copyto(net.w.data())
+
+    def loaded(net):
+        other, _ = make()
+        other.save_parameters(str(tmp_path / "w"))
+        net.load_parameters(str(tmp_path / "w"), ctx=on(0))
+
+    def optimizer(net):
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+        x = nd.ones((4, 3), ctx=on(net._devices - 1))
+        with autograd.record():
+            y = net(x).sum()
+        y.backward()
+        trainer.step(1)
+
+    def raw_update(net):
+        nd.sgd_update(net.w.data(), nd.ones((4, 3)), lr=0.1, out=net.w.data())
+
+    def reinitialized(net):
+        net.w.initialize(mx.init.Uniform(1), force_reinit=True, ctx=on(0))
+
+    def dlpack(net):
+        pytest.importorskip("torch").from_dlpack(net.b.data())[:] = 5
+
+    def recompiled_writer(net):
+        class Writer(gluon.HybridBlock):
+            def hybrid_forward(self, F, x, mean, var):
+                ones = F.ones_like(mean)
+                return F.BatchNorm(x, ones, ones, mean, var, fix_gamma=False)
+
+        writer = Writer()
+        writer.hybridize()
+        with autograd.train_mode():
+            writer(nd.random.uniform(shape=(5, 3)), net.b.data(), nd.ones((3,))).wait_to_read()
+
+    return [set_data, in_place, one_row, element, operator, out, view, copyto, from_device, loaded, optimizer, raw_update, reinitialized,
+            dlpack, recompiled_writer]
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("write", [write for write in writes(None) if write.__name__ != "dlpack" or on(0).device_type == "cpu"], ids=lambda write: write.__name__)
+def test_every_write_is_noticed(write, devices, tmp_path):
+    write = next(w for w in writes(tmp_path) if w.__name__ == write.__name__)
+    net, x = make(devices)
+    for _ in range(3):
+        np.testing.assert_allclose(net(x).asnumpy(), expected(net, x), rtol=1e-5)
+    before = expected(net, x)
+    write(net)
+    assert not np.allclose(before, expected(net, x)), "the test writes nothing"
+    for _ in range(3):
+        np.testing.assert_allclose(net(x).asnumpy(), expected(net, x), rtol=1e-5)
+
+
+@cpus_only  # memory of GPUs is lent as a copy
+def test_memory_seen_by_others_is_read_at_each_call():
+    torch = pytest.importorskip("torch")
+    net, x = make()
+    outside = torch.from_dlpack(net.b.data())
+    for value in range(4):
+        outside[:] = value
+        np.testing.assert_allclose(net(x).asnumpy(), expected(net, x), rtol=1e-5)
+
+
+def test_what_the_graph_writes_is_no_constant():
+    norm = gluon.nn.BatchNorm(in_channels=3)
+    norm.initialize()
+    norm.hybridize()
+    x = nd.random.uniform(shape=(6, 3))
+    with autograd.train_mode():
+        for _ in range(3):
+            norm(x)
+    mean = norm.running_mean.data().asnumpy()
+    assert abs(mean).max() > 0.1
+    with autograd.train_mode():
+        norm(x)
+    assert (norm.running_mean.data().asnumpy() != mean).all()
+
+
+def test_recorded_calls_keep_nothing():
+    net, x = make()
+    with autograd.record():
+        y = net(x)
+    y.backward()
+    assert program(net, "prologue") == []
+    np.testing.assert_allclose(net.w.grad().asnumpy(), np.exp(net.w.data().asnumpy()) * (x.asnumpy() + 12), rtol=1e-5)
+
+
+def test_outputs_are_arrays_of_their_own():
+    class Net(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            with self.name_scope():
+                self.w = self.params.get("w", shape=(3,))
+
+        def hybrid_forward(self, F, x, w):
+            e = F.exp(w)
+            return x * F.sqrt(e), e, F.reshape(F.sin(w), shape=(3, 1))
+
+    net = Net()
+    net.initialize(mx.init.One())
+    net.hybridize()
+    x = nd.ones((3,))
+    _, first, _ = net(x)
+    first[:] = 7
+    product, second, sine = net(x)
+    np.testing.assert_allclose(second.asnumpy(), np.exp(1) * np.ones(3), rtol=1e-6)
+    np.testing.assert_allclose(product.asnumpy(), np.exp(0.5) * np.ones(3), rtol=1e-6)
+    np.testing.assert_allclose(sine.asnumpy(), np.sin(1) * np.ones((3, 1)), rtol=1e-6)
+
+
+def test_large_values_are_made_anew():
+    class Net(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            with self.name_scope():
+                self.w = self.params.get("w", shape=(1, 16))
+
+        def hybrid_forward(self, F, x, w):
+            return x + F.broadcast_to(w, shape=(20000, 16)) + F.zeros((20000, 16))
+
+    net = Net()
+    net.initialize(mx.init.One())
+    net.hybridize()
+    assert (net(nd.ones((20000, 16))).asnumpy() == 2).all()
+    (entry,) = net.compiled()
+    assert entry["devices"][str(on(0))]["planned"]["kept"] < 1 << 17
+
+
+def test_kept_memory_is_freed():
+    gc.collect()
+    nd.waitall()
+    before = mx.context.memory_stats(on(0))["in_use"]
+    net, x = make()
+    net(x).wait_to_read()
+    del net, x
+    gc.collect()
+    nd.waitall()
+    assert mx.context.memory_stats(on(0))["in_use"] <= before
+
+
+def test_changed_threads_make_it_anew():
+    net, x = make()
+    net(x).wait_to_read()
+    try:
+        for threads in (3, 1):
+            mx.context.set_threads(threads)
+            np.testing.assert_allclose(net(x).asnumpy(), expected(net, x), rtol=1e-5)
+    finally:
+        mx.context.set_threads(0)

@@ -1,0 +1,117 @@
+"""The C tests of the core's lower layers (tests/c), plain and under the sanitizers that the compiler has.
+
+Each test runs in a process of its own, so one that ends, forks or hangs its process cannot hurt another.
+"""
+
+import glob
+import os
+import shlex
+import shutil
+import subprocess
+
+import pytest
+from support.paths import ROOT
+
+COMPILER = shlex.split(os.environ.get("CC", "cc"))
+PROGRAMS = ["test_device", "test_memory"]
+VARIANTS = {
+    "plain": ["-O2"],
+    "thread": ["-O1", "-fsanitize=thread"],
+    "address": ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"],
+}
+# ThreadSanitizer does not follow a fork of a process with threads; the plain and the address build test it.
+NOT_UNDER = {"thread": {"fork", "shuffle_fork", "short_spins"}}
+
+pytestmark = pytest.mark.skipif(shutil.which(COMPILER[-1]) is None, reason="needs a C compiler")
+
+
+def test_names(program):
+    """The tests of a program, from its table, so that collecting needs no compiler."""
+    with open(os.path.join(ROOT, "tests", "c", program + ".c")) as f:
+        table = f.read().split("static const test tests[] = {")[1].split("};")[0]
+    return [line.split('"')[1] for line in table.splitlines() if '"' in line]
+
+
+test_names.__test__ = False
+CASES = [(variant, program, name) for variant in VARIANTS for program in PROGRAMS for name in test_names(program)
+         if name not in NOT_UNDER.get(variant, ())]
+
+
+@pytest.fixture(scope="session")
+def build(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("c")
+    built = {}
+
+    def get(variant, program):
+        if variant not in built:
+            built[variant] = compile_core(folder / variant, VARIANTS[variant])
+        objects = built[variant]
+        if objects is None:
+            pytest.skip(f"the compiler has no {variant} sanitizer")
+        target = str(folder / variant / program)
+        if not os.path.exists(target):
+            source = os.path.join(ROOT, "tests", "c", program + ".c")
+            compiled(FLAGS + VARIANTS[variant] + ["-I" + os.path.join(ROOT, "tests", "c"), source, *objects, "-fopenmp", "-o", target])
+        return target
+
+    return get
+
+
+WARNINGS = ["-Wall", "-Wextra"] + (["-Werror"] if os.environ.get("MPGLUON_WERROR") == "1" else [])
+FLAGS = ["-std=gnu11", *WARNINGS, "-g", "-pthread", "-fopenmp", "-I" + os.path.join(ROOT, "csrc")]
+
+
+def compiled(arguments):
+    done = subprocess.run(COMPILER + arguments, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def compile_core(folder, flags):
+    """The objects of the layers under test, or None where the compiler cannot build with these flags."""
+    folder.mkdir()
+    probe = folder / "probe.c"
+    probe.write_text("int main(void) { return 0; }\n")
+    linked = subprocess.run(COMPILER + flags + [str(probe), "-o", str(folder / "probe")], capture_output=True)
+    if linked.returncode or subprocess.run([str(folder / "probe")], capture_output=True).returncode:
+        return None
+    objects = []
+    for layer in ("base", "device", "tensor"):
+        for source in sorted(glob.glob(os.path.join(ROOT, "csrc", layer, "*.c"))):
+            objects.append(str(folder / (layer + "_" + os.path.basename(source)[:-2] + ".o")))
+            compiled(FLAGS + flags + ["-c", source, "-o", objects[-1]])
+    return objects
+
+
+@pytest.mark.parametrize("variant,program,name", CASES, ids=lambda value: value)
+def test_c(build, variant, program, name):
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("MPGLUON_", "MXNET_", "LD_PRELOAD"))}
+    environment["ASAN_OPTIONS"] = "detect_leaks=1:allocator_may_return_null=1"
+    environment["LSAN_OPTIONS"] = "print_suppressions=0:suppressions=" + os.path.join(ROOT, "tests", "c", "leaks.txt")
+    done = subprocess.run([build(variant, program), name], capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("settings,expected", [
+    ({"MPGLUON_ENGINE": "turbo"}, "MPGLUON_ENGINE is 'turbo'; it must be async, sync or shuffle"),
+    ({"MPGLUON_CPU_THREADS": "many"}, "MPGLUON_CPU_THREADS is 'many'; it must be a whole number"),
+    ({"MPGLUON_CPU_THREADS": "-1"}, "MPGLUON_CPU_THREADS is '-1'"),
+    ({"MPGLUON_SPIN": "1001"}, "MPGLUON_SPIN is '1001'; it must be a whole number from 0 to 1000"),
+    ({"MPGLUON_TEAM_SPIN": "0"}, "MPGLUON_TEAM_SPIN is '0'; it must be auto, short or long"),
+])
+def test_bad_settings(build, settings, expected):
+    done = subprocess.run([build("plain", "test_device"), "order"], capture_output=True, text=True, timeout=60, env={**os.environ, **settings})
+    assert done.returncode == 3 and expected in done.stderr
+
+
+@pytest.mark.parametrize("settings,names", [
+    ({"MPGLUON_ENGINE": "sync"}, ["order", "points"]),
+    ({"MXNET_ENGINE_TYPE": "NaiveEngine"}, ["order", "points"]),
+    ({"MPGLUON_ENGINE": "shuffle", "MPGLUON_ENGINE_SEED": "5"}, ["order", "points", "failures", "resumable"]),
+    ({"MPGLUON_CPU_THREADS": "3"}, ["order"]),
+    ({"MPGLUON_SPIN": "0"}, ["order", "points", "failures", "resumable"]),
+    ({"MPGLUON_SPIN": "1000"}, ["order", "points", "failures", "resumable"]),
+])
+def test_settings(build, settings, names):
+    for name in names:
+        done = subprocess.run([build("plain", "test_device"), name], capture_output=True, text=True, timeout=60, env={**os.environ, **settings})
+        assert done.returncode == 0, done.stderr

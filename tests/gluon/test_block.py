@@ -1,0 +1,563 @@
+"""Blocks: names, registration, files, hooks, errors, hybridize."""
+
+import copy
+import re
+
+import numpy as np
+import pytest
+from support.devices import on
+
+import mpgluon as mx
+from mpgluon import autograd, gluon
+from mpgluon.gluon import nn
+
+
+class Model(gluon.HybridBlock):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.hidden = nn.Dense(5, activation="tanh")
+            self.body = nn.HybridSequential()
+            self.body.add(nn.Dense(4), nn.Dense(3))
+
+    def hybrid_forward(self, F, x):
+        return self.body(self.hidden(x))
+
+
+def make(prefix="model_", **kwargs):
+    net = Model(prefix=prefix)
+    net.initialize(mx.init.Xavier(), **kwargs)
+    return net
+
+
+def inputs(*shape, ctx=None):
+    return mx.nd.array(np.random.RandomState(0).uniform(-1, 1, shape).astype("float32"), ctx=ctx)
+
+
+def test_names():
+    net = Model(prefix="net_")
+    assert net.prefix == "net_" and net.name == "net"
+    assert net.hidden.prefix == "net_dense0_"
+    assert list(net.collect_params()) == [
+        "net_dense0_weight",
+        "net_dense0_bias",
+        "net_dense1_weight",
+        "net_dense1_bias",
+        "net_dense2_weight",
+        "net_dense2_bias",
+    ]
+    assert sorted(net._collect_params_with_prefix()) == sorted(
+        ["hidden.weight", "hidden.bias", "body.0.weight", "body.0.bias", "body.1.weight", "body.1.bias"]
+    )
+    assert list(net.collect_params(".*bias")) == ["net_dense0_bias", "net_dense1_bias", "net_dense2_bias"]
+
+
+def test_names_count_up_within_a_scope():
+    with mx.name.NameManager():
+        assert [nn.Dense(1).name, nn.Dense(1).name, nn.Conv2D(1, 1).name] == ["dense0", "dense1", "conv0"]
+    with mx.name.Prefix("some_"):
+        assert nn.Dense(1).name == "some_dense0"
+
+
+def test_repr():
+    assert repr(Model()) == (
+        "Model(\n"
+        "  (hidden): Dense(None -> 5, Activation(tanh))\n"
+        "  (body): HybridSequential(\n"
+        "    (0): Dense(None -> 4, linear)\n"
+        "    (1): Dense(None -> 3, linear)\n"
+        "  )\n"
+        ")"
+    )
+
+
+def test_attributes_keep_their_type():
+    net = Model()
+    with pytest.raises(TypeError, match="hidden"):
+        net.hidden = 3
+    net.hidden = nn.Dense(7)
+    assert net._children["hidden"]._units == 7
+    net.weight = gluon.Parameter("w", shape=(1,))
+    with pytest.raises(AssertionError, match="weight"):
+        net.weight = gluon.Parameter("w", shape=(1,))
+
+
+def test_hybrid_block_wants_hybrid_children():
+    with pytest.raises(ValueError, match="HybridBlock"):
+        nn.HybridSequential().add(nn.Lambda("relu"))
+
+
+def test_containers_that_hide_blocks_are_reported():
+    net = Model()
+    net.extra = [nn.Dense(3)]
+    with pytest.warns(UserWarning, match="unregistered container"):
+        net.collect_params()
+
+
+def test_shared_parameters():
+    first = nn.Dense(3, in_units=4, prefix="first_")
+    second = nn.Dense(3, in_units=4, params=first.params)
+    first.initialize()
+    assert second.weight is first.weight
+    x = inputs(2, 4)
+    np.testing.assert_array_equal(first(x).asnumpy(), second(x).asnumpy())
+
+
+def test_sequential_slices():
+    net = nn.HybridSequential()
+    net.add(nn.Dense(1), nn.Dense(2), nn.Dense(3))
+    assert len(net) == 3 and net[1]._units == 2
+    assert [block._units for block in net[1:]] == [2, 3]
+
+
+def test_hooks():
+    net = make()
+    seen = []
+    before = net.register_forward_pre_hook(lambda block, args: seen.append(("before", len(args))))
+    after = net.body.register_forward_hook(lambda block, args, out: seen.append(("after", out.shape)))
+    net(inputs(2, 6))
+    assert seen == [("before", 1), ("after", (2, 3))]
+    before.detach()
+    after.detach()
+    net(inputs(2, 6))
+    assert len(seen) == 2
+
+
+def test_apply_and_cast():
+    net = make()
+    names = []
+    net.apply(lambda block: names.append(type(block).__name__))
+    assert names[-1] == "Model" and names.count("Dense") == 3
+    net(inputs(2, 6))
+    net.cast("float64")
+    assert net(inputs(2, 6).astype("float64")).dtype == np.float64
+
+
+def test_summary(capsys):
+    net = make()
+    net.summary(inputs(2, 6))
+    text = capsys.readouterr().out
+    assert "Dense-" in text and f"Total params: {6 * 5 + 5 + 5 * 4 + 4 + 4 * 3 + 3}" in text
+
+
+# Files
+
+
+def test_parameters_round_trip(tmp_path):
+    net, other = make(), Model(prefix="other_")
+    x = inputs(2, 6)
+    y = net(x).asnumpy()
+    path = str(tmp_path / "net.params")
+    net.save_parameters(path)
+    assert sorted(mx.nd.load(path)) == sorted(net._collect_params_with_prefix())
+    other.load_parameters(path, ctx=on(1))
+    assert other.collect_params().list_ctx() == [on(1)]
+    np.testing.assert_array_equal(other(x.as_in_context(on(1))).asnumpy(), y)
+    third = make(prefix="third_")
+    third.load_parameters(path)
+    np.testing.assert_array_equal(third(x).asnumpy(), y)
+
+
+def test_parameters_by_full_name(tmp_path):
+    net = make()
+    y = net(inputs(2, 6)).asnumpy()
+    path = str(tmp_path / "net.params")
+    net.collect_params().save(path, strip_prefix=net.prefix)
+    other = Model(prefix="other_")
+    other.load_parameters(path)
+    np.testing.assert_array_equal(other(inputs(2, 6)).asnumpy(), y)
+    net.collect_params().save(path)
+    third = Model(prefix="model_")
+    third.load_parameters(path)
+    np.testing.assert_array_equal(third(inputs(2, 6)).asnumpy(), y)
+
+
+def test_loading_reports_what_does_not_fit(tmp_path):
+    net = make()
+    net(inputs(2, 6))
+    before = {name: param.data().asnumpy() for name, param in net.collect_params().items()}
+    path = str(tmp_path / "net.params")
+
+    def save(change):
+        arrays = {name: mx.nd.zeros(param.shape) for name, param in net._collect_params_with_prefix().items()}
+        change(arrays)
+        mx.nd.save(path, arrays)
+
+    save(lambda arrays: arrays.pop("body.0.weight"))
+    with pytest.raises(AssertionError, match="body.0.weight"):
+        net.load_parameters(path)
+    save(lambda arrays: arrays.update({"body.7.weight": mx.nd.zeros((1,))}))
+    with pytest.raises(ValueError, match="body.7.weight"):
+        net.load_parameters(path)
+    save(lambda arrays: arrays.update({"body.1.bias": mx.nd.zeros((9,))}))
+    with pytest.raises(AssertionError, match="body.1.bias|dense2_bias"):
+        net.load_parameters(path)
+    save(lambda arrays: arrays.update({"body.1.bias": mx.nd.zeros((3,), dtype="float64")}))
+    with pytest.raises(AssertionError, match="cast_dtype"):
+        net.load_parameters(path)
+    with pytest.raises(Exception, match="missing.params|No such file"):
+        net.load_parameters(str(tmp_path / "missing.params"))
+    for name, param in net.collect_params().items():
+        np.testing.assert_array_equal(param.data().asnumpy(), before[name])
+    net.load_parameters(path, cast_dtype=True)
+    save(lambda arrays: (arrays.pop("body.0.weight"), arrays.update({"x.y": mx.nd.zeros((1,))})))
+    net.load_parameters(path, allow_missing=True, ignore_extra=True)
+
+
+def test_shared_parameters_are_saved_once_if_asked(tmp_path):
+    net = nn.HybridSequential()
+    net.add(nn.Dense(4, in_units=4))
+    net.add(nn.Dense(4, in_units=4, params=net[0].params))
+    net.initialize()
+    path = str(tmp_path / "net.params")
+    net.save_parameters(path, deduplicate=True)
+    assert len(mx.nd.load(path)) == 2
+    net.load_parameters(path)
+    net.save_parameters(path)
+    assert len(mx.nd.load(path)) == 4
+    net.load_parameters(path)
+
+
+def test_load_dict():
+    net = make()
+    net(inputs(2, 6))
+    values = {name: mx.nd.ones(param.shape) for name, param in net._collect_params_with_prefix().items()}
+    net.load_dict(values)
+    assert net.hidden.weight.data().asnumpy().min() == 1
+
+
+# Deferred shapes
+
+
+class Custom(gluon.HybridBlock):
+    """A layer that leaves the shape of its weight open and has no rule of its own for it."""
+
+    def __init__(self, units, **kwargs):
+        super().__init__(**kwargs)
+        self._units = units
+        with self.name_scope():
+            self.weight = self.params.get("weight", shape=(units, 0), allow_deferred_init=True)
+            self.scale = self.params.get("scale", shape=(1, units), init="ones")
+
+    def hybrid_forward(self, F, x, weight, scale):
+        return F.broadcast_mul(F.FullyConnected(x, weight, None, num_hidden=self._units, no_bias=True), scale)
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_shapes_of_custom_layers_are_found(hybrid):
+    net = nn.HybridSequential()
+    net.add(nn.Dense(7), Custom(3))
+    net.initialize()
+    if hybrid:
+        net.hybridize()
+    with pytest.raises(gluon.DeferredInitializationError, match="weight"):
+        net[1].weight.data()
+    with autograd.record():
+        y = net(inputs(2, 6))
+    y.backward()
+    assert y.shape == (2, 3)
+    assert net[1].weight.shape == (3, 7) and net[0].weight.shape == (7, 6)
+    assert net[1].weight.grad().shape == (3, 7)
+
+
+def test_infer_shape_computes_nothing():
+    net = nn.HybridSequential()
+    net.add(nn.Dense(7), Custom(3))
+    net.initialize()
+    net.infer_shape(inputs(2, 6))
+    assert net[1].weight.shape == (3, 7)
+
+
+def test_shape_that_is_not_found():
+    class Odd(gluon.HybridBlock):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            self.weight = self.params.get("weight", shape=(0,), allow_deferred_init=True)
+
+        def hybrid_forward(self, F, x, weight):
+            return weight * 2
+
+    net = Odd()
+    net.initialize()
+    with pytest.raises(mx.MXNetError, match="weight"):
+        net(inputs(2, 3))
+
+
+def test_initial_values_do_not_depend_on_when_or_where():
+    """Deferred or not, hybridized or not, on one device or two: the same initial weights."""
+    values = []
+    for hybrid, ctx, given in [(False, on(0), False), (True, on(1), False), (False, on(0), True)]:
+        mx.random.seed(3)
+        net = nn.HybridSequential(prefix="net_")
+        with net.name_scope():
+            net.add(nn.Dense(5, in_units=6 if given else 0), nn.Dropout(0.5), nn.Dense(4, in_units=5 if given else 0))
+        net.initialize(mx.init.Normal(1), ctx=ctx)
+        if hybrid:
+            net.hybridize()
+        with autograd.train_mode():
+            net(inputs(2, 6, ctx=ctx))
+        values.append([param.data().asnumpy() for param in net.collect_params().values()])
+    for other in values[1:]:
+        for a, b in zip(values[0], other):
+            np.testing.assert_array_equal(a, b)
+    assert np.abs(values[0][0]).max() > 0
+
+
+# Hybridize
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_hybridized_equals_eager(exact):
+    net = make()
+    x = inputs(4, 6)
+
+    def run():
+        with autograd.record():
+            y = net(x)
+            loss = (y * y).sum()
+        loss.backward()
+        return y.asnumpy(), {name: param.grad().asnumpy() for name, param in net.collect_params().items()}
+
+    y, grads = run()
+    net.hybridize(exact=exact)
+    for _ in range(3):
+        compiled_y, compiled = run()
+        compare = np.testing.assert_array_equal if exact else lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+        compare(compiled_y, y)
+        for name in grads:
+            compare(compiled[name], grads[name])
+
+
+def test_nested_arguments():
+    class Nested(gluon.HybridBlock):
+        def hybrid_forward(self, F, x, states, nothing=None, factor=1):
+            assert nothing is None
+            a, (b, c) = states
+            return [x * factor, (a + b, None), [c]]
+
+    arrays = [inputs(2, 2) * i for i in range(4)]
+    net = Nested()
+    results = []
+    for hybrid in (False, True):
+        net.hybridize(hybrid)
+        for factor in (1, 2):
+            x, (added, nothing), (last,) = net(arrays[0], [arrays[1], (arrays[2], arrays[3])], None, factor)
+            assert nothing is None
+            results.append([array.asnumpy() for array in (x, added, last)])
+    for a, b in zip(results[:2], results[2:]):
+        for one, two in zip(a, b):
+            np.testing.assert_array_equal(one, two)
+    with pytest.raises(ValueError, match="object"):
+        net(arrays[0], [arrays[1], (arrays[2], object())])
+
+
+def test_traced_arrays_know_what_they_are():
+    seen = []
+
+    class Looks(gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            assert F is mx.nd
+            seen.append((x.shape, x.dtype, x.context))
+            return F.relu(x)
+
+    net = Looks()
+    net.hybridize()
+    net(inputs(2, 3, ctx=on(1)))
+    assert set(seen) == {((2, 3), np.float32, on(1))}
+    count = len(seen)
+    net(inputs(2, 3, ctx=on(1)))
+    assert len(seen) == count
+
+
+def test_forward_can_be_hybridized():
+    class Plain(gluon.HybridBlock):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            self.weight = self.params.get("weight", shape=(3, 3))
+
+        def forward(self, x):
+            return mx.nd.dot(x, self.weight.data(x.context))
+
+    net = Plain()
+    net.initialize()
+    x = inputs(2, 3)
+    y = net(x).asnumpy()
+    net.hybridize()
+    with autograd.record():
+        z = net(x)
+    z.backward()
+    np.testing.assert_allclose(z.asnumpy(), y, rtol=1e-6)
+    np.testing.assert_allclose(net.weight.grad().asnumpy(), x.asnumpy().T @ np.ones((2, 3)), rtol=1e-5)
+
+
+def test_plain_parent_of_hybridized_children():
+    class Parent(gluon.Block):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            self.a, self.b = nn.Dense(4), nn.Dense(3)
+
+        def forward(self, x):
+            y = self.a(x)
+            return self.b(y if float(y.sum().asscalar()) > 1e9 else y * 2)
+
+    net = Parent()
+    net.initialize()
+    x = inputs(2, 5)
+    y = net(x).asnumpy()
+    net.hybridize()
+    np.testing.assert_allclose(net(x).asnumpy(), y, rtol=1e-6)
+    assert {entry["block"] for entry in net.compiled()} == {"Parent.a", "Parent.b"}
+
+
+def test_parameters_changed_after_compilation():
+    net = make()
+    net.hybridize()
+    x = inputs(2, 6)
+    net(x)
+    net.body[1].weight.set_data(mx.nd.zeros((3, 4)))
+    net.body[1].bias.set_data(mx.nd.ones((3,)))
+    np.testing.assert_array_equal(net(x).asnumpy(), np.ones((2, 3)))
+    net.cast("float64")
+    assert net(x.astype("float64")).dtype == np.float64
+    net.reset_ctx(on(1))
+    assert net(x.astype("float64").as_in_context(on(1))).context == on(1)
+
+
+def test_unused_parameters_get_no_gradient():
+    class Half(gluon.HybridBlock):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            self.used, self.unused = nn.Dense(2, in_units=2), nn.Dense(2, in_units=2)
+
+        def hybrid_forward(self, F, x):
+            return self.used(x)
+
+    for hybrid in (False, True):
+        net = Half()
+        net.initialize()
+        net.hybridize(hybrid)
+        with autograd.record():
+            y = net(inputs(3, 2))
+        y.backward()
+        assert net.used.weight.data()._fresh_grad and not net.unused.weight.data()._fresh_grad
+
+
+def test_compiled_tells_what_is_there():
+    net = make()
+    assert "nothing is compiled" in repr(net.compiled())
+    net.hybridize()
+    net(inputs(2, 6))
+    with autograd.record():
+        net(inputs(2, 6))
+    compiled = net.compiled()
+    assert len(compiled) >= 2 and all(entry["block"] == "Model" for entry in compiled)
+    assert str(on(0)) in repr(compiled)
+
+
+def test_compiled_counts_ops_and_fused_groups():
+    class Chain(gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            return F.dot(F.tanh(x * 2 + 1), x)
+
+    net = Chain()
+    net.hybridize()
+    net(inputs(3, 3))
+    (entry,) = net.compiled()
+    assert entry["ops"] == 4
+    table = repr(net.compiled()).splitlines()
+    assert "4 operators, called 1 time" in table[0]
+    titles, numbers = re.split(r"  +", table[2].strip()), re.split(r"  +", table[3].strip())
+    assert dict(zip(titles, numbers))["fused groups"] == "1" and dict(zip(titles, numbers))["forward ops"] == "2"
+    assert "again" not in titles and "kept" not in titles  # nothing of the sort here
+
+
+def test_signatures_are_bounded():
+    class Scale(gluon.HybridBlock):
+        def hybrid_forward(self, F, x, factor):
+            return x * factor
+
+    net = Scale()
+    net.hybridize()
+    x = inputs(2, 3)
+    for i in range(100):  # numbers are compiled in
+        net(x, 0.0)  # the one used most
+        np.testing.assert_array_equal(net(x, float(i)).asnumpy(), (x * i).asnumpy())
+    compiled = net.compiled()
+    assert len(compiled) == 64 and compiled.dropped == 36
+    assert max(entry["calls"] for entry in compiled) == 101
+    assert "36 more that were compiled" in repr(compiled)
+    net.hybridize()
+    for rows in range(1, 101):
+        net(inputs(rows, 3), 2.0)
+    assert len(net.compiled()) == 64 and net.compiled().dropped == 36
+    assert sorted(entry["inputs"][0][0][0] for entry in net.compiled()) == list(range(37, 101))
+
+
+def test_options():
+    net = make()
+    net.hybridize(static_alloc=True, static_shape=True, inline_limit=2)
+    net(inputs(2, 6))
+    with pytest.raises(mx.MXNetError, match="statik_alloc"):
+        net.hybridize(statik_alloc=True)
+
+
+def test_copies_are_independent():
+    net = make()
+    net.hybridize()
+    x = inputs(2, 6)
+    y = net(x).asnumpy()
+    other = copy.deepcopy(net)
+    other.body[1].bias.set_data(mx.nd.ones((3,)))
+    np.testing.assert_array_equal(net(x).asnumpy(), y)
+    with autograd.record():
+        z = other(x)
+    z.backward()
+    np.testing.assert_allclose(z.asnumpy(), y + 1, rtol=1e-5)
+    assert other.body[1].bias.grad().asnumpy().tolist() == [2, 2, 2]
+    assert net.body[1].bias.grad().asnumpy().tolist() == [0, 0, 0]
+
+
+# Errors
+
+
+def test_errors_name_the_block():
+    net = make()
+    net(inputs(2, 6))
+    with pytest.raises(mx.MXNetError, match=r"Model\.hidden"):
+        net(inputs(2, 9))
+    net.hybridize()
+    with pytest.raises(mx.MXNetError, match=r"Model\.hidden"):
+        net(inputs(2, 9))
+    assert net(inputs(2, 6)).shape == (2, 3)
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_input_on_another_device(hybrid):
+    net = make(ctx=on(0))
+    net(inputs(2, 6))
+    net.hybridize(hybrid)
+    with pytest.raises(mx.MXNetError) as caught:
+        net(inputs(2, 6, ctx=on(1)))
+    text = str(caught.value)
+    for part in ("Model.hidden", "model_dense0_weight", str(on(0)), str(on(1)), "as_in_context"):
+        assert part in text, text
+
+
+def test_uninitialized():
+    net = Model()
+    with pytest.raises(mx.MXNetError, match="has not been initialized"):
+        net(inputs(2, 6))
+
+
+def test_arrays_made_in_a_block_are_beside_its_input():
+    class Places(gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            return x + F.arange(3) + F.ones((3,))
+
+    x = mx.nd.zeros((2, 3), ctx=on(1))
+    block = Places()
+    eager = block(x)
+    block.hybridize()
+    assert eager.context == block(x).context == on(1)
+    assert (eager.asnumpy() == block(x).asnumpy()).all()
+    assert mx.context.current_context() == on(0)

@@ -1,0 +1,193 @@
+"""Parameters and their dicts."""
+
+import numpy as np
+import pytest
+from support.devices import on
+
+import mpgluon as mx
+from mpgluon import autograd, gluon
+
+
+def test_life():
+    p = gluon.Parameter("weight", shape=(2, 3))
+    assert repr(p) == "Parameter weight (shape=(2, 3), dtype=<class 'numpy.float32'>)"
+    for call in (p.data, p.list_data, p.grad, p.list_ctx):
+        with pytest.raises(mx.MXNetError, match="has not been initialized"):
+            call()
+    p.initialize(ctx=[on(0), on(1)])
+    assert p.list_ctx() == [on(0), on(1)]
+    assert [array.context for array in p.list_data()] == [on(0), on(1)]
+    np.testing.assert_array_equal(p.data(on(0)).asnumpy(), p.data(on(1)).asnumpy())
+    assert p.data().context == on(0)
+    with pytest.raises(mx.MXNetError, match=r"not initialized on context [cg]pu\(2\).*[cg]pu\(0\), [cg]pu\(1\)"):
+        p.data(on(2))
+    p.set_data(np.full((2, 3), 7))
+    assert all((array.asnumpy() == 7).all() for array in p.list_data())
+    with pytest.raises(AssertionError, match="weight"):
+        p.set_data(np.zeros((3, 2)))
+
+
+def test_initializing_again():
+    p = gluon.Parameter("weight", shape=(2, 3), init="ones")
+    p.initialize()
+    with pytest.warns(UserWarning, match="already initialized"):
+        p.initialize(init="zeros")
+    assert p.data().asnumpy().min() == 1
+    p.initialize(init=mx.init.Zero(), force_reinit=True)
+    assert p.data().asnumpy().max() == 0
+
+
+def test_bad_contexts():
+    p = gluon.Parameter("weight", shape=(2, 3))
+    for ctx in ([], [on(0), on(0)], ["cpu"]):
+        with pytest.raises(ValueError):
+            p.initialize(ctx=ctx)
+
+
+def test_gradients_stay_the_same_arrays():
+    p = gluon.Parameter("weight", shape=(3,))
+    p.initialize(init="ones")
+    grad = p.grad()
+    for factor in (2, 3):
+        with autograd.record():
+            y = (p.data() * factor).sum()
+        y.backward()
+        assert p.grad() is grad
+        np.testing.assert_array_equal(grad.asnumpy(), np.full(3, factor))
+    p.zero_grad()
+    assert grad.asnumpy().max() == 0
+
+
+def test_grad_req():
+    p = gluon.Parameter("weight", shape=(3,), grad_req="add")
+    p.initialize(init="ones")
+    for _ in range(2):
+        with autograd.record():
+            y = (p.data() * 2).sum()
+        y.backward()
+    assert p.grad().asnumpy().tolist() == [4, 4, 4]
+    p.grad_req = "null"
+    with pytest.raises(mx.MXNetError, match="grad_req='null'|grad_req is 'null'"):
+        p.grad()
+    p.grad_req = "write"
+    assert p.grad().asnumpy().tolist() == [0, 0, 0]
+    with pytest.raises(ValueError, match="sometimes"):
+        p.grad_req = "sometimes"
+    fixed = gluon.Parameter("fixed", shape=(3,), differentiable=False)
+    assert fixed.grad_req == "null"
+
+
+def test_deferred():
+    p = gluon.Parameter("weight", shape=(3, 0))
+    with pytest.raises(ValueError, match="invalid shape"):
+        p.initialize()
+    p = gluon.Parameter("weight", shape=(3, 0), allow_deferred_init=True)
+    p.initialize(ctx=on(1))
+    with pytest.raises(gluon.DeferredInitializationError):
+        p.data()
+    assert p.list_ctx() == [on(1)]
+    with pytest.raises(AssertionError):
+        p.shape = (4, 2)
+    p.shape = (3, 2)
+    p._finish_deferred_init()
+    assert p.data().shape == (3, 2)
+    q = gluon.Parameter("weight", shape=(3, 0), allow_deferred_init=True)
+    q.initialize()
+    q.set_data(mx.nd.ones((3, 4)))
+    q._finish_deferred_init()
+    assert q.data().asnumpy().min() == 1
+
+
+def test_values_do_not_depend_on_the_device():
+    values = []
+    for ctx in (on(0), on(2), [on(1), on(0)]):
+        mx.random.seed(11)
+        p = gluon.Parameter("weight", shape=(4, 5))
+        p.initialize(init=mx.init.Normal(1), ctx=ctx)
+        values += [array.asnumpy() for array in p.list_data()]
+    for value in values[1:]:
+        np.testing.assert_array_equal(value, values[0])
+
+
+def test_moving():
+    p = gluon.Parameter("weight", shape=(4,))
+    p.initialize(init=mx.init.Normal(1), ctx=[on(0), on(1), on(2)])
+    value = p.data(on(0)).asnumpy()
+    p.reset_ctx(on(1))
+    assert p.list_ctx() == [on(1)]
+    np.testing.assert_array_equal(p.data().asnumpy(), value)
+    assert p.grad().context == on(1)
+    with pytest.raises(ValueError):
+        gluon.Parameter("other", shape=(1,)).reset_ctx(on(0))
+
+
+def test_cast():
+    p = gluon.Parameter("weight", shape=(3,))
+    p.initialize(init="ones")
+    p.cast("float64")
+    with autograd.record():
+        y = (p.data() * 2).sum()
+    y.backward()
+    assert p.data().dtype == np.float64 and p.grad().dtype == np.float64
+    assert p.grad().asnumpy().tolist() == [2, 2, 2]
+
+
+def test_constant():
+    c = gluon.Constant("const", [[1, 2], [3, 4]])
+    c.initialize(ctx=[on(0), on(1)])
+    assert c.data(on(1)).asnumpy().tolist() == [[1, 2], [3, 4]]
+    assert c.grad_req == "null"
+    with pytest.warns(UserWarning, match="const"):
+        c.grad_req = "write"
+
+    class Block(gluon.HybridBlock):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            self.const = self.params.get_constant("const", [[1, 2], [3, 4]])
+
+        def hybrid_forward(self, F, x, const):
+            return x + const
+
+    for hybrid in (False, True):
+        net = Block()
+        net.initialize()
+        net.hybridize(hybrid)
+        x = mx.nd.ones((2, 2))
+        x.attach_grad()
+        with autograd.record():
+            y = net(x)
+        y.backward()
+        assert y.asnumpy().tolist() == [[2, 3], [4, 5]]
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1})
+        trainer.step(1)
+        assert net.const.data().asnumpy().tolist() == [[1, 2], [3, 4]]
+
+
+def test_dict():
+    params = gluon.ParameterDict("net_")
+    w = params.get("w", shape=(5, 0), allow_deferred_init=True)
+    assert w.name == "net_w" and params.get("w", shape=(5, 7)) is w and w.shape == (5, 7)
+    with pytest.raises(AssertionError, match="shape"):
+        params.get("w", shape=(5, 8))
+    with pytest.raises(AssertionError, match="dtype"):
+        params.get("w", dtype="float64")
+    shared = gluon.ParameterDict("other_", shared=params)
+    assert list(shared) == []
+    assert repr(params) == "net_ (\n  Parameter net_w (shape=(5, 7), dtype=<class 'numpy.float32'>)\n)"
+    params.initialize(ctx=on(1))
+    assert params.list_ctx() == [on(1)]
+    params.setattr("lr_mult", 0.5)
+    assert w.lr_mult == 0.5
+    with pytest.raises(AssertionError, match="same name"):
+        other = gluon.ParameterDict("net_")
+        other.get("w", shape=(1,))
+        params.update(other)
+    with pytest.raises(KeyError):
+        params.get_constant("c")
+    with pytest.raises(ValueError, match="[Pp]refix"):
+        params.save("unused", strip_prefix="xyz")
+
+
+def test_only_dense_storage():
+    with pytest.raises(ValueError, match="row_sparse"):
+        gluon.Parameter("w", shape=(1,), stype="row_sparse")

@@ -1,0 +1,365 @@
+"""Recurrent layers and cells."""
+
+import numpy as np
+import pytest
+from support.devices import on
+
+import mpgluon as mx
+from mpgluon import autograd, gluon
+from mpgluon.gluon import rnn
+
+draw = np.random.RandomState(2)
+LAYERS = {
+    "relu": (lambda **k: rnn.RNN(4, **k), 1),
+    "tanh": (lambda **k: rnn.RNN(4, activation="tanh", **k), 1),
+    "lstm": (lambda **k: rnn.LSTM(4, **k), 2),
+    "gru": (lambda **k: rnn.GRU(4, **k), 1),
+}
+SHAPES = [{}, {"num_layers": 2}, {"bidirectional": True}, {"num_layers": 2, "bidirectional": True}]
+
+
+def inputs(*shape):
+    return mx.nd.array(draw.uniform(-1, 1, shape).astype("float32"))
+
+
+def test_names_and_repr():
+    layer = rnn.GRU(5, 2, bidirectional=True, dropout=0.3, input_size=3, prefix="gru_")
+    assert repr(layer) == "GRU(3 -> 5, TNC, num_layers=2, dropout=0.3, bidirectional)"
+    names = [name[4:] for name in layer.collect_params()]
+    parts = ["i2h_weight", "h2h_weight", "i2h_bias", "h2h_bias"]
+    assert names == [f"{d}{i}_{part}" for i in (0, 1) for d in "lr" for part in parts]
+    assert layer.l1_i2h_weight.shape == (15, 10)
+    assert "_unfused.1.r_cell.h2h_bias" in layer._collect_params_with_prefix()
+    single = rnn.LSTM(5)
+    assert repr(single) == "LSTM(None -> 5, TNC)"
+    assert sorted(single._collect_params_with_prefix())[0] == "_unfused.0.h2h_bias"
+    assert repr(rnn.LSTMCell(3, input_size=2)) == "LSTMCell(2 -> 12)"
+    assert repr(rnn.RNNCell(3)) == "RNNCell(None -> 3, tanh)"
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_layer_equals_cells(kind, shape):
+    """The fused operator computes what the stack of cells with the same parameters computes."""
+    make, num_states = LAYERS[kind]
+    layer = make(input_size=3, **shape)
+    layer.initialize(mx.init.Normal(0.5))
+    for param in layer.collect_params(".*bias").values():
+        param.set_data(draw.normal(size=param.shape).astype("float32"))
+    x = inputs(5, 2, 3)
+    states = [inputs(*info["shape"]) for info in layer.state_info(2)]
+    assert len(states) == num_states
+    with autograd.record():
+        out, new = layer(x, states)
+        loss = (out * out).sum() + sum((state * state).sum() for state in new)
+    loss.backward()
+    grads = {name: param.grad().asnumpy().copy() for name, param in layer.collect_params().items()}
+
+    stack = layer._unfuse()
+    flat = [state[i] for i in range(states[0].shape[0]) for state in states]
+    with autograd.record():
+        expected, last = stack.unroll(5, x, flat, layout="TNC", merge_outputs=True)
+        loss = (expected * expected).sum() + sum((state * state).sum() for state in last)
+    loss.backward()
+    np.testing.assert_allclose(out.asnumpy(), expected.asnumpy(), rtol=1e-4, atol=1e-5)
+    for i, state in enumerate(last):
+        np.testing.assert_allclose(new[i % num_states][i // num_states].asnumpy(), state.asnumpy(), rtol=1e-4, atol=1e-5)
+    for name, param in stack.collect_params().items():
+        np.testing.assert_allclose(grads[name], param.grad().asnumpy(), rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_layer_against_torch(kind):
+    torch = pytest.importorskip("torch")
+    layer = LAYERS[kind][0](num_layers=2, bidirectional=True, input_size=3)
+    layer.initialize(mx.init.Normal(0.5))
+    module = (torch.nn.LSTM if kind == "lstm" else torch.nn.GRU)(3, 4, 2, bidirectional=True)
+    with torch.no_grad():
+        for i in range(2):
+            for direction, suffix in (("l", ""), ("r", "_reverse")):
+                for ours, theirs in (("i2h", "ih"), ("h2h", "hh")):
+                    for what in ("weight", "bias"):
+                        value = getattr(layer, f"{direction}{i}_{ours}_{what}").data().asnumpy()
+                        getattr(module, f"{what}_{theirs}_l{i}{suffix}").copy_(torch.tensor(value))
+    x = inputs(5, 2, 3)
+    np.testing.assert_allclose(layer(x).asnumpy(), module(torch.tensor(x.asnumpy()))[0].detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_layer_calls(kind):
+    make, num_states = LAYERS[kind]
+    layer = make()
+    layer.initialize()
+    results = []
+    for hybrid in (False, True):
+        layer.hybridize(hybrid, exact=True)
+        x = mx.nd.ones((5, 2, 3))
+        alone = layer(x)
+        assert layer.l0_i2h_weight.shape[1] == 3
+        out, states = layer(x, layer.begin_state(2))
+        assert isinstance(states, list) and [s.shape for s in states] == [(1, 2, 4)] * num_states
+        np.testing.assert_array_equal(alone.asnumpy(), out.asnumpy())
+        if num_states == 1:
+            out, states = layer(x, layer.begin_state(2)[0])
+        results.append(out.asnumpy())
+    np.testing.assert_array_equal(*results)
+
+
+def test_layouts():
+    layer = rnn.LSTM(4, input_size=3)
+    other = rnn.LSTM(4, layout="NTC", input_size=3, params=layer.params)
+    layer.initialize()
+    x = inputs(5, 2, 3)
+    np.testing.assert_array_equal(layer(x).asnumpy(), other(x.swapaxes(0, 1)).asnumpy().swapaxes(0, 1))
+    with pytest.raises(AssertionError, match="layout"):
+        rnn.LSTM(4, layout="CNT")
+
+
+def test_wrong_states():
+    layer = rnn.LSTM(4, input_size=3)
+    layer.initialize()
+    x = inputs(5, 2, 3)
+    with pytest.raises(ValueError, match=r"\(1, 2, 4\).*\(1, 3, 4\)"):
+        layer(x, layer.begin_state(3))
+    with pytest.raises(ValueError, match="2 states, got 1"):
+        layer(x, layer.begin_state(2)[:1])
+
+
+def test_states_begin_where_the_parameters_live():
+    layer, cell = rnn.LSTM(4, input_size=3), rnn.GRUCell(4)
+    for block in (layer, cell):
+        block.initialize(ctx=on(1))
+        assert {state.context for state in block.begin_state(batch_size=2)} == {on(1)}
+        assert {state.context for state in block.begin_state(batch_size=2, ctx=on(2))} == {on(2)}
+    assert layer.begin_state(2, func=mx.nd.ones)[0].asnumpy().min() == 1
+    out, state = layer(inputs(5, 2, 3).as_in_context(on(1)), layer.begin_state(2))
+    assert out.context == on(1)
+
+
+def test_dropout_between_layers():
+    layer = rnn.LSTM(4, 2, dropout=0.5, input_size=3)
+    layer.initialize()
+    x = inputs(5, 2, 3)
+    np.testing.assert_array_equal(layer(x).asnumpy(), layer(x).asnumpy())
+    with autograd.train_mode():
+        assert (layer(x).asnumpy() != layer(x).asnumpy()).any()
+        mx.random.seed(3)
+        one = layer(x).asnumpy()
+        mx.random.seed(3)
+        np.testing.assert_array_equal(one, layer(x).asnumpy())
+
+
+CELLS = {
+    "rnn": lambda: rnn.RNNCell(4),
+    "lstm": lambda: rnn.LSTMCell(4),
+    "gru": lambda: rnn.GRUCell(4),
+    "residual": lambda: rnn.ResidualCell(rnn.GRUCell(3)),
+    "zoneout": lambda: rnn.ZoneoutCell(rnn.LSTMCell(4), 0.3, 0.2),
+    "stack": lambda: stack(rnn.SequentialRNNCell()),
+    "hybrid stack": lambda: stack(rnn.HybridSequentialRNNCell()),
+}
+
+
+def stack(cells):
+    cells.add(rnn.LSTMCell(4))
+    cells.add(rnn.DropoutCell(0.2))
+    cells.add(rnn.GRUCell(3))
+    return cells
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_cells_unroll(kind):
+    cell = CELLS[kind]()
+    cell.initialize()
+    x = inputs(2, 5, 3)
+    out, states = cell.unroll(5, x, merge_outputs=True)
+    steps, again = cell.unroll(5, x, merge_outputs=False)
+    assert isinstance(steps, list) and len(steps) == 5
+    np.testing.assert_array_equal(out.asnumpy(), np.stack([step.asnumpy() for step in steps], 1))
+    assert len(states) == len(cell.state_info())
+    for info, a, b in zip(cell.state_info(2), states, again):
+        assert a.shape == info["shape"]
+        np.testing.assert_array_equal(a.asnumpy(), b.asnumpy())
+    # Step by step, and from a list of steps.
+    cell.reset()
+    state = cell.begin_state(batch_size=2)
+    for t in range(5):
+        step, state = cell(x[:, t], state)
+        np.testing.assert_allclose(step.asnumpy(), steps[t].asnumpy(), rtol=1e-5, atol=1e-6)
+    cell.hybridize()
+    np.testing.assert_allclose(cell.unroll(5, x, merge_outputs=True)[0].asnumpy(), out.asnumpy(), rtol=1e-5, atol=1e-6)
+    with pytest.raises(AssertionError, match="length"):
+        cell.unroll(6, x)
+
+
+@pytest.mark.parametrize("kind", ["lstm", "residual", "stack", "bidirectional"])
+def test_valid_length(kind):
+    make = {**CELLS, "bidirectional": lambda: rnn.BidirectionalCell(rnn.LSTMCell(4), rnn.GRUCell(4))}[kind]
+    cell = make()
+    cell.initialize(mx.init.Normal(0.5))
+    x = inputs(2, 5, 3)
+    out, states = cell.unroll(5, x, merge_outputs=True, valid_length=mx.nd.array([3, 5]))
+    for row, length in enumerate((3, 5)):
+        alone, last = cell.unroll(length, x[row : row + 1, :length], merge_outputs=True)
+        np.testing.assert_allclose(out.asnumpy()[row, :length], alone.asnumpy()[0], rtol=1e-5, atol=1e-6)
+        assert (out.asnumpy()[row, length:] == 0).all()
+        for a, b in zip(states, last):
+            np.testing.assert_allclose(a.asnumpy()[row], b.asnumpy()[0], rtol=1e-5, atol=1e-6)
+
+
+def test_bidirectional_cell():
+    cell = rnn.BidirectionalCell(rnn.LSTMCell(4), rnn.LSTMCell(4))
+    cell.initialize()
+    out, states = cell.unroll(5, inputs(2, 5, 3), merge_outputs=True)
+    assert out.shape == (2, 5, 8) and len(states) == 4
+    out, _ = cell.unroll(5, inputs(5, 2, 3), layout="TNC", merge_outputs=True)
+    assert out.shape == (5, 2, 8)
+    with pytest.raises(NotImplementedError, match="unroll"):
+        cell(inputs(2, 3), states)
+
+
+def test_modified_cells_are_called_through_their_modifier():
+    base = rnn.LSTMCell(4)
+    modifier = rnn.ResidualCell(base)
+    assert repr(modifier) == "ResidualCell(LSTMCell(None -> 16))"
+    with pytest.raises(AssertionError, match="modifier"):
+        base.begin_state(batch_size=2)
+    with pytest.raises(AssertionError, match="twice"):
+        rnn.ZoneoutCell(base)
+    assert len(modifier.begin_state(batch_size=2)) == 2
+
+
+def test_zoneout_keeps_some():
+    cell = rnn.ZoneoutCell(rnn.RNNCell(50, input_size=3), zoneout_outputs=0.5)
+    cell.initialize(mx.init.Normal(1))
+    with autograd.train_mode():
+        steps, _ = cell.unroll(2, inputs(2, 2, 3), merge_outputs=False)
+    first, second = (step.asnumpy() for step in steps)
+    assert 0.2 < (first == 0).mean() < 0.8
+    assert 0.2 < (second == first).mean() < 0.8
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_truncated_backpropagation(hybrid):
+    """States carried from batch to batch, detached."""
+    layer = rnn.LSTM(4, input_size=3)
+    layer.initialize()
+    layer.hybridize(hybrid)
+    states = layer.begin_state(2)
+    for _ in range(3):
+        states = [state.detach() for state in states]
+        with autograd.record():
+            out, states = layer(inputs(5, 2, 3), states)
+            loss = (out * out).sum()
+        loss.backward()
+        assert np.abs(layer.l0_h2h_weight.grad().asnumpy()).max() > 0
+
+
+@pytest.mark.parametrize("dtype, tolerance", [("float32", 2e-5), ("float64", 1e-12)])
+@pytest.mark.parametrize("make", [rnn.LSTM, rnn.GRU, rnn.RNN], ids=["lstm", "gru", "rnn"])
+def test_long_sequences_agree_with_single_steps(make, dtype, tolerance):
+    """Many steps take packed weights, single steps do not; sizes leave remainders in every blocking."""
+    time, batch, hidden = 7, 13, 75
+    layer = make(hidden, num_layers=2, input_size=21)
+    layer.initialize(mx.init.Uniform(0.3))
+    layer.cast(dtype)
+    data = mx.nd.random.normal(shape=(time, batch, 21)).astype(dtype)
+    weights = mx.nd.random.normal(shape=(time, batch, hidden)).astype(dtype)
+    results = []
+    for steps in (time, 1):
+        data.attach_grad()
+        with autograd.record():
+            states = layer.begin_state(batch, dtype=dtype)
+            outputs = []
+            for t in range(0, time, steps):
+                out, states = layer(data[t : t + steps], states)
+                outputs.append(out)
+            loss = (mx.nd.concat(*outputs, dim=0) * weights).sum()
+        loss.backward()
+        gradients = [p.grad().asnumpy() for p in layer.collect_params().values()]
+        results.append([mx.nd.concat(*outputs, dim=0).asnumpy(), *[s.asnumpy() for s in states], data.grad.asnumpy(), *gradients])
+    for many, single in zip(*results):
+        np.testing.assert_allclose(many, single, rtol=tolerance * 10, atol=tolerance * max(1, np.abs(single).max()))
+
+
+def test_cells_unroll_over_symbols():
+    cell = mx.gluon.rnn.GRUCell(3, input_size=2)
+    cell.initialize()
+    data = mx.nd.random.uniform(shape=(4, 5, 2))
+    state = mx.nd.random.uniform(shape=(4, 3))
+    outputs, _ = cell.unroll(5, mx.sym.var("data"), [mx.sym.var("state")], merge_outputs=True)
+    arguments = {name: param.data() for name, param in cell.collect_params().items()}
+    (found,) = outputs.bind(on(0), {"data": data, "state": state, **arguments}).forward()
+    expected, _ = cell.unroll(5, data, [state], merge_outputs=True)
+    assert found.shape == (4, 5, 3)
+    np.testing.assert_array_equal(found.asnumpy(), expected.asnumpy())
+    with pytest.raises(ValueError, match="length"):
+        cell.unroll(None, mx.sym.var("data"), [mx.sym.var("state")])
+
+
+@pytest.mark.parametrize("layers, bidirectional, hybrid", [(1, False, False), (2, False, True), (2, True, True)])
+def test_projected_layers(layers, bidirectional, hybrid):
+    """The same as a stack of cells with the same parameters."""
+    layer = rnn.LSTM(6, layers, projection_size=4, bidirectional=bidirectional, prefix="lstm_")
+    stack = rnn.HybridSequentialRNNCell(prefix="lstm_")
+    with stack.name_scope():
+        for i in range(layers):
+            cells = [gluon.contrib.rnn.LSTMPCell(6, 4, prefix=f"{direction}{i}_") for direction in "lr"[: 1 + bidirectional]]
+            stack.add(rnn.BidirectionalCell(*cells) if bidirectional else cells[0])
+    layer.initialize(mx.init.Uniform(0.5))
+    if hybrid:
+        layer.hybridize()
+    x = mx.nd.array(np.random.RandomState(0).uniform(-1, 1, (3, 2, 5)))
+    x.attach_grad()
+    with mx.autograd.record():
+        output, (r, c) = layer(x, layer.begin_state(2))
+        (output**2).sum().backward()
+    grad = x.grad.asnumpy()
+    stack.initialize()
+    stack.unroll(3, x, layout="TNC")
+    for name, param in stack.collect_params().items():
+        param.set_data(layer.collect_params()[name].data())
+    with mx.autograd.record():
+        expected, states = stack.unroll(3, x, layout="TNC", merge_outputs=True)
+        (expected**2).sum().backward()
+    np.testing.assert_allclose(output.asnumpy(), expected.asnumpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(grad, x.grad.asnumpy(), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(r.asnumpy(), np.stack([s.asnumpy() for s in states[::2]]), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(c.asnumpy(), np.stack([s.asnumpy() for s in states[1::2]]), rtol=1e-5, atol=1e-6)
+    lengths = rnn.LSTM(6, projection_size=4, use_sequence_length=True)
+    lengths.initialize()
+    with pytest.raises(NotImplementedError, match="projection"):
+        lengths(x, lengths.begin_state(2), mx.nd.array([1, 3]))
+
+
+def test_projected_states_are_clipped():
+    layer = rnn.LSTM(6, projection_size=4, state_clip_min=-0.1, state_clip_max=0.1, input_size=5)
+    layer.initialize(mx.init.Uniform(2))
+    _, (_, c) = layer(mx.nd.ones((3, 2, 5)), layer.begin_state(2))
+    assert np.abs(c.asnumpy()).max() == np.float32(0.1)
+
+
+@pytest.mark.parametrize("kind, states", [("RNN", 1), ("GRU", 1), ("LSTM", 2)])
+@pytest.mark.parametrize("begins", [True, False])
+def test_exported_layers_take_their_states(kind, states, begins, tmp_path):
+    """As in MXNet: data0 is the sequence, data1 and data2 are the states."""
+    x = mx.nd.random.normal(shape=(3, 2, 4))
+    net = getattr(mx.gluon.rnn, kind)(5)
+    net.initialize()
+    net.hybridize()
+    given = net.begin_state(2)
+    expected = net(x) if begins else net(x, given)[0]
+    symbol_file, param_file = net.export(str(tmp_path / "net"))
+    names = [f"data{i}" for i in range(1 + states)]
+    symbol = mx.sym.load(symbol_file)
+    assert [name for name in symbol.list_arguments() if name.startswith("data")] == names
+    assert len(symbol.list_outputs()) == (1 if begins else 1 + states)
+    outputs = mx.gluon.SymbolBlock.imports(symbol_file, names, param_file)(x, *given)
+    np.testing.assert_allclose((outputs if begins else outputs[0]).asnumpy(), expected.asnumpy(),
+                               rtol=1e-5, atol=1e-6)
+
+
+def test_states_say_their_dtype():
+    for layer, count in ((mx.gluon.rnn.LSTM(3), 2), (mx.gluon.rnn.GRU(3, dtype="float64"), 1)):
+        infos = layer.state_info(2)
+        assert len(infos) == count and all(info["dtype"] == ("float32" if count == 2 else "float64") and info["shape"] == (1, 2, 3) for info in infos)

@@ -1,0 +1,189 @@
+"""What GPUs find wrong when they run: told to whoever waits, with what depends on it and nothing else."""
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import autograd, gluon
+from support.stand_in import needs_gpu
+
+pytestmark = needs_gpu
+
+TABLE = np.arange(12, dtype="float32").reshape(4, 3)
+
+
+def arrays(ctx=None):
+    ctx = ctx or mx.gpu(0)
+    return mx.nd.array(TABLE, ctx=ctx), mx.nd.array([0, 3, 1], ctx=ctx), mx.nd.array([1, 7, 9], ctx=ctx)
+
+
+def occupy(ctx, how):
+    """Before the bad work. busy: the stream is behind, so that all of it is issued before anything is found; idle: it is not."""
+    if how == "busy":
+        big = mx.nd.ones((700, 700), ctx=ctx)
+        for _ in range(2):
+            big = mx.nd.dot(big, big) * 0.001
+
+
+def attempt(work):
+    """Queues it, and returns how to read its result; it may be refused at once when the failure is known by then."""
+    try:
+        return work().asnumpy
+    except IndexError as error:
+        refused = error
+
+    def again():
+        raise refused
+
+    return again
+
+
+BAD = {
+    "take": (lambda t, i: mx.nd.take(t, i, mode="raise"), r"take: index 7 is out of range for a dimension of size 4 \(0 to 3 are valid\)"),
+    "gather_nd": (lambda t, i: mx.nd.gather_nd(t, i.expand_dims(0)), r"gather_nd: index 7 is out of range for a dimension of size 4 \(-4 to 3 are valid\)"),
+    "scatter_nd": (lambda t, i: mx.nd.scatter_nd(t[:3], i.expand_dims(0), shape=(4, 3)), "scatter_nd: index 7 is out of range"),
+    "index_copy": (lambda t, i: mx.nd.contrib.index_copy(t, i, t[:3]), "index_copy: index 7 is out of range"),
+}
+
+
+@pytest.mark.parametrize("how", ["idle", "busy"])
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_index_is_told_where_the_result_is_waited_for(name, how):
+    function, text = BAD[name]
+    table, good, bad = arrays()
+    occupy(mx.gpu(0), how)
+    before = table + 1
+    wrong = function(table, bad)  # this line is named
+    after, right = table * 2, function(table, good)
+    with pytest.raises(mx.base.MXNetError, match=text + r".*\[\S+ on gpu\(0\), queued at .*test_gpu_alarms.py:\d+") as caught:
+        wrong.wait_to_read()
+    assert isinstance(caught.value, IndexError)
+    with pytest.raises(IndexError, match=text):  # as often as it is asked for
+        wrong.asnumpy()
+    mx.nd.waitall()  # it has been told
+    np.testing.assert_array_equal(before.asnumpy(), TABLE + 1)
+    np.testing.assert_array_equal(after.asnumpy(), TABLE * 2)
+    np.testing.assert_array_equal(right.asnumpy(), function(*arrays(mx.cpu(0))[:2]).asnumpy())
+
+
+@pytest.mark.parametrize("how", ["idle", "busy"])
+def test_what_depends_on_it_fails_on_all_devices(how):
+    other = mx.gpu(mx.num_gpus() - 1)
+    table, good, bad = arrays()
+    for round in range(2):
+        occupy(mx.gpu(0), how)
+        wrong = mx.nd.take(table, bad, mode="raise")
+        right = mx.nd.take(table, good, mode="raise")
+        target = mx.nd.zeros((3, 3), ctx=other)
+        spoilt = [
+            attempt(work)
+            for work in (
+                lambda: wrong + 1,
+                lambda: (wrong * 2).as_in_context(other),
+                lambda: (right + wrong).as_in_context(other) - 1,
+                lambda: wrong.copyto(target),
+                lambda: wrong.as_in_context(mx.cpu(0)) + 1,
+            )
+        ]
+        sound = [right + 1, right.as_in_context(other) * 2, right.as_in_context(mx.cpu(0)) + 1]
+        for result in spoilt:
+            with pytest.raises(IndexError, match="index 7 is out of range.*take on gpu"):
+                result()
+        target[:] = 5  # written anew, it is good
+        for array, factor, more in zip(sound, (1, 2, 1), (1, 0, 1)):
+            np.testing.assert_array_equal(array.asnumpy(), TABLE[[0, 3, 1]] * factor + more)
+        assert (target.asnumpy() == 5).all()
+        mx.nd.waitall()
+
+
+def test_waitall_tells_it_once():
+    table, _, bad = arrays()
+    wrong = mx.nd.take(table, bad, mode="raise") + 1
+    with pytest.raises(IndexError, match="index 7 is out of range"):
+        mx.nd.waitall()
+    mx.nd.waitall()
+    del wrong
+
+
+def test_more_checks_than_there_are_places():
+    """Every second one fails; each is told by its own result. Then very much work behind a check."""
+    table, good, bad = arrays()
+    occupy(mx.gpu(0), "busy")
+    results = [mx.nd.take(table + k, bad if k % 2 else good, mode="raise") for k in range(150)]
+    for k, result in enumerate(results):
+        if k % 2:
+            with pytest.raises(IndexError):
+                result.asnumpy()
+        else:
+            np.testing.assert_array_equal(result.asnumpy(), TABLE[[0, 3, 1]] + k)
+    occupy(mx.gpu(0), "busy")
+    wrong, chain = mx.nd.take(table, bad, mode="raise"), table
+    for _ in range(1500):
+        chain = chain + 1
+    late = wrong + chain[:3]
+    np.testing.assert_array_equal(chain.asnumpy(), TABLE + 1500)
+    with pytest.raises(IndexError):
+        late.asnumpy()
+    mx.nd.waitall()
+
+
+class Picky(gluon.HybridBlock):
+    """Two checks, on the two devices it spans."""
+
+    def __init__(self, other):
+        super().__init__()
+        self.other = other
+
+    def hybrid_forward(self, F, x, first, second):
+        y = F.take(x, first, mode="raise") * 2
+        y = y.as_in_context(self.other)
+        return y + 1, F.take(y, second.as_in_context(self.other), mode="raise") + 1
+
+
+@pytest.mark.parametrize("how", ["idle", "busy"])
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_programs(hybrid, how):
+    other = mx.gpu(mx.num_gpus() - 1)
+    net = Picky(other)
+    if hybrid:
+        net.hybridize()
+    for first, second, which in (([0, 1], [1, 1], 0), ([0, 9], [0, 1], 1), ([2, 3], [5, 0], 2), ([1, 1], [0, 1], 0)):
+        x = mx.nd.array(TABLE, ctx=mx.gpu(0))
+        x.attach_grad()
+        occupy(mx.gpu(0), how)
+        with autograd.record():
+            one, two = net(x, mx.nd.array(first, ctx=mx.gpu(0)), mx.nd.array(second, ctx=mx.gpu(0)))
+        two.backward()
+        if which == 0:
+            np.testing.assert_array_equal(two.asnumpy(), TABLE[first][second] * 2 + 1)
+            assert x.grad.asnumpy().sum() == 12
+            continue
+        text = f"index {9 if which == 1 else 5} is out of range for a dimension of size {4 if which == 1 else 2}"
+        with pytest.raises(IndexError, match=text):
+            two.asnumpy()
+        with pytest.raises(IndexError, match=text):
+            x.grad.asnumpy()
+        if which == 1:
+            with pytest.raises(IndexError, match=text):
+                one.asnumpy()
+        mx.nd.waitall()
+
+
+def test_a_dimension_without_elements():
+    table = mx.nd.zeros((0, 3), ctx=mx.gpu(0))
+    index = mx.nd.array([0, 1], ctx=mx.gpu(0))
+    for function in (lambda: mx.nd.take(table, index, mode="raise"), lambda: mx.nd.gather_nd(table, index.expand_dims(0))):
+        with pytest.raises(mx.base.MXNetError, match="size 0"):
+            function().asnumpy()
+    mx.nd.waitall()
+
+
+def test_synchronous_execution():
+    table, good, bad = arrays()
+    mx.engine.set_mode("sync")
+    try:
+        with pytest.raises(IndexError, match="index 7 is out of range"):
+            mx.nd.take(table, bad, mode="raise")
+        np.testing.assert_array_equal(mx.nd.take(table, good, mode="raise").asnumpy(), TABLE[[0, 3, 1]])
+    finally:
+        mx.engine.set_mode("async")

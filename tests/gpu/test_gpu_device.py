@@ -1,0 +1,198 @@
+"""GPUs as devices: copies to and from the host, memory and the lack of it, drivers and cards that fail."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import nd
+from support.stand_in import needs_gpu, needs_stand_in, run
+
+pytestmark = needs_gpu
+
+CHUNK = 512 << 10  # bytes of the ring that copies go through, of 16 such
+
+
+@pytest.mark.parametrize("size", [1, 1000, CHUNK - 1, CHUNK, CHUNK + 1, 15 * CHUNK + 7, 16 * CHUNK, 40 * CHUNK + 3])
+def test_copies_of_all_sizes_go_both_ways(size):
+    values = np.random.RandomState(size % 1000).randint(0, 256, size).astype("uint8")
+    array = nd.array(values, ctx=mx.gpu(0), dtype="uint8")
+    np.testing.assert_array_equal(array.asnumpy(), values)
+    there_and_back = array.as_in_context(mx.cpu(0)).as_in_context(mx.gpu(mx.num_gpus() - 1)).as_in_context(mx.cpu(1))
+    np.testing.assert_array_equal(there_and_back.asnumpy(), values)
+
+
+def test_what_is_read_from_the_host_may_be_changed_at_once():
+    values, arrays = np.zeros((300, 1000), "float32"), []
+    for k in range(30):
+        values[:] = k
+        arrays.append(nd.array(values, ctx=mx.gpu(0)) * 2)
+    for k, array in enumerate(arrays):
+        assert (array.asnumpy() == 2 * k).all()
+
+
+def test_threads_copy_at_once():
+    wrong = []
+
+    def work(k):
+        for i in range(8):
+            values = np.full((500 + 3000 * k, 100), 10 * k + i, "float32")
+            array = nd.array(values, ctx=mx.gpu(k % mx.num_gpus()))
+            if not (array.asnumpy() == values).all() or not ((array + 1).as_in_context(mx.cpu(0)).asnumpy() == values + 1).all():
+                wrong.append((k, i))
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_memory_info():
+    free, total = mx.context.gpu_memory_info(0)
+    assert 0 < free <= total and total >= 1 << 20
+    held = nd.ones((1 << 20,), ctx=mx.gpu(0))
+    held.wait_to_read()
+    used = mx.context.memory_stats(mx.gpu(0))["held"]
+    mx.context.set_memory_limit(mx.gpu(0), used + (1 << 20))
+    try:
+        assert mx.context.gpu_memory_info(0) == (1 << 20, used + (1 << 20)) or free < (1 << 20)
+    finally:
+        mx.context.set_memory_limit(mx.gpu(0), 0)
+    with pytest.raises(mx.base.MXNetError, match=r"gpu\(99\) is not there"):
+        mx.context.gpu_memory_info(99)
+
+
+@needs_stand_in
+def test_memory_info_is_the_cards():
+    out = run("""
+        import mpgluon as mx
+        mx.nd.ones((1 << 20,), ctx=mx.gpu(0)).wait_to_read()
+        print(*mx.context.gpu_memory_info(0), *mx.context.gpu_memory_info(1), *mx.util.get_gpu_memory(1))
+    """, HOSTCUDA_MEMORY=str(64 << 20))  # fmt: skip
+    free, total, free1, total1, *again = map(int, out.split())
+    assert total == total1 == 64 << 20 and free <= 60 << 20 and free1 == 64 << 20 and again == [free1, total1]
+
+
+@needs_stand_in
+def test_memory_that_other_devices_of_the_card_have_cached_is_given_back():
+    out = run("""
+        import mpgluon as mx
+        mx.nd.ones((3 << 20,), ctx=mx.gpu(1)).wait_to_read()     # 12 MiB, cached by gpu(1) from here on
+        print(mx.nd.ones((4 << 20,), ctx=mx.gpu(0))[:1].asnumpy())
+        print(mx.context.memory_stats(mx.gpu(1))["held"])
+    """, HOSTCUDA_DEVICES="1", MPGLUON_GPU_LOGICAL="2", HOSTCUDA_MEMORY=str(20 << 20))  # fmt: skip
+    assert out.split() == ["[1.]", "0"]
+
+
+@needs_stand_in
+def test_scratch_that_there_is_no_room_for():
+    """The op fails by name; the process goes on."""
+    out = run("""
+        import mpgluon as mx
+        x = mx.nd.ones((3 << 20,), ctx=mx.gpu(0))
+        x.wait_to_read()
+        try:
+            mx.nd.sort(x).wait_to_read()
+            print("sorted")
+        except mx.base.DeviceMemoryError as error:
+            print(error)
+        print(x[:1].asnumpy())
+    """, HOSTCUDA_MEMORY=str(26 << 20))  # fmt: skip
+    assert "gpu(0) is out of memory: asked for" in out and "[1.]" in out
+
+
+NO_DRIVER = "the NVIDIA driver finds no GPU (no CUDA-capable device is detected)"
+OLD_DRIVER = "the NVIDIA driver is for CUDA 12.4, older than CUDA 13.0 that mpgluon was built with: update it"
+
+
+@pytest.mark.parametrize(
+    "name, value, why",
+    [
+        ("MPGLUON_CUDA_LIBRARY", "0", "GPUs are turned off by MPGLUON_CUDA_LIBRARY=0"),
+        pytest.param("HOSTCUDA_DEVICES", "0", NO_DRIVER, marks=needs_stand_in),
+        pytest.param("HOSTCUDA_DRIVER", "12040", OLD_DRIVER, marks=needs_stand_in),
+    ],
+)
+def test_why_there_are_no_gpus(name, value, why):
+    out = run("""
+        import mpgluon as mx
+        print(mx.num_gpus())
+        try:
+            mx.nd.ones((2,), ctx=mx.gpu(0))
+        except mx.base.MXNetError as error:
+            print(error)
+    """, MPGLUON_TEST_DEVICES="", **{name: value})  # fmt: skip
+    assert out.startswith("0\n") and "gpu(0) cannot be used: " + why in out
+
+
+@needs_stand_in
+def test_out_of_memory_of_the_card():
+    out = run("""
+        import mpgluon as mx
+        keep = mx.nd.ones((1 << 20,), ctx=mx.gpu(0))
+        spare = mx.nd.ones((3 << 20,), ctx=mx.gpu(0))
+        spare.wait_to_read()
+        del spare                                          # cached, and given back when something else needs the room
+        other = mx.nd.ones((7 << 19,), ctx=mx.gpu(0))
+        print(other[:1].asnumpy())
+        try:
+            mx.nd.ones((8 << 20,), ctx=mx.gpu(0))
+        except mx.base.MXNetError as error:
+            print(error)
+        print((keep[:2] + 1).asnumpy())
+    """, HOSTCUDA_MEMORY=str(20 << 20))  # fmt: skip
+    assert "[1.]" in out and "gpu(0) is out of memory: asked for 33554432 bytes" in out and "[2. 2.]" in out
+
+
+@needs_stand_in
+def test_a_lost_device_is_reported_and_others_go_on():
+    out = run("""
+        import ctypes, os
+        import mpgluon as mx
+        a, b, c = (mx.nd.ones((5,), ctx=ctx) for ctx in (mx.gpu(0), mx.gpu(1), mx.cpu(0)))
+        mx.nd.waitall()
+        ctypes.CDLL(os.environ["MPGLUON_CUDA_LIBRARY"]).hostcuda_break(0)
+        for attempt in range(2):
+            try:
+                (a + 1).asnumpy()
+            except mx.base.MXNetError as error:
+                print("error:", str(error).replace(chr(10), " "))
+        print((b + 1).asnumpy(), (c + 1).asnumpy())
+    """)  # fmt: skip
+    assert out.count("error:") == 2 and "gpu(0) is lost" in out and out.count("[2. 2. 2. 2. 2.]") == 2
+
+
+LOST = """
+    import ctypes, os
+    import mpgluon as mx
+    arrays = [mx.nd.ones((5,), ctx=mx.gpu(i)) for i in range(mx.num_gpus())]
+    mx.nd.waitall()
+    ctypes.CDLL(os.environ["MPGLUON_CUDA_LIBRARY"]).hostcuda_break_after(0, 3)
+    y = arrays[0]
+    for k in range(10):
+        y = y + 1  # the third of these is the illegal one
+    for array in [y] + arrays:
+        try:
+            print((array * 2).asnumpy())
+        except mx.base.MXNetError as error:
+            print("error:", str(error).replace(chr(10), " "))
+"""
+
+
+@needs_stand_in
+def test_an_illegal_access_loses_the_device_and_names_the_line():
+    lines = run(LOST).splitlines()
+    assert lines[0].startswith("error:") and "gpu(0) is lost" in lines[0] and "an illegal memory access" in lines[0]
+    assert "y = y + 1" in lines[0] or "<string>" in lines[0], lines[0]
+    assert lines[1].startswith("error:") and "gpu(0) is lost" in lines[1]
+    assert lines[2] == "[2. 2. 2. 2. 2.]"
+
+
+@needs_stand_in
+def test_all_logical_devices_of_a_lost_card_are_lost():
+    lines = run(LOST, MPGLUON_GPU_LOGICAL="4", HOSTCUDA_DEVICES="2").splitlines()
+    assert [line.startswith("error:") for line in lines] == [True, True, False, True, False], lines
+    assert "gpu(2) is lost" in lines[3]

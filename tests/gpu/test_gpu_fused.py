@@ -1,0 +1,107 @@
+"""Fused groups on a GPU: one kernel, and the bits of its members' own."""
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import _core, nd
+from support.stand_in import needs_gpu
+from graph.test_fusion import check, compiled, groups, same
+
+pytestmark = needs_gpu
+FLOATS = ["float32", "float16", "bfloat16"]
+
+
+def draw(shape, dtype, seed=0):
+    values = np.random.RandomState(seed).uniform(-2, 2, shape).astype("float32")
+    return nd.array(values, ctx=mx.gpu(0)).astype(dtype)
+
+
+def mixture(x, c, s):
+    y = nd.tanh(nd.broadcast_add(x, c) * 0.3) - nd.relu(x)
+    g = nd.exp(s * 0.5)  # small, and wanted outside as well
+    z = nd.clip(nd.broadcast_mul(y, g), -0.7, 0.9)
+    return z * z + 1 / (nd.Activation(x, act_type="softrelu") + 0.1), g * 2, z**2
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("shape", [(5,), (7, 11), (64, 33, 8), (300, 401)])
+def test_groups_have_the_bits_of_their_members(shape, dtype):
+    """Sizes around the four elements of a thread; operands along all dims, some, none."""
+    arrays = [draw(shape, dtype), draw(shape[-1:], dtype, 1), draw(shape[-1:], dtype, 2)]
+    op = check(mixture, arrays)
+    fused = groups(op)
+    assert any(len(members) >= 5 for members in fused), fused
+
+
+def test_casts_between_members_round():
+    def function(x):
+        return nd.Cast(nd.Cast(nd.exp(x) * 1.1, dtype="float16") + 3, dtype="bfloat16") * 7, nd.Cast(x - 1, dtype="bfloat16")
+
+    op = check(function, [draw((33, 5), "float32")])
+    assert max(map(len, groups(op))) >= 5
+
+
+def test_slices_that_are_not_aligned():
+    whole = draw((4, 1031), "float32")
+    op = compiled(lambda x, y: nd.sigmoid(x) * y + x)
+    for i in range(3):
+        same([op(whole[i, i:], whole[i + 1, i:])[0].asnumpy()], [(nd.sigmoid(whole[i, i:]) * whole[i + 1, i:] + whole[i, i:]).asnumpy()])
+
+
+def test_more_operands_and_registers_than_the_small_kernel_has():
+    def function(*xs):
+        ys = [nd.sin(x) * (k + 1) for k, x in enumerate(xs)]
+        total = ys[0]
+        for y in reversed(ys):
+            total = nd.maximum(total * 0.5, y) - total
+        return [total] + ys
+
+    op = check(function, [draw((41, 3), "float32", k) for k in range(18)])
+    assert max(map(len, groups(op))) > 24
+
+
+def test_what_does_not_fit_runs_by_itself():
+    """Other dtypes, sums, and ops without an elementwise formula."""
+
+    def function(x, n):
+        y = nd.exp(x) * 2
+        return y / y.sum(axis=1, keepdims=True), n * 3 + 1, nd.Cast(n, dtype="float32") * x
+
+    op = check(function, [draw((6, 5), "float32"), nd.arange(30, ctx=mx.gpu(0)).astype("int32").reshape((6, 5))])
+    assert groups(op) == [["exp", "_mul_scalar"]]
+
+
+def test_a_small_value_written_over_what_everyone_reads():
+    """g may lie where s was, which every row of x needs."""
+
+    def function(x, s):
+        s = nd.dot(s, nd.ones((7, 7), ctx=mx.gpu(0)))  # made in the program, so its memory may be used again
+        g = nd.exp(nd.reshape(s, (1, 7)) * 0.01)
+        return nd.broadcast_mul(x, g) + 1, g
+
+    for rows in (3, 5000):
+        check(function, [draw((rows, 7), "float32"), draw((1, 7), "float32", 1)])
+
+
+def test_every_formula_in_a_group():
+    """Each op of one or two arrays that a group takes, between two others."""
+    x, y = (nd.array(np.random.RandomState(k).uniform(0.1, 0.9, (3, 7)), ctx=mx.gpu(0)) for k in range(2))
+    seen = 0
+    for name in sorted(_core.list_ops()):
+        op = _core.get_op(name)
+        if "inplace" not in op.describe()["flags"]:
+            continue
+        arrays = (x, y)[: len(op.describe()["inputs"])]  # one more by position would be out=
+        for params in ({}, {"scalar": 1.5}):
+            try:
+                function = getattr(nd, name, None)
+                expected = function(*[a * 1.0 for a in arrays], **params) + 0.25 if function else None
+            except (mx.base.MXNetError, TypeError, ValueError):
+                continue
+            if not isinstance(expected, nd.NDArray) or expected.dtype != np.float32:
+                continue
+            program = compiled(lambda *a: function(*[b * 1.0 for b in a], **params) + 0.25)
+            same([program(*arrays)[0].asnumpy()], [expected.asnumpy()])
+            seen += any(name in members for members in groups(program))
+    assert seen > 50

@@ -1,0 +1,307 @@
+"""hybridize(recompute=...): less is kept for backward, and no bit changes."""
+
+import numpy as np
+import pytest
+from support.devices import on
+
+import mpgluon as mx
+from mpgluon import autograd, gluon, nd
+from mpgluon.gluon import nn
+
+WIDTH, LAYERS = 32, 8
+
+
+class Layer(gluon.HybridBlock):
+    """With all that could go wrong: random numbers, moving statistics, a residual, views."""
+
+    def __init__(self, ctx, **kwargs):
+        super().__init__(**kwargs)
+        self.ctx = ctx
+        with self.name_scope():
+            self.first, self.second = nn.Dense(2 * WIDTH, in_units=WIDTH), nn.Dense(WIDTH, in_units=2 * WIDTH)
+            self.norm, self.dropout = nn.BatchNorm(in_channels=WIDTH), nn.Dropout(0.3)
+
+    def hybrid_forward(self, F, x):
+        x = x.as_in_context(self.ctx)
+        y = F.LeakyReLU(self.first(self.norm(x)), act_type="gelu").reshape((-1, 2, WIDTH)).reshape((-1, 2 * WIDTH))
+        return x + self.dropout(F.tanh(self.second(y)))
+
+
+class Net(gluon.HybridBlock):
+    def __init__(self, devices, **kwargs):
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.layers = nn.HybridSequential()
+            for i in range(LAYERS):
+                self.layers.add(Layer(devices[i * len(devices) // LAYERS]))
+
+    def hybrid_forward(self, F, x):
+        return self.layers(x)
+
+
+def make(num_devices=1):
+    devices = [on(80 + i) for i in range(num_devices)]
+    mx.random.seed(2)
+    net = Net(devices)
+    for layer in net.layers:
+        layer.initialize(mx.init.Xavier(), ctx=layer.ctx)
+    return net, nd.random.normal(shape=(16, WIDTH), ctx=devices[0])
+
+
+def train(net, x, steps=3, retain=False):
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    x.attach_grad()
+    mx.random.seed(6)
+    results = []
+    for _ in range(steps):
+        with autograd.record():
+            y = net(x)
+        if retain:
+            y.backward(retain_graph=True)
+            results.append(x.grad.asnumpy())
+        y.backward()
+        results += [y.asnumpy(), x.grad.asnumpy()]
+        trainer.step(16)
+    return results + [p.data(p.list_ctx()[0]).asnumpy() for p in net.collect_params().values()]
+
+
+def same(found, wanted):
+    for a, b in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def planned(net):
+    return {name: device["planned"] for name, device in net.compiled()[0]["devices"].items()}
+
+
+def again(net):
+    """What is computed again, as (op, block)."""
+    steps = [step for device in net.compiled()[0]["devices"].values() for step in device["backward"] if step.get("again")]
+    return [(op, step["scope"]) for step in steps for op in step.get("fused", [step["op"]])]
+
+
+def each_layer(net):
+    net.hybridize()
+    for layer in net.layers:
+        layer.hybridize(recompute=True)
+
+
+WAYS = {
+    "layers": each_layer,
+    "block": lambda net: net.hybridize(recompute=True),
+    "some layers, exact": lambda net: (net.hybridize(exact=True), [net.layers[i].hybridize(recompute=True) for i in (0, 3, 4)]),
+    "inside layers": lambda net: (net.hybridize(), [layer.first.hybridize(recompute=True) or layer.norm.hybridize(recompute=True) for layer in net.layers]),
+    "tight budget": lambda net: net.hybridize(recompute="96KB"),
+    "slight budget": lambda net: net.hybridize(recompute=120_000),
+    "exact budget": lambda net: net.hybridize(recompute="0.1MB", exact=True),
+}
+
+
+@pytest.mark.parametrize("num_devices", [1, 3])
+@pytest.mark.parametrize("way", WAYS)
+def test_no_bit_changes(way, num_devices):
+    net, x = make()
+    expected = train(net, x)
+    net, x = make(num_devices)
+    WAYS[way](net)
+    same(train(net, x), expected)
+    if num_devices == 1:
+        assert again(net)
+
+
+@pytest.mark.parametrize("mode,seed", [("shuffle", 1), ("shuffle", 2)])
+def test_in_any_order(mode, seed):
+    net, x = make()
+    expected = train(net, x)
+    try:
+        mx.engine.set_mode(mode, seed)
+        net, x = make(3)
+        each_layer(net)
+        same(train(net, x), expected)
+    finally:
+        mx.engine.set_mode("async")
+
+
+def test_only_inputs_are_kept():
+    net, x = make()
+    net.hybridize()
+    train(net, x, 1)
+    everything = planned(net)[str(on(80))]
+    each_layer(net)
+    train(net, x, 1)
+    layers = planned(net)[str(on(80))]
+    kept = 16 * WIDTH * 4 * (LAYERS - 1)  # what comes into each layer but the first
+    assert kept <= layers["saved"] <= kept + LAYERS * 1024  # and what backward of a layer reads of the next
+    assert layers["total"] < 0.55 * everything["total"]
+    ops = [op for op, _ in again(net)]
+    assert ops.count("Dropout") == ops.count("BatchNorm") == LAYERS  # each once
+    assert all("layer" in scope for _, scope in again(net))
+
+
+def test_moving_statistics_are_updated_once():
+    net, x = make()
+    each_layer(net)
+    with autograd.record():
+        y = net(x)
+    after_forward = [layer.norm.running_mean.data().asnumpy() for layer in net.layers]
+    y.backward()
+    same([layer.norm.running_mean.data().asnumpy() for layer in net.layers], after_forward)
+    assert np.abs(after_forward[3]).max() > 0
+
+
+def test_a_retained_graph_and_two_forwards():
+    net, x = make()
+    expected = train(net, x, retain=True)
+    net, x = make()
+    each_layer(net)
+    same(train(net, x, retain=True), expected)
+
+    def twice(hybridize):
+        net, x = make()
+        if hybridize:
+            each_layer(net)
+        x.attach_grad()
+        mx.random.seed(6)
+        with autograd.record():
+            y = net(x)
+            z = net(x * 2)
+        z.backward()
+        results = [x.grad.asnumpy()]
+        y.backward()
+        return [*results, x.grad.asnumpy()]
+
+    same(twice(True), twice(False))
+
+
+def test_gradients_of_gradients():
+    def second(hybridize):
+        mx.random.seed(1)
+        net = nn.HybridSequential()
+        net.add(nn.Dense(5, activation="tanh", in_units=4), nn.Dense(3, in_units=5))
+        net.initialize(mx.init.Xavier())
+        if hybridize:
+            net.hybridize()
+            net[0].hybridize(recompute=True)
+        x = nd.random.normal(shape=(2, 4))
+        x.attach_grad()
+        with autograd.record():
+            (gradient,) = autograd.grad(net(x), [x], create_graph=True)
+            total = (gradient * gradient).sum()
+        total.backward()
+        return [x.grad.asnumpy()]
+
+    same(second(True), second(False))
+
+
+def test_what_is_read_before_an_update_is_kept():
+    """Statistics that are used by others than the layer that updates them."""
+
+    class Odd(gluon.HybridBlock):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            with self.name_scope():
+                self.norm = nn.BatchNorm(in_channels=4, prefix="norm_")
+
+        def hybrid_forward(self, F, x):
+            before = self.norm.running_mean.data(x.context) * 2
+            return F.tanh(F.broadcast_add(self.norm(x), before)) * F.broadcast_add(x, before)
+
+    def go(**flags):
+        net = Odd()
+        net.initialize()
+        if flags:
+            net.hybridize(**flags)
+        x = nd.array(np.arange(12).reshape(3, 4))
+        x.attach_grad()
+        results = []
+        for _ in range(2):
+            with autograd.record():
+                y = net(x)
+            y.backward()
+            results += [y.asnumpy(), x.grad.asnumpy(), net.norm.running_mean.data().asnumpy()]
+        return results
+
+    same(go(recompute=True), go())
+
+
+def test_a_budget_is_kept_and_no_more_is_computed_than_needed():
+    net, x = make()
+    net.hybridize()
+    train(net, x, 1)
+    total = planned(net)[str(on(80))]["total"]
+    counts = []
+    for share in (1.0, 0.9, 0.6, 0.45):
+        net.hybridize(recompute=int(total * share))
+        train(net, x, 1)
+        assert planned(net)[str(on(80))]["total"] <= total * share
+        products = sum(op == "FullyConnected" for op, _ in again(net))
+        counts.append((len(again(net)), products))
+    assert counts[0] == (0, 0)  # it fits
+    assert 0 < counts[1][0] and counts[1][1] == 0  # cheap ones do
+    assert counts[3][1] > 0
+    assert "again" in repr(net.compiled())
+
+
+def test_a_child_is_computed_again_in_a_block_of_parts():
+    class Rows(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            self.dense = nn.Dense(3, in_units=2)
+
+        def hybrid_forward(self, F, x):
+            return self.dense(F.contrib.boolean_mask(x, x.sum(axis=1) > 1))
+
+    net = Rows()
+    net.initialize()
+    net.hybridize()
+    x = mx.nd.array([[1, 2], [0, 0]])
+    y = net(x).asnumpy()
+    net.dense.hybridize(recompute=True)
+    np.testing.assert_array_equal(net(x).asnumpy(), y)
+
+
+def test_a_budget_per_device():
+    net, x = make(2)
+    net.hybridize()
+    train(net, x, 1)
+    before = planned(net)
+    limit = before[str(on(81))]["total"] * 2 // 3
+    net.hybridize(recompute={on(81): limit})
+    train(net, x, 1)
+    assert planned(net)[str(on(81))]["total"] <= limit
+    expected = train(*make())
+    net, x = make(2)
+    net.hybridize(recompute={on(80): "128 KiB", on(81): limit})
+    same(train(net, x), expected)
+
+
+def test_a_budget_that_cannot_be_kept():
+    net, x = make(2)
+    net.hybridize(recompute={on(80): 1000, on(81): "1MB"})
+    x.attach_grad()
+    with autograd.record(), pytest.raises(mx.MXNetError, match=r"needs \d+ bytes on [cg]pu\([80]+\), where 1000 are allowed"):
+        net(x)
+    net(x)  # prediction keeps nothing anyway
+    net.hybridize(recompute="1MB")
+    assert len(train(net, x, 1)) > 2
+
+
+def test_a_child_is_marked_when_its_parent_is_compiled_already():
+    net, x = make()
+    net.hybridize()
+    expected = train(net, x, 1)
+    assert not again(net)
+    net.layers[2].hybridize(recompute=True)
+    train(net, x, 1)
+    assert {scope.split("/")[0] for _, scope in again(net)} and again(net)
+    net.layers[2].hybridize()
+    train(net, x, 1)
+    assert not again(net)
+    assert len(expected) > 2
+
+
+@pytest.mark.parametrize("value", ["lots", "12 parsecs", -1, 1.5, [1], {str(on(0)): 1}, {on(0): "x"}])
+def test_what_is_no_budget(value):
+    net, _ = make()
+    with pytest.raises(mx.MXNetError, match="recompute"):
+        net.hybridize(recompute=value)

@@ -1,0 +1,174 @@
+"""Rewrites before the gradient: graph in, graph out; what must stay; numbers, gradients, and the same bits wherever things are."""
+
+import numpy as np
+import pytest
+from support.devices import on
+
+import mpgluon as mx
+from mpgluon import _core, autograd, nd
+
+F32 = np.float32
+
+
+def array(shape, seed, ctx=None, scale=1.0):
+    return nd.array(np.random.RandomState(seed).randn(*shape).astype(F32) * F32(scale), ctx=ctx or on(0))
+
+
+def dump(function, *arrays, train=False, **flags):
+    """The graph that a function on arrays compiles to, input lines and shapes left out."""
+    op = _core.CachedOp(lambda *a: [function(*a)], flags)
+    with autograd.record(train_mode=train):
+        op(*arrays)
+    lines = [line.split(" : ")[0] for line in op.dump().splitlines()]
+    return [line for line in lines if not line.endswith("= input")]
+
+
+def ops(function, *arrays, **flags):
+    return [line.split(" = ")[1].split("(")[0] for line in dump(function, *arrays, **flags) if " = " in line]
+
+
+def run(function, arrays, head_seed=7, hybridize=True, **flags):
+    """Outputs and gradients of a function on arrays."""
+    for a in arrays:
+        if a.dtype in (np.float32, np.float64):
+            a.attach_grad()
+    op = _core.CachedOp(lambda *a: [function(*a)], flags) if hybridize else function
+    mx.random.seed(11)
+    with autograd.record():
+        y = op(*arrays)
+        y = y[0] if isinstance(y, list) else y
+    y.backward(nd.array(np.random.RandomState(head_seed).randn(*y.shape), ctx=y.context, dtype=y.dtype))
+    return [y.asnumpy()] + [a.grad.asnumpy() for a in arrays if a.grad is not None]
+
+
+def error(a, b):
+    """The largest distance of two results, relative to their norm; of gradients that are zero but for rounding, absolute."""
+    return max(np.linalg.norm(x.astype(np.float64) - y) / max(np.linalg.norm(y.astype(np.float64)), 1e-3) for x, y in zip(a, b))
+
+
+def check(function, arrays, tolerance=1e-6):
+    """Default against eager in norm; exact against eager in bits."""
+    eager = run(function, arrays, hybridize=False)
+    for a, b in zip(run(function, arrays, exact=True), eager):
+        assert np.array_equal(a, b)
+    default = run(function, arrays)
+    assert [a.shape for a in default] == [a.shape for a in eager]
+    assert error(default, eager) < tolerance
+    return default
+
+
+# --- The framework --------------------------------------------------------------------------------------------------------
+
+
+def test_transposes_fold_into_products():
+    a, b = array((3, 4), 1), array((5, 4), 2)
+    assert dump(lambda x, y: nd.dot(x, y.T), a, b) == ["%2 = dot(%0, %1) {transpose_b=True}", "return %2"]
+    assert dump(lambda x, y: nd.dot(x.T, y.T, transpose_a=True), a, b) == ["%2 = dot(%0, %1) {transpose_b=True}", "return %2"]
+    a, b = array((2, 3, 4), 1), array((2, 4, 5), 2)
+    swapped = ["%2 = batch_dot(%0, %1) {transpose_a=True, transpose_b=True}", "return %2"]
+    assert dump(lambda x, y: nd.batch_dot(x.swapaxes(1, 2), nd.transpose(y, axes=(0, 2, 1))), a, array((2, 5, 3), 2)) == swapped
+    check(lambda x, y: nd.batch_dot(x.swapaxes(-1, -2), y.transpose((0, -1, -2))), [a, array((2, 5, 3), 2)])
+    check(lambda x, y: nd.dot(x.T, y), [array((4, 3), 1), array((4, 5), 2)])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: nd.batch_dot(x, nd.transpose(y, axes=(2, 1, 0))),
+        lambda x, y: nd.batch_dot(x, y.swapaxes(0, 1)),
+        lambda x, y: nd.batch_dot(x, y),
+        lambda x, y: nd.dot(x, y.T),
+    ],
+)
+def test_other_transposes_stay(function):
+    a, b = array((3, 3, 3), 1), array((3, 3, 3), 2)
+    assert ops(function, a, b) == ops(function, a, b, exact=True)
+
+
+def test_a_transpose_used_elsewhere_stays():
+    function = lambda x, y: (lambda t: nd.dot(x, t) + t)(y.T)  # noqa: E731
+    arrays = [array((4, 4), 1), array((4, 4), 2)]
+    assert ops(function, *arrays) == ["transpose", "dot", "broadcast_add"]
+    check(function, arrays, 1e-30)
+
+
+def test_nothing_is_rewritten_when_exact():
+    function = lambda x, y: nd.dot(x, y.T)  # noqa: E731
+    assert ops(function, array((3, 4), 1), array((5, 4), 2), exact=True) == ["transpose", "dot"]
+
+
+def test_scopes_randoms_and_outputs_survive():
+    """What is not part of a pattern is taken over: block paths, random numbers in program order, the several outputs of an op."""
+
+    def function(x, y):
+        a = nd.random.uniform(shape=(3, 6))
+        nd.random.uniform(shape=(3, 6))  # takes a number, and vanishes
+        first, second = nd.split(nd.Dropout(nd.dot(x, y.T), p=0.5, mode="always"), num_outputs=2, axis=1)
+        return nd.concat(second, first, dim=1) + a
+
+    arrays = [array((3, 4), 1), array((6, 4), 2)]
+    check(function, arrays)
+    assert "random=2" in "".join(line for line in _dump_text(function, arrays).splitlines() if "Dropout" in line)
+
+
+def _dump_text(function, arrays):
+    op = _core.CachedOp(lambda *a: [function(*a)], {})
+    op(*arrays)
+    return op.dump()
+
+
+def test_effects_keep_their_place():
+    """A product is not moved behind what writes its operand."""
+
+    def function(x, w, mean, var):
+        t = nd.transpose(w)
+        product = nd.dot(x, t)
+        normed = nd.BatchNorm(product, w[0], w[1], mean, var, fix_gamma=False)
+        return normed + nd.dot(nd.BatchNorm(x, w[0], w[1], mean, var, fix_gamma=False), nd.transpose(nd.stack(mean, var, mean, var)))
+
+    x, w = array((6, 4), 1), array((4, 4), 2)
+    results = []
+    for flags in ({}, {"exact": True}):
+        mean, var = nd.zeros(4), nd.ones(4)
+        op = _core.CachedOp(lambda *a: [function(*a)], flags)
+        with autograd.record():
+            y = op(x, w, mean, var)[0]
+        results.append([y.asnumpy(), mean.asnumpy(), var.asnumpy()])
+    assert error(*results) < 1e-6
+
+
+def test_patterns_look_through_copies():
+    """The decision and the bits are the same on one device and on several."""
+
+    def function(devices):
+        def f(x, w):
+            t = nd.transpose(w.as_in_context(devices[1])).as_in_context(devices[2])
+            y = nd.dot(x.as_in_context(devices[2]), t)
+            return (y + nd.dot(x.as_in_context(devices[2]), x.T.as_in_context(devices[1]).as_in_context(devices[2]))).as_in_context(devices[0])
+
+        return f
+
+    arrays = [array((4, 4), 1), array((4, 4), 2)]
+    one, many = ([on(0)] * 3, [on(i) for i in range(3)])
+    for devices in (one, many):
+        assert "transpose" not in ops(function(devices), *arrays)
+    for a, b in zip(run(function(one), arrays), run(function(many), arrays)):
+        assert np.array_equal(a, b)
+    check(function(many), arrays)
+
+
+def test_gradients_of_gradients_are_those_of_the_program_as_written():
+    def second(function, arrays):
+        for a in arrays:
+            a.attach_grad()
+        with autograd.record():
+            y = function(*arrays)
+            y = y[0] if isinstance(y, list) else y
+            [g] = autograd.grad((y * y).sum(), arrays[:1], create_graph=True, retain_graph=True)
+            z = (g * g).sum()
+        z.backward()
+        return [a.grad.asnumpy() for a in arrays]
+
+    function = lambda x, y: nd.dot(x, y.T)  # noqa: E731
+    arrays = [array((3, 4), 1), array((5, 4), 2)]
+    assert error(second(_core.CachedOp(lambda *a: [function(*a)], {}), arrays), second(function, arrays)) < 1e-6

@@ -1,0 +1,224 @@
+"""Meshes with an axis `model`: networks that are replicated, staged and split at once give what one device gives."""
+
+import numpy as np
+import pytest
+from support.devices import on
+
+import mpgluon as mx
+from mpgluon import MXNetError, gluon, nd
+from mpgluon import parallel as par
+from mpgluon.gluon import nn, rnn
+from test_mesh import LOSS, close, train
+
+DEVICES = [on(i) for i in range(8)]
+SHAPES = [{"model": 2}, {"data": 2, "model": 2}, {"stage": 2, "model": 3}, {"data": 2, "stage": 2, "model": 2}, {"model": 2, "stage": 2, "data": 2}]
+
+
+def mlp():
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Dense(16, activation="relu"), nn.LayerNorm(), nn.Dense(12, activation="tanh"), nn.Dropout(0.0), nn.Dense(16, activation="relu"), nn.Dense(5))
+    return net
+
+
+def images():
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Conv2D(6, 3, padding=1, activation="relu"), nn.MaxPool2D(), nn.Conv2D(8, 3, groups=2, in_channels=6), nn.GlobalAvgPool2D(), nn.Dense(9), nn.Dense(5))
+    return net
+
+
+class Words(gluon.HybridBlock):
+    def __init__(self):
+        super().__init__(prefix="words_")
+        with self.name_scope():
+            self.embed, self.lstm = nn.Embedding(13, 8), rnn.LSTM(6, layout="NTC", input_size=8)
+            self.attention = par.ParallelSelfAttention(6, 3, DEVICES[:3], causal=True)
+            self.norm, self.out = nn.LayerNorm(in_channels=6), nn.Dense(5, in_units=30)
+
+    def hybrid_forward(self, F, x):
+        x = self.lstm(self.embed(x))
+        return self.out(self.norm(x + self.attention(x)))
+
+
+def batches(shape, integers=0, count=3, size=8):
+    rng = np.random.default_rng(3)
+    draw = (lambda: rng.integers(0, integers, (size, *shape))) if integers else (lambda: rng.standard_normal((size, *shape)))
+    return [(nd.array(draw(), dtype="float32"), nd.array(rng.integers(0, 5, size))) for _ in range(count)]
+
+
+def build(axes, make, when="before", hybrid=True, **options):
+    """A network on a mesh that was placed before it was initialized, before its shapes were known, or after its first batch."""
+    mx.random.seed(5)
+    net, mesh = make(), par.Mesh(axes, devices=DEVICES[: np.prod(list(axes.values()))])
+    if when != "before":
+        net.initialize(mx.init.Xavier())
+    if when == "after":
+        net(batches((10,))[0][0])
+    assert net.place(mesh, **options) is net
+    if when == "before":
+        net.initialize(mx.init.Xavier())
+    if hybrid:
+        net.hybridize()
+    return net, mesh
+
+
+def values(net):
+    """Of all parameters, shards put together; each replica's are the same bits."""
+    found = {}
+    for name, param in net.collect_params().items():
+        copies = [copy.asnumpy() for copy in param.list_data()]
+        assert all(copy.tobytes() == copies[0].tobytes() for copy in copies[1:]), name
+        if isinstance(param, par.ShardedParameter):
+            target = found.setdefault(param.global_name, np.full(param.global_shape, np.nan, "float32"))
+            at = 0
+            for begin, end in param.ranges:
+                where = (slice(None),) * param.axis
+                target[(*where, slice(begin, end))] = copies[0][(*where, slice(at, at + end - begin))]
+                at += end - begin
+        else:
+            found[name] = copies[0]
+    return found
+
+
+@pytest.fixture(scope="module")
+def reference():
+    net, mesh = build({"data": 1}, mlp)
+    losses = train(net, mesh, gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9}), batches((10,)))
+    return losses, values(net)
+
+
+@pytest.mark.parametrize("when, hybrid", [("before", True), ("before", False), ("deferred", True), ("after", False)])
+@pytest.mark.parametrize("axes", SHAPES, ids=str)
+def test_against_one_device(axes, when, hybrid, reference):
+    net, mesh = build(axes, mlp, when, hybrid)
+    net(mesh.split_and_load(batches((10,))[0][0])[0])
+    losses = train(net, mesh, gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9}), batches((10,)))
+    np.testing.assert_allclose(losses, reference[0], rtol=1e-5)
+    close(reference[1], values(net))
+    for param in net.collect_params().values():
+        assert len(param.list_ctx()) == mesh.size("data")
+    for stage in range(mesh.size("stage")):
+        for part in range(mesh.size("model")):
+            homes = mesh.line("data", stage=stage, model=part)
+            assert any(param.list_ctx() == homes for param in net.collect_params().values()), (stage, part)
+    assert type(net[0]) is type(net[2]) is par.ColumnParallelDense and type(net[1]) is nn.LayerNorm
+
+
+@pytest.mark.parametrize("axes", [{"data": 2, "model": 2}, {"stage": 2, "model": 2}], ids=str)
+def test_convolutions(axes):
+    results = []
+    for where in ({"data": 1}, axes):
+        net, mesh = build(where, images)
+        train(net, mesh, gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}), batches((3, 8, 8)))
+        results.append(values(net))
+    assert type(net[0]) is type(net[2]) is par.ParallelConv2D
+    close(*results)
+
+
+@pytest.mark.parametrize("hybrid", [False, True], ids=["eager", "hybridized"])
+def test_recurrence_and_attention(hybrid):
+    """Layers that are made of several devices go along with the network's replicas and stages."""
+    stages, results = [["embed", "lstm"], ["attention", "norm", "out"]], []
+    for axes in ({"data": 1, "model": 3}, {"data": 2, "model": 3}):
+        net, mesh = build(axes, Words, hybrid=hybrid)
+        train(net, mesh, gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}), batches((5,), 13))
+        results.append(values(net))
+    close(*results)
+    mx.random.seed(5)
+    net = Words()
+    with pytest.raises(MXNetError, match="is split over 3 devices, but the mesh has 2 along 'model'"):
+        net.place(par.Mesh({"stage": 2, "model": 2}), stages)
+    net.attention = par.ParallelSelfAttention(6, 3, DEVICES[:2], causal=True, prefix="words_parallelselfattention0_")
+    net.place(par.Mesh({"stage": 2, "model": 2}, devices=DEVICES[4:]), stages)
+    net.initialize(mx.init.Xavier())
+    assert net.attention.ctx == DEVICES[6:] and net.lstm.ctx == DEVICES[4:6]
+    mesh = net._group2ctx.mesh
+    train(net, mesh, gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}), batches((5,), 13))
+    close(results[0], values(net))
+
+
+@pytest.mark.parametrize("options", [{"shard_updates": True}, {"clip_global_norm": 0.1}, {"accumulate": 3}], ids=str)
+def test_trainers(options):
+    results = []
+    for axes in ({"data": 1}, {"data": 2, "stage": 2, "model": 2}):
+        net, mesh = build(axes, mlp)
+        net(mesh.split_and_load(batches((10,))[0][0])[0])
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9}, **options)
+        train(net, mesh, trainer, batches((10,)), loop="all backward together")
+        results.append(values(net))
+        if "shard_updates" in options:
+            assert sum(len(updater.states) for updater in trainer._updaters.values()) == len(net.collect_params())
+    close(*results)
+
+
+@pytest.mark.parametrize("axes", [{"data": 2, "stage": 2, "model": 2}, {"stage": 2, "model": 2}], ids=str)
+@pytest.mark.parametrize("loop", ["step", "ordinary"])
+def test_pipelines(axes, loop, reference):
+    net, mesh = build(axes, mlp, hybrid=False)
+    net(mesh.split_and_load(batches((10,))[0][0])[0])
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9})
+    if loop == "step":
+        step = par.TrainStep(net, LOSS, trainer, par.Pipeline(2, "1f1b"))
+        losses = [float(step(x, y).mean().asscalar()) for x, y in batches((10,))]
+    else:
+        net.hybridize(pipeline=par.Pipeline(2))
+        losses = train(net, mesh, trainer, batches((10,)))
+    np.testing.assert_allclose(losses, reference[0], rtol=1e-5)
+    close(reference[1], values(net))
+
+
+def test_saved_and_loaded_onto_other_meshes(tmp_path):
+    results, data = [], batches((10,))
+    for axes in ({"data": 2, "stage": 2, "model": 2}, {"stage": 2, "model": 3}, {"data": 2}):
+        net, mesh = build(axes, mlp)
+        net(mesh.split_and_load(data[0][0])[0])
+        trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01})
+        if not results:
+            train(net, mesh, trainer, data)
+            par.save(str(tmp_path), net, trainer)
+        else:
+            par.load(str(tmp_path), net, trainer)
+        train(net, mesh, trainer, data)
+        results.append(values(net))
+    for other in results[1:]:
+        close(results[0], other, 2e-5)
+
+
+def test_what_is_split():
+    """By default what can be, by a plan what it names; nothing without an axis `model`."""
+    net, _ = build({"model": 2}, mlp, split={"[04]": "row", "5": "column"})
+    kinds = [par.RowParallelDense, nn.LayerNorm, nn.Dense, nn.Dropout, par.RowParallelDense, par.ColumnParallelDense]
+    assert [type(layer) for layer in net] == kinds
+    net, mesh = build({"model": 8}, mlp)
+    assert type(net[5]) is nn.Dense and net[5].weight.list_ctx() == DEVICES[:1]  # 5 units are too few for 8 devices
+    assert net(batches((10,))[0][0]).shape == (8, 5) and net[0].ctx == DEVICES
+    net, _ = build({"data": 2}, mlp, split={"0": "column"})
+    assert type(net[0]) is nn.Dense
+
+
+def test_placing_again_moves_everything():
+    net, mesh = build({"stage": 2, "model": 2}, mlp, "after")
+    x = batches((10,))[0][0]
+    expected = net(mesh.split_and_load(x)[0]).asnumpy()
+    other = par.Mesh({"data": 2, "stage": 2, "model": 2}, devices=DEVICES[::-1])
+    net.place(other)
+    net.hybridize()
+    parts = other.split_and_load(x)
+    np.testing.assert_array_equal(np.concatenate([net(part).asnumpy() for part in parts]), expected)
+    assert net[0].ctx == [DEVICES[7], DEVICES[6]] and net(parts[1]).context == other.device(data=1, stage=1)
+    with pytest.raises(MXNetError, match="belongs to a network that is placed on a mesh; call the network"):
+        net[0](x)
+
+
+def test_errors_leave_the_network_alone():
+    net = mlp()
+    with pytest.raises(ValueError, match=r"Mesh.place: there is no split 'rows' \(for '0'\); there are column"):
+        net.place(par.Mesh({"model": 2}), split={"0": "rows"})
+    with pytest.raises(ValueError, match="Mesh.place: 'first' matches the whole path or name of no layer"):
+        net.place(par.Mesh({"model": 2}), split={"first": "row"})
+    with pytest.raises(ValueError, match="Mesh.place: '5' .*can't be split over 8 devices"):
+        net.place(par.Mesh({"model": 8}), split={"5": "column"})
+    assert type(net[0]) is nn.Dense and net._group2ctx is None
+    with pytest.raises(MXNetError, match="data 2 x stage 2 x model 2 needs 8 devices, but 7 were given"):
+        par.Mesh({"data": 2, "stage": 2, "model": 2}, devices=DEVICES[:7])

@@ -1,0 +1,189 @@
+"""Pipelines of convolutions: weights are packed once for all micro-batches of a step, with the bits of packing for each."""
+
+import numpy as np
+import pytest
+from support.devices import cpus_only, on
+from test_pipeline import Chain
+
+import mpgluon as mx
+from mpgluon import _core, autograd, nd
+from mpgluon.gluon import nn
+from mpgluon.parallel import Pipeline
+
+pytestmark = cpus_only
+PACK, CHANNELS = "_pack_winograd", 32
+PACKED = 16 * CHANNELS * CHANNELS * 4  # bytes of a packed weight
+
+
+def convolutions(i, count=2):
+    part = nn.HybridSequential()
+    for _ in range(count):
+        part.add(nn.Conv2D(CHANNELS, 3, padding=1, in_channels=CHANNELS, activation="relu"))
+    return part
+
+
+def data(rows=8, size=16, seed=0):
+    return nd.array(np.random.RandomState(seed).uniform(-1, 1, (rows, CHANNELS, size, size)), ctx=on(0))
+
+
+def chain(devices=(0, 1), make=convolutions, **options):
+    net = Chain(list(devices), make)
+    net.hybridize(**options)
+    return net
+
+
+def grads(net):
+    return [p.grad(p.list_ctx()[0]).asnumpy() for p in net.collect_params().values() if p.grad_req != "null"]
+
+
+def step(net, x):
+    with autograd.record():
+        loss = (net(x) ** 2).sum()
+    loss.backward()
+    return [loss.asnumpy(), *grads(net)]
+
+
+def accumulate(net, x, count):
+    """The micro-batches one after the other, each a call of its own."""
+    pieces, losses = np.array_split(np.arange(x.shape[0]), count), []
+    for params in net.collect_params().values():
+        params.grad_req = "add"
+    net.collect_params().zero_grad()
+    outputs = []
+    for rows in pieces:
+        piece = x[int(rows[0]) : int(rows[-1]) + 1]
+        with autograd.record():
+            out = net(piece)
+        outputs.append(out)
+        out.backward(2 * out)
+    return outputs, grads(net)
+
+
+def packs(function):
+    mx.nd.waitall()
+    _core.profiler_start()
+    function()
+    mx.nd.waitall()
+    _core.profiler_stop()
+    return sum(e[1] == PACK for e in _core.profiler_events() if e[2] == "op")
+
+
+def same(found, wanted):
+    assert len(found) == len(wanted)
+    for a, b in zip(found, wanted):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zero_bubble"])
+@pytest.mark.parametrize("rows", [8, 10])  # of which the last are of another size
+def test_bits_are_those_of_micro_batches_by_themselves(schedule, rows):
+    x = data(rows)
+    net = chain(pipeline=Pipeline(4, schedule=schedule))
+    other = chain()
+    for a, b in zip(net.collect_params().values(), other.collect_params().values()):
+        same([a.data(a.list_ctx()[0]).asnumpy()], [b.data(b.list_ctx()[0]).asnumpy()])
+    sizes = np.array_split(np.arange(rows), 4)
+    outputs, wanted = accumulate(other, x, len(sizes))
+    for _ in range(2):
+        with autograd.record():
+            out = net(x)
+        out.backward(2 * out)
+        same([out.asnumpy()], [np.concatenate([o.asnumpy() for o in outputs])])
+        same(grads(net), wanted)
+
+
+def test_a_step_packs_each_weight_once_forward_and_once_backward():
+    x = data()
+    net = chain(pipeline=Pipeline(4))
+    step(net, x)
+    # Four convolutions; the gradient of the first one's data is not wanted.
+    assert packs(lambda: step(net, x)) == 4 + 3
+    assert packs(lambda: net(x)) == 4
+    alone = chain(pipeline=Pipeline(1))
+    step(alone, x)
+    assert packs(lambda: step(alone, x)) == 4 + 3
+
+
+def test_sizes_of_micro_batches_have_packed_weights_each():
+    x = data(10)
+    net = chain(pipeline=Pipeline(4))  # 3, 3, 2, 2
+    step(net, x)
+    assert packs(lambda: step(net, x)) == 2 * (4 + 3)
+
+
+def test_an_update_is_seen():
+    x = data()
+    net, other = chain(pipeline=Pipeline(4)), chain(pipeline=Pipeline(4))
+    step(net, x)
+    for params in (net.collect_params(), other.collect_params()):
+        for p in params.values():
+            p.set_data(p.data(p.list_ctx()[0]) * 0.5)
+    same(step(net, x), step(other, x))
+
+
+def test_they_are_counted():
+    x = data()
+    net = chain(pipeline=Pipeline(4))
+    step(net, x)
+    entry = net.compiled()[0]
+    kept = {name: device["kept"] for name, device in entry["devices"].items()}
+    assert kept == {str(on(0)): 3 * PACKED, str(on(1)): 4 * PACKED}
+    assert all(entry["devices"][name]["peak"] >= size for name, size in kept.items())
+
+
+def test_large_convolutions_pack_for_each_call():
+    """Where packing is next to nothing of the work, memory is worth more."""
+    x = data(4, 100)
+    net = chain(pipeline=Pipeline(2), make=lambda i: convolutions(i, 1))
+    step(net, x)
+    assert packs(lambda: step(net, x)) == 2 * (2 + 1)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_exact(exact):
+    x = data()
+    net = chain(pipeline=Pipeline(4), exact=exact)
+    found = step(net, x)
+    assert (packs(lambda: step(net, x)) == 0) == exact
+    eager = Chain([0, 1], convolutions)
+    wanted = step(eager, x)
+    for a, b in zip(found[1:], wanted[1:]):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * np.abs(b).max())
+
+
+def test_recomputed_blocks_keep_no_packed_weights():
+    x = data()
+    net = chain(pipeline=Pipeline(4), recompute=True)
+    plain = chain(pipeline=Pipeline(4))
+    same(step(net, x), step(plain, x))
+
+
+def test_one_weight_twice():
+    x = data()
+
+    def tied(i):
+        part = convolutions(i, 1)
+        part.add(nn.Conv2D(CHANNELS, 3, padding=1, in_channels=CHANNELS, params=part[0].params))
+        return part
+
+    net, other = chain(pipeline=Pipeline(4), make=tied), chain(make=tied)
+    with autograd.record():
+        out = net(x)
+    out.backward(2 * out)
+    _, wanted = accumulate(other, x, 4)
+    for a, b in zip(grads(net), wanted):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * np.abs(b).max())
+    assert packs(lambda: step(net, x)) == 2 + 2
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_shuffled_engine(seed):
+    x = data()
+    net = chain(pipeline=Pipeline(4))
+    wanted = step(net, x)
+    mx.engine.set_mode("shuffle", seed)
+    try:
+        for _ in range(2):
+            same(step(net, x), wanted)
+    finally:
+        mx.engine.set_mode("async")

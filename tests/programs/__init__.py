@@ -1,0 +1,1 @@
+"""Programs that look for defects, for people to run; tests run each for a few seconds."""

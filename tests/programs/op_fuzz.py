@@ -1,0 +1,210 @@
+"""Calls every op, hidden ones too, with hostile parameters, shapes and values. A program of its
+own, since what it looks for ends the process:
+
+    python tests/programs/op_fuzz.py [--seed N] [--seconds S | --calls N] [--ops NAME ...] [--log FILE]
+
+Each op is called about as often as any other. What is called next is written to the log first, so
+that the last line of it is what ended the process; a call that takes longer than a minute ends it,
+too. Refusals are what is wished for; exceptions of other kinds (SystemError, ...) end it as well.
+The same seed makes the same calls.
+"""
+
+import argparse
+import faulthandler
+import itertools
+import math
+import os
+import random
+import time
+
+import numpy as np
+
+import mpgluon as mx
+from mpgluon import _core, autograd
+
+HUGE = [1 << 31, 1 << 32, (1 << 53), 1 << 62, (1 << 63) - 1, -(1 << 63), -(1 << 31)]
+INTEGERS = [0, 1, -1, 2, 3, *HUGE]
+FLOATS = [0.0, 1.0, -1.0, 0.5, 1e300, -1e300, 1e-320, math.nan, math.inf, -math.inf,
+          *map(float, HUGE)]
+DTYPES = ["float32", "float64", "float16", "bfloat16", "uint8", "int8", "int32", "int64", "bool"]
+SIZES = [1, 1, 2, 2, 3, 4, 5, 8]
+LARGEST = 1 << 16  # elements of an array
+DEVICES = [mx.cpu(0), mx.cpu(1)]
+REFUSALS = (mx.MXNetError, ValueError, TypeError, OverflowError, MemoryError)
+
+
+def plain(rng, param):
+    """A value that may well be right."""
+    kind, words = param["kind"], param["constraint"]
+    if kind.startswith("tuple of integers"):
+        return tuple(rng.choice([0, 1, 1, 2, 2, 3]) for _ in range(rng.choice([1, 2, 2, 3, 4])))
+    if kind.startswith("tuple"):
+        return tuple(rng.choice([0.5, 1.0, 2.0]) for _ in range(rng.choice([1, 2, 4])))
+    if kind.startswith("integer"):
+        return rng.choice([0, 1, 1, 2, 2, 3, 4])
+    if kind.startswith("number"):
+        return rng.choice([0.0, 0.25, 0.5, 1.0, 2.0])
+    if kind == "boolean":
+        return rng.random() < 0.5
+    if kind == "one of":
+        return rng.choice(words.split("|"))
+    if kind.startswith("dtype"):
+        return rng.choice(DTYPES)
+    if kind == "Context":
+        return rng.choice(DEVICES)
+    return rng.choice(["", "x", "(1, 2)"])
+
+
+def hostile(rng, param):
+    kind = param["kind"]
+    if rng.random() < 0.05:
+        return rng.choice([None, "", "()", "nan", "(1,", [], {}, object(), 1 << 70, -(1 << 70),
+                           b"1", 1j])
+    if kind.startswith("tuple of integers"):
+        return tuple(rng.choice(INTEGERS if rng.random() < 0.9 else [None]) for _ in range(rng.choice([0, 1, 1, 2, 2, 3, 4, 6, 10, 16, 40])))
+    if kind.startswith("tuple"):
+        return tuple(rng.choice(FLOATS) for _ in range(rng.choice([0, 1, 2, 4, 16, 100])))
+    if kind.startswith("integer"):
+        return rng.choice(INTEGERS)
+    if kind.startswith("number"):
+        return rng.choice(FLOATS)
+    return plain(rng, param)
+
+
+def choose_params(rng, op):
+    params = {}
+    wild = rng.random() < 0.8
+    for param in op["params"]:
+        if param["name"] in ("num_args", "num_weights", "num_arrays"):
+            if rng.random() < 0.1:
+                params[param["name"]] = rng.choice(INTEGERS)
+            continue
+        chance = rng.random()
+        if wild and chance < 0.3:
+            params[param["name"]] = hostile(rng, param)
+        elif param["required"] or chance < 0.5:
+            params[param["name"]] = plain(rng, param)
+    return params
+
+
+def choose_shape(rng):
+    return tuple(rng.choice(SIZES) for _ in range(rng.choice([0, 1, 2, 2, 3, 3, 4, 4, 5, 6])))
+
+
+def size(shape):
+    return math.prod(shape)
+
+
+def choose_inputs(rng, op, params):
+    """[(shape, dtype)] of the inputs, completed by inference where it knows them; None: not to be
+    called."""
+    count = 0
+    for one in op["inputs"]:
+        count += rng.choice([1, 2, 3, 4, 8]) if one["variadic"] else 0 if one["optional"] and rng.random() < 0.4 else 1
+    allowed = op["dtypes"] or DTYPES
+    for attempt in range(6):
+        dtype = rng.choice(allowed if rng.random() < 0.9 else DTYPES)
+        known = 1 if attempt < 3 else rng.randint(1, max(count, 1))
+        first = choose_shape(rng)
+        inputs = [((first if rng.random() < 0.7 else choose_shape(rng)) if i < known else None, dtype if i == 0 or rng.random() < 0.3 else None) for i in range(count)]
+        try:
+            inputs, outputs = _core.infer_shape(op["name"], [(shape and tuple(shape), one) for shape, one in inputs], params)
+        except REFUSALS:
+            continue
+        break
+    else:
+        # Inference says no to all: so it has to when the op is called.
+        return [(choose_shape(rng), rng.choice(DTYPES)) for _ in range(count)] if rng.random() < 0.5 else None
+    inputs = [(choose_shape(rng) if shape is None else tuple(n or rng.choice(SIZES) for n in shape), dtype or rng.choice(DTYPES)) for shape, dtype in inputs]
+    if any(shape is not None and size(shape) > LARGEST * 4 for shape, _ in outputs) or any(size(shape) > LARGEST for shape, _ in inputs):
+        return None
+    if rng.random() < 0.25:  # no elements
+        gone = rng.choice([n for shape, _ in inputs for n in shape] or [1])
+        inputs = [(tuple(0 if n == gone else n for n in shape), dtype) for shape, dtype in inputs]
+    elif rng.random() < 0.2:  # other shapes than inference asks for
+        inputs = [(choose_shape(rng) if rng.random() < 0.5 else shape, dtype) for shape, dtype in inputs]
+    return inputs
+
+
+def make_array(rng, numbers, shape, dtype, ctx):
+    kind = rng.randrange(5)
+    if kind == 0:
+        values = numbers.standard_normal(shape)
+    elif kind == 1:
+        values = numbers.integers(-2, 6, shape)
+    elif kind == 2:
+        values = np.zeros(shape)
+    else:
+        values = numbers.choice([0, 1, -1, 2, 1e30, -1e30, 2.0**31, -(2.0**31), 2.0**63, -(2.0**63), math.nan, math.inf, -math.inf], shape)
+    with np.errstate(all="ignore"):
+        return mx.nd.array(np.asarray(values, "float32").astype("float32" if dtype == "bfloat16" else dtype), ctx=ctx, dtype=dtype)
+
+
+def call(rng, numbers, op, params, inputs):
+    ctx = rng.choice(DEVICES)
+    arrays = [make_array(rng, numbers, *one, ctx) for one in inputs]
+    if "float32" in [array.dtype.__name__ for array in arrays] and rng.random() < 0.05 and arrays:
+        arrays[rng.randrange(len(arrays))] = rng.choice(arrays)  # twice the same
+    ways = rng.random()
+    if ways < 0.4:
+        for array in arrays:
+            if rng.random() < 0.8 and np.dtype(array.dtype if array.dtype is not mx.bfloat16 else "float32").kind == "f":
+                array.attach_grad(rng.choice(["write", "add"]))
+        with autograd.record(rng.random() < 0.8):
+            results = _core.get_op(op["name"])(*arrays, **params)
+        results = results if isinstance(results, list) else [results]
+        autograd.backward([result for result in results if result.dtype is not np.bool_])
+    elif ways < 0.5:
+        compiled = _core.CachedOp(lambda *traced: _core.get_op(op["name"])(*traced, **params))
+        results = compiled(*arrays)
+        results = results if isinstance(results, list) else [results]
+    else:
+        results = _core.get_op(op["name"])(*arrays, **params)
+        results = results if isinstance(results, list) else [results]
+    for result in results:
+        result.wait_to_read()
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=0)
+    parser.add_argument("--calls", type=int, default=0)
+    parser.add_argument("--ops", nargs="*")
+    parser.add_argument("--log")
+    args = parser.parse_args(arguments)
+    log = os.open(args.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) if args.log else None
+    names = [name for name in _core.list_ops() if not args.ops or name in args.ops]
+    ops = [_core.get_op(name).describe() for name in names]
+    for device in DEVICES:
+        mx.context.set_memory_limit(device, 1 << 28)
+    started, made, failed = time.monotonic(), 0, 0
+    for number in itertools.count():
+        if time.monotonic() - started > args.seconds if args.seconds else made >= args.calls:
+            break
+        op = ops[number % len(ops)]
+        rng = random.Random(args.seed * 1000003 + number)
+        numbers = np.random.default_rng(rng.getrandbits(32))
+        params = choose_params(rng, op)
+        text = f"{op['name']} seed {args.seed} number {number} params {params}".encode()
+        if log is not None:
+            os.pwrite(log, text[:3900].ljust(3999) + b"\n", 0)
+        faulthandler.dump_traceback_later(60, exit=True)
+        inputs = choose_inputs(rng, op, params)
+        if inputs is None:
+            continue
+        made += 1
+        if log is not None:
+            os.pwrite(log, (text + f" inputs {inputs}".encode())[:3900].ljust(3999) + b"\n", 0)
+        try:
+            call(rng, numbers, op, params, inputs)
+            if made % 100 == 0:
+                mx.nd.waitall()
+        except REFUSALS:
+            failed += 1
+    faulthandler.cancel_dump_traceback_later()
+    print(f"{made} calls, {failed} of them refused")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""Importing the package loads what every program needs and nothing else."""
+
+import subprocess
+import sys
+
+from support.stand_in import run
+
+PROGRAM = """
+import sys
+before = set(sys.modules)
+import numpy
+numpy_loads = set(sys.modules)
+import mpgluon
+heavy = {"multiprocessing", "PIL", "matplotlib", "tqdm", "mpgluon.symbol", "mpgluon.module", "mpgluon.gluon.data", "mpgluon.optimizer"}
+print(sorted((set(sys.modules) - numpy_loads) & heavy))
+import os
+with open("/proc/self/maps") as f:
+    maps = f.read()
+print([name for name in ("libcuda", "libcudart", "libdnnl") if name in maps])
+"""
+
+
+def test_import_is_light():
+    """No heavy module, and no library of kernels, CUDA's least of all, before something needs it."""
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[:2] == ["[]", "[]"]
+
+
+def test_a_failed_import_can_be_repeated():
+    """NumPy may be there the next time."""
+    printed = run("""
+        import sys
+        names = ("numpy", "numpy._core", "numpy._core._multiarray_umath", "numpy.core", "numpy.core._multiarray_umath")
+        sys.modules.update(dict.fromkeys(names))
+        try:
+            import mpgluon
+        except ImportError:
+            print("refused")
+        for name in list(sys.modules):
+            if name.split(".")[0] in ("numpy", "mpgluon"):
+                del sys.modules[name]
+        import mpgluon
+        print(mpgluon.nd.ones((2,)).asnumpy().sum())
+        """)
+    assert printed.split() == ["refused", "2.0"]
+
+
+def test_a_python_whose_lock_is_off_is_refused():
+    """A free-threaded Python turns the lock on for extension modules that do not say they need
+    none; told never to (PYTHON_GIL=0), it must not import this one."""
+    for answer, expected in (("False", "ImportError mpgluon needs Python's global lock"),
+                             ("True", "imported")):
+        code = (
+            f"import sys; sys._is_gil_enabled = lambda: {answer}\n"
+            "try:\n    import mpgluon\nexcept ImportError as error:\n    print(type(error).__name__, error)\nelse:\n    print('imported')"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert done.stdout.startswith(expected), done.stdout + done.stderr
+
+
+def test_what_dir_lists_is_there():
+    """Every name that a public module lists can be had; `mpgluon.parallel` has its names, its
+    schedules and its collectives, and no other public module."""
+    printed = run("""
+        import importlib, pkgutil
+        import mpgluon as mx
+        names = [info.name for info in pkgutil.walk_packages(mx.__path__, "mpgluon.")]
+        for name in ["mpgluon", *names]:
+            if not any(part.startswith("_") for part in name.split(".")):
+                module = importlib.import_module(name)
+                for listed in dir(module):
+                    getattr(module, listed)
+        inside = [name.rsplit(".", 1) for name in names if name.startswith("mpgluon.parallel.")]
+        print(*[name for parent, name in inside if parent == "mpgluon.parallel" and name[0] != "_"])
+        """)
+    assert printed.split() == ["collectives", "schedules"]

@@ -1,0 +1,127 @@
+"""The layers point one way, files stay readable, and the core keeps no mutable global but its runtime."""
+
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+from support.paths import ROOT
+
+
+# What each layer may include, beside itself and system headers.
+LAYERS = {
+    "base": set(),
+    "device": {"base"},
+    "tensor": {"base", "device"},
+    "op": {"base", "device", "tensor"},
+    "graph": {"base", "device", "tensor", "op"},
+    "autograd": {"base", "device", "tensor", "op", "graph"},
+    "io": {"base", "device", "tensor", "op", "graph"},
+    "comm": {"base", "device", "tensor", "op", "graph"},
+    "python": {"base", "device", "tensor", "op", "graph", "autograd", "io", "comm", "kernels"},
+    "kernels": {"base", "device", "tensor", "op"},
+}
+# Kernels may use of csrc/op what describes calls, not what runs them.
+KERNEL_FORBIDDEN = {"op/invoke.h", "op/infer.h"}
+# Backends know nothing of each other.
+FOREIGN = {"cpu": "kernels/cuda/", "cuda": "kernels/cpu/", "common": ("kernels/cpu/", "kernels/cuda/")}
+
+
+def files(*folders, ending):
+    for folder in folders:
+        for path, _, names in os.walk(os.path.join(ROOT, folder)):
+            yield from (os.path.join(path, n) for n in names if n.endswith(ending))
+
+
+def layer_of(path):
+    parts = os.path.relpath(path, ROOT).split(os.sep)
+    return "kernels" if parts[0] == "kernels" else parts[1]
+
+
+def test_includes_point_down():
+    wrong = []
+    for path in files("csrc", "kernels", ending=(".c", ".h", ".def", ".inc", ".cu")):
+        layer, backend = layer_of(path), os.path.basename(os.path.dirname(path))
+        with open(path) as f:
+            for number, line in enumerate(f, 1):
+                match = re.match(r'\s*#\s*include\s+"([^"]+)"', line)
+                if not match or "/" not in match[1]:
+                    continue
+                target = match[1].split("/")[0]
+                forbidden = target != layer and target in LAYERS and target not in LAYERS[layer]
+                if layer == "kernels":
+                    forbidden = forbidden or match[1] in KERNEL_FORBIDDEN or match[1].startswith(FOREIGN.get(backend, "//"))
+                if forbidden:
+                    wrong.append(f"{os.path.relpath(path, ROOT)}:{number} includes {match[1]}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_only_the_binding_knows_python():
+    wrong = [p for p in files("csrc", "kernels", ending=(".c", ".h")) if layer_of(p) != "python" and "Python.h" in open(p).read()]
+    assert not wrong
+
+
+def test_files_have_one_subject():
+    """A file that grows past 800 lines has two."""
+    long = []
+    for path in files("csrc", "kernels", "mpgluon", "tests", "examples", "benchmarks", ending=(".c", ".h", ".def", ".py", ".cu")):
+        with open(path) as f:
+            count = sum(1 for _ in f)
+        if count > 800:
+            long.append(f"{os.path.relpath(path, ROOT)}: {count}")
+    assert not long, "\n".join(long)
+
+
+def test_headers_say_what_they_are():
+    wrong = [os.path.relpath(p, ROOT) for p in files("csrc", "kernels", ending=".h") if not open(p).read().startswith("/*")]
+    assert not wrong, "headers without an opening comment: " + ", ".join(wrong)
+
+
+# Runtime state: the registry, the device table and what hangs on them. Anything new here needs a reason.
+WRITABLE = {
+    "base": "turns|intruder|intruding|collecting|kept_spaces|allocations_until_failure|failures_left|failure_happened|current_host|error_text|(num_)?library_\\w+",
+    "device": "table|gpu_library|table_size|chunks|count|known|shuffle|worker_device|latest_start|mpg_profiling|no_memory_cause|passed_on",
+    "tensor": "free_storages|num_free|leaving|watched_writes|births|foreign_reads",
+    "op": "kernel_tables|random_state|intern_table|names|signatures",
+    "graph": "",
+    "autograd": "mode|active|tape|walks|kept_walks|changes|numbers",  # flags of the thread, arenas kept between calls, counts of changed arrays and of leaves
+    "io": "counter",
+    "comm": "",
+    "kernels": "(onednn|openblas)_(attributes|available|functions|loaded)",
+    # Python wants its method and slot tables writable.
+    "python": r"\w*(methods|slots|spec|members|properties|definition)|mpg_py|state|names|mpg_numpy_api\w*|cached|current|lines|unused|all|scalar_params|intruder|aside",
+}
+
+
+def objects():
+    for path, _, names in os.walk(os.path.join(ROOT, "build")):
+        if "release-" in path:
+            yield from (os.path.join(path, n) for n in names if n.endswith(".o"))
+
+
+def writable_symbols(path):
+    """Objects in sections that stay writable: constant tables of pointers (.data.rel.ro) do not.
+
+    Those inside of functions without what tells them apart: a number behind them (gcc), the
+    function before them (clang).
+    """
+    for line in subprocess.run(["objdump", "-t", path], capture_output=True, text=True, check=True).stdout.splitlines():
+        match = re.match(r"[0-9a-f]+ .{7} (\.\S+)\s+[0-9a-f]+ (?:\.hidden )?(\S+)$", line)
+        if match and re.match(r"\.(bss|data|tbss|tdata)", match[1]) and not match[1].startswith(".data.rel.ro") and match[2] != match[1]:
+            yield re.sub(r"^\w+\.(?=[a-z])|\.\d+$", "", match[2])
+
+
+@pytest.mark.skipif(shutil.which("objdump") is None, reason="objdump is not installed")
+def test_no_new_mutable_globals():
+    found, wrong = False, set()
+    for path in objects():
+        match = re.search(r"/build/[^/]+/(?:\w+/)?(csrc/(\w+)|kernels)/", path)
+        if not match:
+            continue
+        found = True
+        layer = match[2] or "kernels"
+        wrong.update(f"{layer}/{os.path.basename(path)}: {name}" for name in writable_symbols(path) if not re.fullmatch(WRITABLE[layer], name))
+    if not found:
+        pytest.skip("no build folder beside the sources")
+    assert not wrong, "writable symbols: " + ", ".join(sorted(wrong))

@@ -1,0 +1,120 @@
+"""The code in README.md and docs/parallel.md runs as it stands, one block after the other, given the networks and batches that it speaks of."""
+
+import os
+import re
+import textwrap
+
+import numpy as np
+import pytest
+from support.devices import cpus_only
+from support.paths import ROOT
+
+import mpgluon as mx
+from mpgluon import autograd, gluon, nd
+from mpgluon.gluon import nn, rnn
+
+SHELL = re.compile(r"(pip|python|make|git|nvcc|mxnet_suite\.py|MPGLUON_\w+=|PYTHONPATH=|tests/|\$ )")
+
+
+def blocks(path):
+    """The Python code of a document: fenced as such, or indented by four columns below a paragraph."""
+    with open(os.path.join(ROOT, path)) as file:
+        text = file.read()
+    found = [(m.start(), textwrap.dedent(m[2])) for m in re.finditer(r"^( *)```python\n(.*?)^\1```$", text, re.M | re.S)]
+    rest = re.sub(r"^( *)```.*?^\1```$", lambda m: re.sub(r"[^\n]", ".", m[0]), text, flags=re.M | re.S)
+    for m in re.finditer(r"(?<=\n\n)((?: {4}.*\n|\n(?= {4}))+)", rest):
+        code = textwrap.dedent(m[1])
+        if not SHELL.match(code):
+            found.append((m.start(), code))
+    return [code for _, code in sorted(found)]
+
+
+def chain(*sizes):
+    net = nn.HybridSequential()
+    for inputs, units in zip(sizes, sizes[1:]):
+        net.add(nn.Dense(units, in_units=inputs))
+    return net
+
+
+class Attention(gluon.HybridBlock):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.qkv, self.out = nn.Embedding(11, 8), nn.Dense(24, in_units=8, flatten=False), nn.Dense(8, in_units=24, flatten=False)
+
+    def hybrid_forward(self, F, tokens):
+        return self.out(self.qkv(self.embed(tokens)))
+
+
+def names(net, **more):
+    """What the documents take for granted."""
+    x, y = nd.random.normal(shape=(16, 8)), nd.array(np.arange(16) % 4)
+    loss = gluon.loss.SoftmaxCrossEntropyLoss()
+    return {"mx": mx, "gluon": gluon, "autograd": autograd, "nd": nd, "nn": nn, "rnn": rnn, "net": net, "loss": loss, "x": x, "y": y, "data": x, "labels": y, **more}
+
+
+def ready(net, **more):
+    net.initialize()
+    return names(net, trainer=gluon.Trainer(net.collect_params(), "adam"), **more)
+
+
+def staged():
+    net = chain(8, 16, 4)
+    net.place(mx.parallel.Mesh({"stage": 2}))
+    return ready(net)
+
+
+def run(path, given, tmp_path, monkeypatch, capsys):
+    """Runs the blocks of a document with what `given` has for each; the names that each leaves, and what was printed."""
+    monkeypatch.chdir(tmp_path)
+    found, results = blocks(path), []
+    assert len(found) == len(given), f"{path} has {len(found)} blocks of code, of which this test knows {len(given)}"
+    for number, (code, make) in enumerate(zip(found, given)):
+        scope = make()
+        capsys.readouterr()
+        exec(compile(code, f"{path}, block {number}", "exec"), scope)
+        nd.waitall()
+        results.append((scope, capsys.readouterr().out))
+    return results
+
+
+@pytest.fixture(autouse=True)
+def afterwards():
+    yield
+    mx.context.set_threads(0)
+
+
+@cpus_only
+def test_readme(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("matplotlib")
+    (model, _), (_, compiled), (pipelined, report) = run("README.md", [lambda: names(None), dict, staged], tmp_path, monkeypatch, capsys)
+    net = model["ModelParallelLM"](20, 6, mx.cpu(0), mx.cpu(1))
+    for child, ctx in ((net.embed, 0), (net.lstm1, 0), (net.lstm2, 1), (net.decoder, 1)):
+        child.initialize(ctx=mx.cpu(ctx))
+    net.hybridize()
+    out, state1, state2 = net(nd.zeros((5, 3)), net.lstm1.begin_state(3, ctx=mx.cpu(0)), net.lstm2.begin_state(3, ctx=mx.cpu(1)))
+    assert out.shape == (5, 3, 20) and out.context == mx.cpu(1) and state1[0].context == mx.cpu(0)
+    assert "HybridSequential for training: 3 operators, called 1 time" in compiled and "cpu(0)" in compiled
+    assert "2 stages, 8 micro-batches" in report and (tmp_path / "timeline.png").stat().st_size
+    assert pipelined["losses"].shape == (16,)
+
+
+@cpus_only
+def test_parallel(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("matplotlib")
+
+    def meshed():
+        batches = [(nd.random.normal(shape=(16, 8)), nd.array(np.arange(16) % 4)) for _ in range(2)]
+        return names(chain(8, 16, 12, 4), batches=batches)
+
+    def planned():
+        return ready(chain(8, 16, 12, 4))
+
+    given = [meshed, lambda: ready(chain(8, 4), scaler=1024.0), staged, lambda: names(Attention()), planned]
+    results = run("docs/parallel.md", given, tmp_path, monkeypatch, capsys)
+    (mesh, _), (saved, _), (pipelined, report), (split, _), (plan, printed) = results
+    assert len({param.list_ctx()[0] for param in mesh["net"].collect_params().values()}) == 4 and len(mesh["losses"]) == 2
+    assert saved["found"]["position"] == {"epoch": 3, "batch": 120} and saved["found"]["loss_scale"] == 1024.0
+    assert "micro-batches" in report and (tmp_path / "timeline.png").stat().st_size and pipelined["losses"].shape == (16,)
+    kinds = [type(child).__name__ for child in split["net"]._children.values()]
+    assert kinds == ["VocabParallelEmbedding", "ColumnParallelDense", "RowParallelDense"]
+    assert "measured" in printed and "predicted" in printed

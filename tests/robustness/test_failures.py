@@ -1,0 +1,388 @@
+"""Mistakes, exhausted memory and traps of hybridize: an exception that says what and where, and everything works afterwards."""
+
+import gc
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from device import test_memory as networks
+from mpgluon import _core, autograd, gluon, nd
+from mpgluon.context import memory_stats, set_memory_limit
+from mpgluon.gluon import nn, rnn
+from mpgluon.parallel import Pipeline, TrainStep
+
+
+@pytest.fixture(scope="module", autouse=True)
+def little_garbage():
+    """Where memory is short garbage is collected, which takes a while with all the objects of a
+    test run."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def sweep(work, limit=5000, stride=1, count=1, after=lambda: None):
+    """Runs `work` with its n-th allocation failing, and `count` in all, for every n (every
+    `stride`-th), and `after` behind each; how many runs failed."""
+    failures = 0
+    for n in range(1, limit, stride):
+        _core._memory_free_kept()
+        _core._memory_fail_after(n, count)
+        try:
+            work()
+            done = True
+        except MemoryError as error:
+            assert isinstance(error, mx.MXNetError) and str(error)
+            done = False
+            failures += 1
+        finally:
+            met = _core._memory_fail_after(0)
+        try:
+            nd.waitall()  # work that was queued may have met it
+        except MemoryError:
+            pass
+        after()
+        if not met:
+            assert done
+            return failures
+    raise AssertionError("there is no end of allocations")
+
+
+def model(kind, options):
+    net = kind(networks.place(kind, 2))
+    if options is not None:
+        net.hybridize(**options)
+    return net, gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01})
+
+
+@pytest.mark.parametrize("options", [None, {}, {"exact": True}], ids=["eager", "hybridized", "exact"])
+@pytest.mark.parametrize("kind", ["MLP", "Branches", "Recurrent"])
+def test_every_allocation_of_a_step_fails(kind, options, tmp_path):
+    kind, x, path = networks.NETS[kind], networks.batch(), str(tmp_path / "net.params")
+
+    def step(net, trainer):
+        nd.Concat(*[x] * 40, dim=0)  # needs work space, whatever is kept from earlier steps
+        return networks.step(net, trainer, x).asscalar()
+
+    def first():
+        step(*model(kind, options))
+
+    # Memory kept from earlier steps spares an eager step most of its allocations, so there every one is tried.
+    assert sweep(first, stride=1 if options is None else 5) > (0 if options is None else 2)
+    net, trainer = model(kind, options)
+    step(net, trainer)
+    used = [memory_stats(mx.cpu(i))["in_use"] for i in range(2)]
+    assert sweep(lambda: step(net, trainer)) > 0
+    assert sweep(lambda: net.save_parameters(path)) > 5
+    net.save_parameters(path)
+    assert sweep(lambda: net.load_parameters(path)) > 5
+    assert np.isfinite(step(net, trainer))
+    gc.collect()
+    nd.waitall()
+    for i in range(2):
+        assert memory_stats(mx.cpu(i))["in_use"] <= used[i] + (1 << 18)
+
+
+class Small(gluon.HybridBlock):
+    """Convolution, norm, dropout and dense layers over two devices."""
+
+    def __init__(self):
+        super().__init__(prefix="small_")
+        with self.name_scope():
+            self.conv, self.norm = nn.Conv2D(4, 3, in_channels=2, padding=1), nn.BatchNorm(in_channels=4)
+            self.dense, self.out = nn.Dense(16, in_units=144, activation="tanh"), nn.Dense(3, in_units=16)
+        for layer, index in ((self.conv, 0), (self.norm, 0), (self.dense, 1), (self.out, 1)):
+            layer.initialize(mx.init.Xavier(), ctx=mx.cpu(index))
+
+    def hybrid_forward(self, F, x):
+        x = F.relu(self.norm(self.conv(x))).as_in_context(mx.cpu(1))
+        return self.out(self.dense(F.Dropout(x, p=0.2)))
+
+
+class Session:
+    """A small net in training, one of the ways to run it, that can be brought back to where it was
+    saved."""
+
+    def __init__(self, way):
+        mx.random.seed(5)
+        self.net, self.loss, self.staged = Small(), gluon.loss.SoftmaxCrossEntropyLoss(), None
+        if way != "eager":
+            self.net.hybridize(**{"hybridized": {}, "exact": {"exact": True}, "pipelined": {"pipeline": Pipeline(3, "1f1b")}, "train step": {}}[way])
+        self.trainer = gluon.Trainer(self.net.collect_params(), "adam", {"learning_rate": 0.01})
+        if way == "train step":
+            self.staged = TrainStep(self.net, self.loss, self.trainer, Pipeline(3, "1f1b"))
+        self.x = nd.array(np.random.RandomState(0).rand(6, 2, 6, 6))
+        self.label = nd.array(np.arange(6) % 3, ctx=mx.cpu(1))
+
+    def step(self):
+        if self.staged:
+            return float(self.staged(self.x, self.label).mean().asscalar())
+        with autograd.record():
+            loss = self.loss(self.net(self.x), self.label)
+        loss.backward()
+        self.trainer.step(6)
+        return float(loss.mean().asscalar())
+
+    def save(self, folder):
+        self.net.save_parameters(f"{folder}/net.params")
+        self.trainer.save_states(f"{folder}/trainer")
+
+    def load(self, folder):
+        self.net.load_parameters(f"{folder}/net.params")
+        self.trainer.load_states(f"{folder}/trainer")
+
+
+def export(session, folder):
+    net = Small()
+    net.hybridize()
+    net(session.x).asnumpy()
+    net.export(f"{folder}/exported")
+    gluon.SymbolBlock.imports(f"{folder}/exported-symbol.json", ["data"],
+                              f"{folder}/exported-0000.params")
+
+
+def sweep_all(way, folder, stride, counts):
+    """Each allocation, of the core and of devices, fails while each thing is done: an error of
+    memory, and the next step is as ever."""
+    (folder / "kept").mkdir()
+    (folder / "other").mkdir()
+    session = Session(way)
+    session.step()
+    session.save(folder / "kept")
+
+    def again():
+        session.load(folder / "kept")
+        mx.random.seed(9)
+        return session.step(), session.net.out.weight.data().asnumpy().tobytes()
+
+    again()
+    expected, first = again(), Session(way).step()
+    for count in counts:
+        for name, work, check, wanted in [
+            ("step", session.step, again, expected),
+            ("save", lambda: session.save(folder / "other"), again, expected),
+            ("load", lambda: session.load(folder / "kept"), again, expected),
+            ("compile", lambda: Session(way).step(), lambda: Session(way).step(), first),
+            ("export", lambda: export(session, folder), again, expected),
+        ]:
+            every = stride if name in ("step", "save", "load") else 12 * stride
+
+            def one(work=work, check=check, wanted=wanted):
+                for ctx in (mx.cpu(0), mx.cpu(1)):
+                    ctx.empty_cache()
+                work()
+
+            failures = sweep(one, stride=every, count=count, after=lambda check=check,
+                             wanted=wanted, name=name: check_same(check(), wanted, name))
+            assert failures > 0 or every > 1, name
+
+
+def check_same(found, wanted, name):
+    assert found == wanted, f"after an error in {name} the next step is another"
+
+
+WAYS = ["eager", "hybridized", "exact", "pipelined", "train step"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_some_allocations_of_everything_fail(way, tmp_path):
+    sweep_all(way, tmp_path, 9, [1, 12])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+def test_every_allocation_of_everything_fails(way, tmp_path):
+    sweep_all(way, tmp_path, 1, [1, 2, 12])
+
+
+@pytest.mark.parametrize("options", [None, {}], ids=["eager", "hybridized"])
+def test_every_limit(options):
+    """One training step under many memory limits: it works, or says which device had how much; nothing is lost."""
+    devices = [mx.cpu(90), mx.cpu(91)]
+
+    def attempt():
+        net = networks.Chain({name: devices[ctx.device_id] for name, ctx in networks.place(networks.Chain, 2).items()})
+        if options is not None:
+            net.hybridize(**options)
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01, "momentum": 0.9})
+        loss = networks.step(net, trainer, networks.batch().as_in_context(devices[0])).asscalar()
+        nd.waitall()
+        return loss
+
+    mx.random.seed(1)
+    expected = attempt()
+    gc.collect()
+    outcomes = []
+    try:
+        for limit in range(1, 900_000, 45_000):
+            for ctx in devices:
+                ctx.empty_cache()
+                set_memory_limit(ctx, limit)
+            mx.random.seed(1)
+            try:
+                assert attempt() == expected
+                outcomes.append(True)
+            except MemoryError as error:
+                assert isinstance(error, mx.MXNetError)
+                for part in ("is out of memory: asked for", "held", f"limit {limit} bytes"):
+                    assert part in str(error)
+                outcomes.append(False)
+            try:
+                nd.waitall()  # what was queued before the failure
+            except MemoryError:
+                pass
+            gc.collect()
+    finally:
+        for ctx in devices:
+            set_memory_limit(ctx, None)
+    assert not outcomes[0] and outcomes[-1]
+    mx.random.seed(1)
+    assert attempt() == expected
+
+
+class Trap(gluon.HybridBlock):
+    def __init__(self, body, **kwargs):
+        super().__init__(**kwargs)
+        self.body = body
+
+    def hybrid_forward(self, F, x):
+        return self.body(F, x)
+
+
+TRAPS = {
+    "bool": lambda F, x: x if x.sum() > 0 else -x,
+    "float": lambda F, x: x * float(x.sum()),
+    "int": lambda F, x: x * int(x.sum()),
+    "asnumpy": lambda F, x: x * x.asnumpy().sum(),
+    "asscalar": lambda F, x: x * x.sum().asscalar(),
+    "value": lambda F, x: x.__setitem__(0, 1),
+}
+
+
+@pytest.mark.parametrize("name", TRAPS)
+def test_values_asked_for_in_a_trace(name):
+    net = Trap(TRAPS[name])
+    net.hybridize()
+    with pytest.raises(mx.MXNetError, match=name) as caught:
+        net(nd.ones((2, 3)))
+    for part in ("hybridize()", "test_failures.py:", "F.where"):  # what, where, and the way out
+        assert part in str(caught.value)
+    net.hybridize(False)
+    assert name == "value" or net(nd.ones((2, 3))).shape == (2, 3)
+
+
+def test_mistakes_with_layers_and_optimizers():
+    layer = rnn.LSTM(4)
+    layer.initialize()
+    with pytest.raises(ValueError, match=r"LSTM: the input must have 3 dimensions \(T, N, C\), but its shape is \(2, 3\)"):
+        layer(nd.ones((2, 3)))
+    dense = nn.Dense(3, in_units=2)
+    dense.initialize()
+    with pytest.raises(TypeError, match="learning_rate must be a number, got str: 'fast'"):
+        gluon.Trainer(dense.collect_params(), "sgd", {"learning_rate": "fast"})
+    with pytest.raises(mx.MXNetError, match="dilate has the element 4611686018427387904; it must be at least 1 and at most"):
+        nd.Convolution(nd.ones((1, 1, 3, 3)), nd.ones((1, 1, 3, 3)), no_bias=True, kernel=(3, 3), dilate=(2**62, 1), num_filter=1)
+    for shape, words in [((2**40, 2**40), "too large"), ((-2, 3), "negative"), ((2**50,), "out of memory")]:
+        with pytest.raises(mx.MXNetError, match=words):
+            nd.zeros(shape)
+    assert dense(nd.ones((1, 2))).shape == (1, 3)
+
+
+EMPTY = {
+    "dense": (lambda: nn.Dense(3), (0, 4), (0, 3)),
+    "conv": (lambda: nn.Conv2D(3, 3), (0, 2, 5, 5), (0, 3, 3, 3)),
+    "pool": (lambda: nn.MaxPool2D(2), (0, 2, 4, 4), (0, 2, 2, 2)),
+    "lstm": (lambda: rnn.LSTM(3), (0, 2, 4), (0, 2, 3)),
+    "lstm without batch": (lambda: rnn.LSTM(3), (5, 0, 4), (5, 0, 3)),
+    "layer norm": (lambda: nn.LayerNorm(), (0, 4), (0, 4)),
+    "embedding": (lambda: nn.Embedding(5, 3), (0, 2), (0, 2, 3)),
+    "dropout": (lambda: nn.Dropout(0.5), (0, 4), (0, 4)),
+}
+
+
+@pytest.mark.parametrize("hybridize", [False, True])
+@pytest.mark.parametrize("name", EMPTY)
+def test_arrays_of_zero_size(name, hybridize):
+    make, shape, expected = EMPTY[name]
+    net = make()
+    net.initialize()
+    net.hybridize(hybridize)
+    params = net.collect_params()
+    x = nd.zeros(shape)
+    if not params:
+        x.attach_grad()
+    with autograd.record():
+        y = net(x)
+        loss = (y * y).sum()
+    loss.backward()
+    assert y.shape == expected and loss.asscalar() == 0
+    if params:
+        before = {key: param.data().asnumpy() for key, param in params.items()}
+        gluon.Trainer(params, "sgd", {"learning_rate": 0.1}).step(1)
+        for key, param in params.items():
+            np.testing.assert_array_equal(param.data().asnumpy(), before[key])
+
+
+@pytest.mark.parametrize("automatic", [True, False], ids=["gc enabled", "gc disabled"])
+def test_garbage_is_collected_before_a_device_is_out_of_memory(automatic):
+    """What only cycles of Python objects hold makes room: a model after an error, for instance,
+    whose traceback knows it."""
+    ctx = mx.cpu(92)
+    set_memory_limit(ctx, 20 << 20)
+    finalized = []
+
+    class Holder:
+        def __init__(self):
+            self.me, self.array = self, nd.ones((3 << 20,), ctx=ctx)
+
+        def __del__(self):
+            # runs ops, in the middle of the call that wants memory
+            finalized.append(float(self.array[:4].sum().asscalar()))
+
+    (gc.enable if automatic else gc.disable)()
+    try:
+        for _ in range(2):
+            Holder()
+            assert nd.ones((3 << 20,), ctx=ctx)[0].asscalar() == 1
+        Holder()
+        net = nn.Dense(1 << 10, in_units=1 << 10)
+        net.initialize(ctx=ctx)
+        net.hybridize()
+        assert net(nd.ones((1, 1 << 10), ctx=ctx)).shape == (1, 1 << 10)
+        assert finalized == [4.0] * 3
+        # what is not garbage stays
+        with pytest.raises(MemoryError, match="is out of memory: asked for"):
+            nd.ones((3 << 20,), ctx=ctx)
+    finally:
+        gc.enable()
+        set_memory_limit(ctx, None)
+
+
+def test_training_goes_on_after_a_batch_that_was_too_large():
+    ctx = mx.cpu(93)
+
+    def attempt(rows):
+        net = nn.HybridSequential()
+        for _ in range(3):
+            net.add(nn.Dense(512, in_units=512))
+        net.initialize(ctx=ctx)
+        net.hybridize()
+        cycle = [net]
+        cycle.append(cycle)
+        with autograd.record():
+            loss = net(nd.ones((rows, 512), ctx=ctx)).sum()
+        loss.backward()
+        return loss.asscalar()
+
+    set_memory_limit(ctx, 16 << 20)
+    gc.disable()
+    try:
+        for _ in range(2):
+            with pytest.raises(MemoryError):
+                attempt(5000)
+            assert np.isfinite(attempt(8))
+    finally:
+        gc.enable()
+        set_memory_limit(ctx, None)

@@ -1,0 +1,122 @@
+"""Calls whose arguments misbehave: an error, and never a crash. They run in processes of their
+own."""
+
+import os
+
+import pytest
+from support.stand_in import run
+
+# Values that empty the container they are in when they are looked at, behind items that are freed
+# then and overwritten.
+CONTAINERS = """
+import numpy as np, mpgluon as mx
+from mpgluon import nd, sym, _core
+
+class Emptying:
+    def look(self):
+        global kept
+        container.clear()
+        kept = [bytes(100) for i in range(50)] + [float(i) for i in range(50)]
+    def __index__(self): self.look(); return 2
+    def __float__(self): self.look(); return 2.0
+    def __bool__(self): self.look(); return True
+    def __str__(self): self.look(); return "2"
+    def __len__(self): self.look(); return 2
+    def __hash__(self): return 1
+    def __eq__(self, other): self.look(); return False
+
+class Sequence:  # with a length that is not the truth
+    def __init__(self, length): self.length = length
+    def __len__(self): return self.length
+    def __getitem__(self, i):
+        if i > 3: raise IndexError
+        return i + 1
+
+def attempt(call, *args, **kwargs):
+    try:
+        call(*args, **kwargs)
+    except (mx.MXNetError, ValueError, TypeError, OverflowError, MemoryError):  # no SystemError, for one
+        return 1
+    return 0
+
+big = lambda: [10 ** 9 + i for i in range(8)]
+calls = 0
+for name in _core.list_ops():
+    for param in _core.get_op(name).describe()["params"]:
+        for make in (lambda: [Emptying(), *big()], lambda: [3, Emptying(), *big()], lambda: Emptying(),
+                     lambda: Sequence(1 << 40), lambda: Sequence(-1)):
+            value = make()
+            container = value if isinstance(value, list) else []
+            attempt(_core.infer_shape, name, [], {param["name"]: value})
+            container = {param["name"]: Emptying(), **{str(10 ** 9 + i): [i] for i in range(8)}}
+            attempt(_core.OpCall, name, container)
+            calls += 2
+
+x = nd.ones((2, 3, 4, 4))
+for call in (lambda l: nd.zeros(l), lambda l: nd.full(l, 1), lambda l: nd.random.uniform(shape=l), lambda l: x.reshape(l), lambda l: x.slice(begin=l, end=l),
+             lambda l: x.transpose(l), lambda l: nd.tile(x, reps=l), lambda l: nd.contrib.MultiBoxPrior(x, sizes=l), lambda l: x[l], lambda l: nd.array(l),
+             lambda l: sym.Reshape(sym.var("a"), shape=l), lambda l: sym.zeros(l),
+             lambda l: nd.concat(*l), lambda l: nd.add_n(*l), lambda l: nd.stack(l), lambda l: _core.empty(l, mx.cpu(), "float32"),
+             lambda l: _core.sum_replicas(l, 0, True), lambda l: _core.MultiUpdate("multi_sgd_update", [x, x.copy()], 2, l),
+             lambda l: mx.autograd.backward(l), lambda l: mx.autograd.grad(l, [x]), lambda l: mx.autograd.mark_variables([x], [x.copy()], l),
+             lambda l: _core.CachedOp(lambda a: a, {"budget": l}), lambda l: mx.nd.save("/dev/null/x", l)):
+    for make in (lambda: [Emptying(), *big()], lambda: [3, Emptying(), *big()], lambda: [x, Emptying(), x, x, x]):
+        container = make()
+        attempt(call, container)
+        calls += 1
+for what in range(4):
+    for name in ("shape", "whole"):
+        container = [Emptying(), *big()]
+        pairs = [(container, "float32"), ((2, 3), "float32"), ((2, 3), "float32")]
+        if name == "whole":
+            container = pairs = [([Emptying(), 10 ** 9], "float32"), ((10 ** 9, 3), "float32"), ((10 ** 9, 3), "float32")]
+        attempt(_core.infer_shape, "add_n", pairs, {})
+        container = [Emptying(), *big()] if name == "shape" else None
+        pairs = [(container, "float32")] if container else [([Emptying(), 10 ** 9], "float32"), ((10 ** 9, 3), "float32")]
+        container = container or pairs
+        attempt(_core.OpCall("add_n", {"num_args": len(pairs)}).infer, pairs, pairs, False)
+print(calls)
+"""
+
+
+def test_containers_that_change_while_they_are_read():
+    assert int(run(CONTAINERS)) > 5000
+
+
+def test_packed_weights_that_are_none():
+    """Their contents say how they are to be read."""
+    printed = run("""
+        import numpy as np, mpgluon as mx
+        from mpgluon import _core, nd
+        convolution, dense = _core.get_op("_packed_convolution"), _core.get_op("_packed_fully_connected")
+        for contents in (np.ones, np.zeros, lambda n: np.full(n, np.nan), lambda n: np.full(n, 1e30)):
+            weights = nd.array(contents(528)), nd.array(contents(4112))
+            for call in (lambda: convolution(nd.ones((2, 1, 8, 5)), weights[0], kernel=(1, 2), num_filter=1, no_bias=True),
+                         lambda: dense(nd.ones((2, 64)), weights[1], num_hidden=64, no_bias=True)):
+                try:
+                    call().wait_to_read()
+                except mx.MXNetError as error:
+                    assert "does not fit" in str(error) or "must have the shape" in str(error), error
+        print("done")
+        """)
+    assert printed.strip() == "done"
+
+
+def fuzz(tmp_path, **options):
+    arguments = [f"--{key}={value}" for key, value in options.items()]
+    log = tmp_path / "log"
+    try:
+        run(f"from programs import op_fuzz; op_fuzz.main({[*arguments, '--log', str(log)]})",
+            MPGLUON_CPU_THREADS="1", timeout=600)
+    except AssertionError as error:
+        raise AssertionError(f"{log.read_text().strip()}\n{str(error)[-4000:]}") from None
+
+
+def test_every_op_with_hostile_parameters(tmp_path):
+    fuzz(tmp_path, calls=2500)
+
+
+@pytest.mark.slow
+def test_every_op_with_many_hostile_parameters(tmp_path):
+    """Other calls in every run; the number is printed with what fails."""
+    fuzz(tmp_path, seconds=50, seed=int.from_bytes(os.urandom(3), "little"))

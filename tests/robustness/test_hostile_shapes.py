@@ -1,0 +1,70 @@
+"""Every op, hidden ones too, on its samples with one array of another shape: it works or raises, whatever the shapes; nothing crashes."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from support.paths import TESTS
+
+from mpgluon import _core
+
+OPS = sorted(_core.list_ops())
+CHUNK = 48
+
+
+@pytest.mark.parametrize("first", range(0, len(OPS), CHUNK))
+def test_other_shapes_are_errors(first):
+    """In a process of its own, which says what it is at; memory errors that do not crash are left to the sanitizers."""
+    names = OPS[first : first + CHUNK]
+    paths = filter(None, [TESTS, os.environ.get("PYTHONPATH")])
+    env = dict(os.environ, PYTHONPATH=os.pathsep.join(paths))
+    run = subprocess.run([sys.executable, __file__, *names], capture_output=True, text=True, timeout=280, env=env)
+    assert run.returncode == 0, f"{(run.stdout.splitlines() or ['nothing'])[-1]}: exit status {run.returncode}\n{run.stderr[-2000:]}"
+    assert run.stdout.splitlines()[-1] == f"done: {len(names)} ops"
+
+
+def shapes_near(shape):
+    """Longer, shorter and empty along an axis, with an axis more or less, and one element."""
+    for axis, size in enumerate(shape):
+        step = max(1, size // 2)
+        for other in (size + step, size - step, 0):
+            if other >= 0:
+                yield (*shape[:axis], other, *shape[axis + 1 :])
+    if len(shape) > 1:
+        yield shape[1:]
+        yield (*shape, 2)
+    yield (1,)
+
+
+def main(names):
+    import numpy as np
+
+    import mpgluon as mx
+    from samples.base import all_samples
+
+    samples = all_samples()
+    for name in names:
+        op = _core.get_op(name)
+        for sample in samples[name][:4]:
+            dtype = "float32"
+            arrays = [mx.nd.array(v, dtype=dtype if sample.made(i) else v.dtype) for i, v in enumerate(sample.arrays(dtype, 0))]
+            for i, array in enumerate(arrays):
+                values = array.asnumpy()
+                for shape in shapes_near(array.shape):
+                    other = np.resize(values, shape) if values.size else np.zeros(shape, values.dtype)
+                    print(f"{name} ({sample.name}), input {i}: {shape} instead of {array.shape}", flush=True)
+                    changed = [*arrays[:i], mx.nd.array(other, dtype=array.dtype), *arrays[i + 1 :]]
+                    for scope in (mx.autograd.train_mode, mx.autograd.predict_mode):
+                        try:
+                            with scope():
+                                results = op(*changed, **(sample.params or {}))
+                            for result in results if isinstance(results, (list, tuple)) else [results]:
+                                result.asnumpy()
+                        except (mx.base.MXNetError, ValueError, TypeError, IndexError, MemoryError):
+                            pass
+    print(f"done: {len(names)} ops")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

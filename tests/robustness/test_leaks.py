@@ -1,0 +1,777 @@
+"""What every way of running leaves behind, step after step: nothing. Counted are the objects of
+Python, the memory of malloc and of the devices' pools, and, where CPython is a debug build, all
+references.
+
+`python tests/robustness/test_leaks.py [--seconds S] [--steps N] [WAY ...]` runs ways for longer and prints
+what a step leaves behind."""
+
+import argparse
+import contextlib
+import ctypes
+import gc
+import itertools
+import os
+import pickle
+import sys
+import tempfile
+import time
+
+import numpy as np
+import pytest
+
+import mpgluon as mx
+from mpgluon import autograd, gluon, nd
+from mpgluon.base import MXNetError
+from mpgluon.gluon import nn, rnn
+from mpgluon.parallel import Pipeline, TrainStep
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # tests
+
+from support.devices import on
+
+A, B = on(0), on(1)
+WAYS = {}
+
+
+def way(make):
+    """A function that gets things ready and returns one step."""
+    WAYS[make.__name__] = make
+    return make
+
+
+class Spanning(gluon.HybridBlock):
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.first, self.norm, self.last = nn.Dense(8, in_units=8, activation="tanh"), nn.BatchNorm(in_channels=8), nn.Dense(8, in_units=8)
+        self.first.initialize(ctx=A)
+        self.norm.initialize(ctx=B)
+        self.last.initialize(ctx=B)
+
+    def hybrid_forward(self, F, x):
+        x = self.norm(F.Dropout(self.first(x), p=0.2).as_in_context(B))
+        return self.last(x).as_in_context(A)
+
+
+def data(shape=(4, 8), ctx=A):
+    return nd.array(np.linspace(-1, 1, int(np.prod(shape))).reshape(shape), ctx=ctx)
+
+
+def dense(**options):
+    net = nn.HybridSequential()
+    net.add(nn.Dense(8, in_units=8, activation="relu"), nn.Dense(8, in_units=8))
+    net.initialize(ctx=A)
+    net.hybridize(**options)
+    return net
+
+
+def train(net, x):
+    with autograd.record():
+        loss = (net(x) ** 2).mean()
+    loss.backward()
+
+
+@contextlib.contextmanager
+def refused(*kinds):
+    try:
+        yield
+    except kinds:
+        return
+    raise AssertionError("a mistake went unnoticed")
+
+
+@way
+def eager():
+    x, y = data(), data()
+    return lambda: nd.concat((x + y) * 2 - x / 3, nd.dot(x, y, transpose_b=True).sum(axis=1, keepdims=True), dim=1).sum()
+
+
+@way
+def eager_over_devices():
+    x = data()
+    return lambda: (x.as_in_context(B) * 2).copyto(A) + x
+
+
+@way
+def eager_training():
+    net, x = Spanning(), data()
+    return lambda: train(net, x)
+
+
+@way
+def hybridized():
+    net, x = Spanning(), data()
+    net.hybridize()
+    return lambda: train(net, x)
+
+
+@way
+def hybridized_exact():
+    net, x = Spanning(), data()
+    net.hybridize(exact=True)
+    return lambda: train(net, x)
+
+
+@way
+def prediction():
+    net, x = Spanning(), data()
+    net.hybridize()
+    return lambda: net(x)
+
+
+@way
+def recorded_without_backward():
+    net, eager_net, x = dense(), Spanning(), data()
+
+    def step():
+        with autograd.record():
+            net(x) + eager_net(x)
+
+    return step
+
+
+@way
+def retained():
+    net, x = dense(), data()
+
+    def step():
+        with autograd.record():
+            loss = net(x).sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+
+    return step
+
+
+@way
+def gradients_added():
+    net, x = dense(), data()
+    net.collect_params().setattr("grad_req", "add")
+
+    def step():
+        train(net, x)
+        train(net, x)
+        net.collect_params().zero_grad()
+
+    return step
+
+
+@way
+def in_place():
+    x, y, rows = data(), data(), nd.array([0, 2], ctx=A)
+
+    def step():
+        x[1:3] = 5
+        x[:, 1] = y[:, 2]
+        x[rows] = 3
+        x[0, 1:3] = np.ones(2, dtype="float32")
+        nd.sin(y, out=x)
+        z = x[1:2]
+        z += 1
+        z *= x.reshape((2, 16))[0, :8]
+
+    return step
+
+
+@way
+def exceptions():
+    x, other, net = data(), data(ctx=B), dense()
+    wrong = [
+        lambda: x + nd.ones((3, 3), ctx=A), lambda: x + other, lambda: x[99], lambda: x[1, 2, 3], lambda: x.reshape((7, 7)), lambda: nd.sum(x, nothing=1),
+        lambda: nd.array("a"), lambda: nd.sum(), lambda: nd.dot(x, x, x), lambda: nd.Activation(x, act_type="none"), lambda: net(nd.ones((2, 3), ctx=A)),
+        lambda: nd.take(x, nd.array([9], ctx=A), mode="raise").asnumpy(), lambda: nd.concat(x, x[0], dim=1), lambda: x.__setitem__((0, 99), 1),
+        lambda: x.__setitem__(slice(0, 2), np.ones((3, 5))), lambda: x.__setitem__([0, "a"], 1), lambda: nd.zeros((-2, 3)), lambda: nd.zeros(("a",)),
+        lambda: nd.zeros((2,), dtype="none"), lambda: x.astype("none"), lambda: bool(x), lambda: x.asscalar(), lambda: mx.Context("none"), lambda: x.backward(),
+        lambda: autograd.grad(x, x), lambda: nd.add_n(), lambda: nd.add_n(x, 1), lambda: nd.split(x, num_outputs=3), lambda: nd.sum(x, out=3),
+        lambda: nd.sum(x, out=x), lambda: nd.from_dlpack(3), lambda: np.from_dlpack(data().asnumpy()).tolist()[9], lambda: x.copyto(3),
+        lambda: nd.reshape(x, shape="abc"), lambda: nd.arange("a"), lambda: nd.random.uniform(0, "a", shape=(2,)), lambda: x ** "a", lambda: x < "a",
+        lambda: nd.load_frombuffer(b"abc"), lambda: mx.sym.var("a") + "b", lambda: mx.sym.load_json("{"), lambda: mx.nd.NDArray("a"),
+        lambda: nd.array([[1, 2], [3]]), lambda: x.as_in_context("none"), lambda: x.attach_grad("none"), lambda: nd.save("/none/there", [x, "a"]),
+        lambda: nd.save("/none/there", [x]), lambda: nd.load("/none/there"), lambda: mx.autograd.backward([x, 1]),
+        lambda: mx.parallel.all_reduce([x, nd.ones((2,), ctx=B)]), lambda: mx.parallel.all_reduce([x, "a"])]
+
+    def step():
+        for mistake in wrong:
+            with refused(MXNetError, TypeError, ValueError, IndexError, OSError, AttributeError):
+                mistake()
+
+    return step
+
+
+@way
+def exceptions_while_compiled():
+    class Refuses(gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            y = F.sin(x)
+            raise KeyError(y.shape)
+
+    x = data()
+
+    def step():
+        net = Refuses()
+        net.hybridize()
+        with refused(KeyError), autograd.record():
+            net(x)
+
+    return step
+
+
+@way
+def exceptions_in_backward():
+    class Refuses(autograd.Function):
+        def forward(self, x):
+            return x * 2
+
+        def backward(self, dy):
+            raise KeyError("no")
+
+    x = data()
+    x.attach_grad()
+
+    def step():
+        with autograd.record():
+            y = (Refuses()(x * 2) * 3).sum()
+        with refused(KeyError):
+            y.backward()
+
+    return step
+
+
+@way
+def work_that_fails_later():
+    x, far = data(), nd.array([99.0], ctx=B)
+
+    def step():
+        with refused(MXNetError):  # there, or where it is queued
+            (nd.take(x.as_in_context(B), far, mode="raise").as_in_context(A) + 1).asnumpy()
+
+    return step
+
+
+@way
+def through_time():
+    cell, x = rnn.LSTMCell(8, input_size=8), data()
+    cell.initialize(ctx=A)
+    cell.hybridize()
+    states = cell.begin_state(4, ctx=A)
+
+    def step():
+        nonlocal states
+        states = [state.detach() for state in states]
+        with autograd.record():
+            for _ in range(3):
+                y, states = cell(x, states)
+        y.backward()
+
+    return step
+
+
+@way
+def recurrent_layer():
+    layer, x = rnn.GRU(8, input_size=8), data((3, 2, 8))
+    layer.initialize(ctx=A)
+    layer.hybridize()
+    states = layer.begin_state(2, ctx=A)
+
+    def step():
+        nonlocal states
+        with autograd.record():
+            y, states = layer(x, [state.detach() for state in states])
+        y.backward()
+
+    return step
+
+
+@way
+def second_order():
+    net, x = dense(), data()
+    x.attach_grad()
+
+    def step():
+        for f in (nd.tanh, net):
+            with autograd.record():
+                first = autograd.grad((f(x) ** 3).sum(), x, create_graph=True)[0].sum()
+            first.backward()
+
+    return step
+
+
+@way
+def functions():
+    class Twice(autograd.Function):
+        def forward(self, x):
+            self.save_for_backward(x)
+            return x * 2
+
+        def backward(self, dy):
+            self.saved_tensors
+            return dy * 2
+
+    x = data()
+    x.attach_grad()
+
+    def step():
+        with autograd.record():
+            y = Twice()(x)
+            Twice()(x)
+        y.backward()
+
+    return step
+
+
+class Stages(gluon.HybridBlock):
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.first, self.last = nn.Dense(8, in_units=8, activation="tanh"), nn.Dense(8, in_units=8)
+        self.first.initialize(ctx=A)
+        self.last.initialize(ctx=B)
+
+    def hybrid_forward(self, F, x):
+        return self.last(F.Dropout(self.first(x), p=0.2).as_in_context(B))
+
+
+@way
+def train_step():
+    net = Stages()
+    one = TrainStep(net, gluon.loss.L2Loss(), gluon.Trainer(net.collect_params(), "adam"),
+                    Pipeline(2))
+    x, y = data((8, 8)), data((8, 8), B)
+    return lambda: one(x, y)
+
+
+@way
+def pipeline():
+    net, x = Stages(), data((8, 8))
+    net.hybridize(pipeline=Pipeline(4, schedule="1f1b"))
+    return lambda: train(net, x)
+
+
+@way
+def pipeline_without_backward():
+    net, x = Stages(), data((8, 8))
+    net.hybridize(pipeline=Pipeline(2))
+
+    def step():
+        net(x)
+        with autograd.record():
+            net(x)
+
+    return step
+
+
+@way
+def pipeline_of_changing_batches():
+    net, rows = Stages(), 0
+    net.hybridize(pipeline=Pipeline(2))
+
+    def step():
+        nonlocal rows
+        rows = rows % 3 + 1
+        train(net, data((2 * rows, 8)))
+
+    return step
+
+
+@way
+def trainer():
+    net, x = Spanning(), data()
+    net.hybridize()
+    train(net, x)
+    trainers = [gluon.Trainer(net.collect_params(), name) for name in ("sgd", "adam", "rmsprop", "ftrl", "lamb")]
+
+    def step():
+        for one in trainers:
+            one.step(4, ignore_stale_grad=True)
+
+    return step
+
+
+@way
+def replicas():
+    net = nn.Dense(4, in_units=8)
+    net.initialize(ctx=[A, B])
+    net.hybridize()
+    one, x = gluon.Trainer(net.collect_params(), "sgd", {"momentum": 0.9}), data()
+
+    def step():
+        with autograd.record():
+            losses = [net(part).sum() for part in gluon.utils.split_and_load(x, [A, B])]
+        autograd.backward(losses)
+        one.step(4)
+
+    return step
+
+
+@way
+def collectives():
+    x = [data(ctx=A), data(ctx=B)]
+
+    def step():
+        with autograd.record():
+            mx.parallel.all_reduce(x)
+            mx.parallel.all_gather(x)
+            mx.parallel.reduce_scatter(x)
+            mx.parallel.broadcast(x[0], [A, B])
+
+    return step
+
+
+@way
+def data_loader():
+    pictures = gluon.data.ArrayDataset(np.arange(24.0, dtype="float32").reshape(12, 2),
+                                       nd.arange(12))
+    loader = gluon.data.DataLoader(pictures.transform_first(lambda x: x * 2), batch_size=5,
+                                   shuffle=True)
+
+    def step():
+        for _ in loader:
+            pass
+        next(iter(loader))
+
+    return step
+
+
+@way
+def data_loader_of_threads():
+    loader = gluon.data.DataLoader(gluon.data.ArrayDataset(np.ones((6, 2), dtype="float32")),
+                                   batch_size=2, num_workers=1, thread_pool=True)
+    return lambda: [batch.asnumpy() for batch in loader]
+
+
+@way
+def saved_and_loaded():
+    net, x, folder = dense(), data(), tempfile.TemporaryDirectory()
+    one = gluon.Trainer(net.collect_params(), "adam")
+    train(net, x)
+    one.step(1)
+
+    def step():
+        path = os.path.join(folder.name, "file")
+        nd.save(path, {"x": x, "y": x[1]})
+        nd.load(path)
+        net.save_parameters(path)
+        net.load_parameters(path, ctx=A)
+        with refused(MXNetError, AssertionError):
+            nn.Dense(3, in_units=3).load_parameters(path)
+        one.save_states(path)
+        one.load_states(path)
+        with open(path, "wb") as file:
+            file.write(b"nothing of use")
+        with refused(MXNetError):
+            nd.load(path)
+        pickle.loads(pickle.dumps(x))
+
+    return step
+
+
+@way
+def checkpoints():
+    net, folder = Stages(), tempfile.TemporaryDirectory()
+
+    def step():
+        mx.parallel.save(os.path.join(folder.name, "some"), net)
+        mx.parallel.load(os.path.join(folder.name, "some"), net)
+
+    return step
+
+
+@way
+def shapes_that_never_repeat():
+    """All of one size, for pools keep some blocks of every size; without products of matrices,
+    whose library keeps what it made for many shapes."""
+    net = nn.HybridLambda(lambda F, x: (F.sin(x) * 2 + F.relu(x)).as_in_context(B).as_in_context(A))
+    net.hybridize()
+    shapes = itertools.cycle([shape for shape in itertools.product((1, 2, 3, 4, 6, 12, 24), repeat=6) if np.prod(shape) == 576])
+
+    def step():
+        x = nd.ones(next(shapes), ctx=A)
+        x.attach_grad()
+        train(net, x)
+
+    return step
+
+
+@way
+def blocks_that_go():
+    x = data()
+
+    def step():
+        net = Stages()
+        net.hybridize()
+        train(net, x)
+        del net
+        gc.collect()
+
+    return step
+
+
+@way
+def cast_and_moved():
+    net, x = dense(), data()
+
+    def step():
+        net.cast("float16")
+        net(x.astype("float16"))
+        net.cast("float32")
+        net.collect_params().reset_ctx(B)
+        net(x.as_in_context(B))
+        net.collect_params().reset_ctx(A)
+        net.hybridize()
+        net(x)
+
+    return step
+
+
+@way
+def exchanges():
+    x, there = data(), np.ones((3, 4), dtype="float32")
+
+    def step():
+        x.asnumpy()
+        nd.array(there, ctx=A)
+        nd.from_numpy(there, zero_copy=False)
+        nd.from_numpy(np.ones(3, dtype="float32"))
+        memoryview(x.as_in_context(mx.cpu(0)))
+        np.asarray(x.as_in_context(mx.cpu(0)))
+        np.from_dlpack(x.as_in_context(mx.cpu(0)))
+        nd.from_dlpack(x.to_dlpack_for_read())
+        x.to_dlpack_for_read()
+        float(x[0, 0])
+        there[0] + x[0, :4]
+
+    return step
+
+
+@way
+def control_flow():
+    x = data()
+
+    class Loops(gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            out, last = F.contrib.foreach(lambda a, s: (a * s, s + a), x, x[0])
+            _, (count, total) = F.contrib.while_loop(lambda i, v: i < 3, lambda i, v: (v, [i + 1, v * 2]), [F.zeros((1,), ctx=A), last], max_iterations=4)
+            return F.contrib.cond(F.sum(total) > 0, lambda: total * out[0], lambda: total)
+
+    net = Loops()
+    net.hybridize()
+    loops, z = Loops(), data()
+    z.attach_grad()
+
+    def step():
+        train(net, z)
+        loops(x)
+
+    return step
+
+
+@mx.operator.register("leaks_square")
+class SquareProp(mx.operator.CustomOpProp):
+    def create_operator(self, ctx, shapes, dtypes):
+        class Square(mx.operator.CustomOp):
+            def forward(self, is_train, req, in_data, out_data, aux):
+                self.assign(out_data[0], req[0], in_data[0] * in_data[0])
+
+            def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+                self.assign(in_grad[0], req[0], 2 * in_data[0] * out_grad[0])
+
+        return Square()
+
+
+@way
+def custom_ops():
+    x = data()
+    x.attach_grad()
+    net = nn.HybridLambda(lambda F, x: F.Custom(x + 1, op_type="leaks_square"))
+    net.hybridize()
+
+    def step():
+        train(net, x)
+        train(lambda x: nd.Custom(x, op_type="leaks_square"), x)
+
+    return step
+
+
+@way
+def symbols():
+    x = data()
+
+    def step():
+        a, b = mx.sym.var("a"), mx.sym.var("b")
+        out = mx.sym.Group([mx.sym.FullyConnected(a, b, no_bias=True, num_hidden=3) * 2, a + 1])
+        mx.sym.load_json(out.tojson()).infer_shape(a=(2, 3), b=(3, 3))
+        out.get_internals().list_outputs()
+        with refused(MXNetError):
+            out.infer_shape(a=(2, 3), b=(5, 5))
+        (a * 2).eval(a=x, ctx=A)
+
+    return step
+
+
+@way
+def executors():
+    a, b = mx.sym.var("a"), mx.sym.var("b")
+    out = mx.sym.tanh(a * b)
+    one = out.bind(A, {"a": data(), "b": data()}, args_grad={"a": data(), "b": data()})
+    two = (a * 2).bind(A, {"a": one.outputs[0]} if one.outputs else {"a": data()})
+
+    def step():
+        one.forward(is_train=True)
+        one.backward(data())
+        one.forward(is_train=True)
+        two.forward()
+        one.forward(a=data())
+
+    return step
+
+
+@way
+def modules():
+    out = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="fc"),
+                               name="softmax")
+    net = mx.mod.Module(out, context=A)
+    batches = mx.io.NDArrayIter(np.ones((8, 4), dtype="float32"), np.zeros(8, dtype="float32"), 4)
+    net.bind(batches.provide_data, batches.provide_label)
+    net.init_params()
+    net.init_optimizer()
+    metric = mx.metric.Accuracy()
+
+    def step():
+        batches.reset()
+        for batch in batches:
+            net.forward_backward(batch)
+            net.update()
+            net.update_metric(metric, batch.label)
+        metric.reset()
+        net.get_params()
+
+    return step
+
+
+@way
+def watched():
+    """What looks at the rest: printing, the lists of what is compiled, the profiler, standing
+    work."""
+    net, x = Spanning(), data()
+    net.hybridize()
+    net(x)
+
+    def step():
+        repr(x)
+        net.compiled()
+        repr(net)
+        mx.context.memory_stats(A)
+        mx._core.engine_standing()
+        for p in net.collect_params().values():
+            p.data().grad, p.data().context, p.data().shape, p.list_data()
+        list(x), len(x), [row.sum() for row in x]
+
+    return step
+
+
+class Mallinfo(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")]
+
+
+try:
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = Mallinfo
+except (AttributeError, OSError):  # another C library
+    mallinfo = None
+
+
+def counts():
+    """What there is now, and the least by which a step that leaves anything behind makes it
+    more."""
+    nd.waitall()
+    gc.collect()
+    found = {"blocks of Python": (sys.getallocatedblocks(), 1)}
+    if mallinfo:
+        there = mallinfo()
+        found["bytes of malloc"] = there.uordblks + there.hblkhd, 16
+    for ctx in (A, B):
+        found[f"bytes in use of {ctx}"] = mx.context.memory_stats(ctx)["in_use"], 1
+    if hasattr(sys, "gettotalrefcount"):
+        found["references"] = sys.gettotalrefcount(), 1
+    return found
+
+
+def left(step, steps, rounds=3):
+    """What `steps` steps leave behind: the least of some rounds, for caches fill up and tables
+    grow now and then. By name: (how much, of how much)."""
+    least = {}
+    before = counts()
+    for _ in range(rounds):
+        for _ in range(steps):
+            step()
+        after = counts()
+        for name, (count, unit) in after.items():
+            more = count - before[name][0]
+            least[name] = min(least.get(name, (more,))[0], more), unit
+        before = after
+    return least
+
+
+def leaks(step, steps, rounds=3):
+    """What each step leaves behind, by name. What is found must be there in more steps, too:
+    tables that grow now and then are not."""
+    for factor in (1, 4, 16, 64, 256):
+        found = {name: (count, count / (steps * factor * unit)) for name, (count, unit) in left(step, steps * factor, rounds).items()}
+        found = {name: count for name, (count, share) in found.items() if share >= 0.5}
+        if not found:
+            break
+    return found
+
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def alone():
+    """What was there before is not looked at again and again."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+STEPS = {"shapes_that_never_repeat": 70}  # as many as warm it up; others: 8
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_nothing_stays(name):
+    step = WAYS[name]()
+    for _ in range(STEPS.get(name, 8)):
+        step()
+    assert not leaks(step, 5)
+
+
+def run(name, most, seconds):
+    """Runs a way as often as the seconds allow: (steps, leaks, bytes by which the process grew in
+    the later three quarters)."""
+    step, steps, begin = WAYS[name](), 0, time.process_time()
+    while steps < most // 4 and (time.process_time() - begin < seconds / 4 or steps < STEPS.get(name, 4)):
+        step()
+        steps += 1
+    size = resident()
+    return 4 * steps, leaks(step, steps), resident() - size
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WAYS)
+def test_nothing_stays_in_many_steps(name):
+    steps, found, grown = run(name, 100000, 1)
+    assert not found and grown < (1 << 21) + 16 * steps, (steps, found, grown)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=100000)
+    parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("ways", nargs="*")
+    options = parser.parse_args()
+    for name in options.ways or WAYS:
+        steps, found, grown = run(name, options.steps, options.seconds)
+        print(f"{name:32} {steps:7} steps, {grown / 1024:7.0f} KiB more, {f'leaks {found}' if found else 'nothing left'}", flush=True)

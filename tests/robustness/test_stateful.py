@@ -1,0 +1,66 @@
+"""Stateful random programs, with fresh seeds that are printed: a little of what `make stateful` does for
+hours. And what they rest on."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from programs.stateful import ENGINES
+from support.paths import TESTS
+
+PROGRAM = os.path.join(TESTS, "programs", "stateful.py")
+
+
+def hunt(engine, minutes, *arguments):
+    done = subprocess.run(
+        [sys.executable, PROGRAM, "--engine", engine, "--minutes", str(minutes),
+         "--most", "1", "--shrink-seconds", "20", *arguments],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_random_programs(engine):
+    hunt(engine, 0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES)
+def test_random_programs_for_a_while(engine):
+    hunt(engine, 0.33)
+
+
+def poisoned(program):
+    environment = dict(os.environ, MPGLUON_POOL_POISON="1", MPGLUON_ENGINE="async")
+    return subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, env=environment)
+
+
+def test_poisoned_pools():
+    """What comes back to a pool is no number, for those who read it later, and may not be written to."""
+    done = poisoned("""
+        import mpgluon as mx
+        x = mx.nd.ones((300,))
+        x.wait_to_read()
+        del x
+        print(mx.nd.empty((300,)).asnumpy())
+    """)
+    assert done.returncode == 0 and "nan nan" in done.stdout and "1." not in done.stdout
+
+
+def test_a_write_to_freed_memory_is_found():
+    done = poisoned("""
+        import ctypes
+        import numpy as np
+        import mpgluon as mx
+        x = mx.nd.ones((300,))
+        x.wait_to_read()
+        memory = (ctypes.c_float * 300).from_address(np.from_dlpack(x).ctypes.data)
+        del x
+        memory[7] = 3
+        mx.nd.ones((300,)).wait_to_read()
+    """)
+    assert done.returncode != 0 and "written after the block had been freed" in done.stderr

@@ -1,0 +1,6 @@
+"""Folders of the sources."""
+
+import os
+
+TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+ROOT = os.path.dirname(TESTS)

@@ -1,0 +1,554 @@
+"""Modules, buckets, checkpoints, and iterators over batches."""
+
+import numpy as np
+import pytest
+from support.devices import on
+
+import mpgluon as mx
+from mpgluon import nd
+
+
+def classifier():
+    net = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=16, name="fc1")
+    net = mx.sym.Activation(net, act_type="relu", name="act")
+    return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(net, num_hidden=2, name="fc2"), name="softmax")
+
+
+def task(samples=256):
+    rng = np.random.RandomState(0)
+    data = rng.uniform(-1, 1, (samples, 6)).astype("float32")
+    return data, (data.sum(axis=1) > 0).astype("float32")
+
+
+@pytest.mark.parametrize("context", [on(0), [on(0), on(1)]])
+def test_fit_score_predict(context):
+    data, label = task()
+    train, test = mx.io.NDArrayIter(data, label, batch_size=32), mx.io.NDArrayIter(data[:50], label[:50], batch_size=32)
+    seen = []
+    module = mx.mod.Module(classifier(), context=context)
+    mx.random.seed(1)
+    module.fit(
+        train, test, num_epoch=8, initializer=mx.init.Xavier(), optimizer_params={"learning_rate": 0.5, "momentum": 0.9},
+        batch_end_callback=lambda param: seen.append(param.nbatch), epoch_end_callback=lambda epoch, symbol, arguments, states: seen.append(sorted(arguments)),
+    )  # fmt: skip
+    assert dict(module.score(test, "acc"))["accuracy"] > 0.9
+    assert seen.count(7) == 8 and ["fc1_bias", "fc1_weight", "fc2_bias", "fc2_weight"] in seen
+    assert module.predict(test).shape == (50, 2)  # padding cut off
+    np.testing.assert_allclose(module.predict(mx.nd.array(data[:32])).asnumpy(), module.predict(test).asnumpy()[:32], rtol=1e-6)
+    assert module.output_shapes == [("softmax_output", (32, 2))]
+
+
+def test_several_contexts_compute_the_same():
+    data, label = task(16)
+    results = []
+    for context in (on(0), [on(0), on(1)]):
+        module = mx.mod.Module(classifier(), context=context)
+        module.bind([("data", (16, 6))], [("softmax_label", (16,))], inputs_need_grad=True)
+        mx.random.seed(3)
+        module.init_params(mx.init.Uniform(0.5))
+        module.init_optimizer(optimizer_params={"learning_rate": 0.3})
+        for _ in range(3):
+            module.forward_backward(mx.io.DataBatch([mx.nd.array(data)], [mx.nd.array(label)]))
+            module.update()
+        results.append([module.get_outputs()[0], module.get_input_grads()[0], *module.get_params()[0].values()])
+    for one, two in zip(*results):
+        np.testing.assert_allclose(two.asnumpy(), one.asnumpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_group2ctxs():
+    with mx.AttrScope(ctx_group="a"):
+        hidden = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, name="fc1")
+    with mx.AttrScope(ctx_group="b"):
+        net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(hidden, num_hidden=2, name="fc2"), name="softmax")
+    data, label = task(8)
+    parameters = []
+    for groups in (None, {"a": on(1), "b": on(2)}):
+        module = mx.mod.Module(net, context=on(0), group2ctxs=groups)
+        module.bind([("data", (8, 6))], [("softmax_label", (8,))])
+        mx.random.seed(2)
+        module.init_params(mx.init.Uniform(1))
+        module.init_optimizer(optimizer="adam")
+        for _ in range(2):
+            module.forward_backward(mx.io.DataBatch([mx.nd.array(data)], [mx.nd.array(label)]))
+            module.update()
+        if groups:
+            assert module._execs[0].arg_dict["fc1_weight"].context == on(1)
+            assert module._execs[0].arg_dict["fc2_weight"].context == on(2)
+        parameters.append(module.get_params()[0])
+    for name, array in parameters[0].items():
+        np.testing.assert_array_equal(parameters[1][name].asnumpy(), array.asnumpy())
+
+
+def test_checkpoints(tmp_path):
+    data, label = task(32)
+    batches = mx.io.NDArrayIter(data, label, batch_size=16)
+    module = mx.mod.Module(classifier())
+    prefix = str(tmp_path / "net")
+    module.fit(batches, num_epoch=2, optimizer="adam", epoch_end_callback=mx.callback.do_checkpoint(prefix))
+    module.save_checkpoint(prefix, 7, save_optimizer_states=True)
+    loaded = mx.mod.Module.load(prefix, 7, load_optimizer_states=True)
+    batches.reset()
+    loaded.bind(batches.provide_data, batches.provide_label)
+    loaded.init_optimizer(optimizer="adam")
+    np.testing.assert_array_equal(loaded.predict(batches).asnumpy(), module.predict(batches).asnumpy())
+    for name, state in module._updater.states.items():
+        for one, two in zip(state, loaded._updater.states[name]):
+            np.testing.assert_array_equal(one.asnumpy(), two.asnumpy())
+    symbol, arguments, states = mx.model.load_checkpoint(prefix, 2)
+    assert symbol.tojson() == classifier().tojson() and set(arguments) == set(loaded.get_params()[0]) and states == {}
+
+
+def test_logs_of_training(caplog, tmp_path):
+    """The figures of an epoch are those of all its batches, whatever callbacks reset in between."""
+    data, label = task(64)
+    caplog.set_level("INFO")
+    module = mx.mod.Module(classifier())
+    figures = []
+    module.fit(
+        mx.io.NDArrayIter(data, label, batch_size=16), num_epoch=2, eval_metric=["acc", "ce"],
+        batch_end_callback=[mx.callback.Speedometer(16, 2), lambda param: figures.append(param.eval_metric.get_global()[1])],
+        epoch_end_callback=mx.callback.module_checkpoint(module, str(tmp_path / "net"), 2, True),
+    )  # fmt: skip
+    lines = [record.getMessage() for record in caplog.records]
+    for epoch in range(2):
+        accuracy, entropy = figures[4 * epoch + 3]
+        assert f"Epoch[{epoch}] Train-accuracy={accuracy:f}" in lines and f"Epoch[{epoch}] Train-cross-entropy={entropy:f}" in lines
+    assert [line for line in lines if line.startswith("Saved")] == [
+        f'Saved checkpoint to "{tmp_path}/net-0002.params"', f'Saved optimizer state to "{tmp_path}/net-0002.states"'
+    ]  # fmt: skip
+
+
+def _values(module):
+    """The parameters as the module tells them, and as its executors have them."""
+    told = {name: array.asnumpy() for part in module.get_params() for name, array in part.items()}
+    held = [{**executor.arg_dict, **executor.aux_dict} for executor in module._execs]
+    assert all((executor[name].asnumpy() == value).all() for executor in held for name, value in told.items())
+    return {name: set(value.ravel()) for name, value in told.items()}
+
+
+_GIVEN = {
+    "as needed": lambda given: None,
+    "missing": lambda given: given.pop("arg:fc2_weight"),
+    "missing state": lambda given: given.pop("aux:norm_moving_var"),
+    "extra": lambda given: given.update({"arg:other": mx.nd.ones(2)}),
+    "extra state": lambda given: given.update({"aux:other": mx.nd.ones(2)}),
+    "shape": lambda given: given.update({"arg:fc2_bias": mx.nd.ones(5)}),
+    "shape of one size": lambda given: given.update({"arg:fc2_weight": mx.nd.full((3, 2), 2)}),
+    "shape of a state": lambda given: given.update({"aux:norm_moving_var": mx.nd.ones(5)}),
+    "dtype": lambda given: given.update({"arg:fc2_bias": mx.nd.full(2, 2, dtype="float64"),
+                                         "aux:norm_moving_var": mx.nd.full(3, 2, dtype="int32")}),
+}
+
+
+@pytest.mark.parametrize("kind", _GIVEN)
+def test_parameters_that_do_not_fit(kind, tmp_path):
+    """What MXNet 1.9.1 does with such files and dicts; where that is an error, nothing is changed
+    here."""
+    hidden = mx.sym.BatchNorm(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="fc1"),
+                              name="norm")
+    symbol = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(hidden, num_hidden=2, name="fc2"),
+                                  name="softmax")
+
+    def made():
+        module = mx.mod.Module(symbol, context=[on(0), on(1)])
+        module.bind([("data", (4, 6))], [("softmax_label", (4,))])
+        module.init_params(mx.init.One())
+        return module
+
+    arguments, states = made().get_params()
+    given = {f"{prefix}:{name}": mx.nd.full(array.shape, 2) for prefix, part in (("arg", arguments), ("aux", states)) for name, array in part.items()}
+    _GIVEN[kind](given)
+    path = str(tmp_path / "given.params")
+    mx.nd.save(path, given)
+    parts = [{name[4:]: array for name, array in given.items() if name.startswith(prefix)} for prefix in ("arg:", "aux:")]
+    new = {name[4:]: {2.0} for name in given if not name.endswith("other")}
+
+    def check(do, error, missing=False):
+        module = made()
+        before = _values(module)
+        if error is None:
+            do(module)
+            assert _values(module) == ({**before, **new} if missing else new)
+            return
+        with pytest.raises(error):
+            do(module)
+        assert _values(module) == before
+
+    wrong = mx.MXNetError if kind.startswith("shape") else RuntimeError if kind.startswith("missing") else None
+    check(lambda module: module.load_params(path), wrong)
+    check(lambda module: module.set_params(*parts), wrong)
+    check(lambda module: module.init_params(mx.init.One(), *parts, force_init=True), wrong)
+    for extra in (False, True):
+        wrong = mx.MXNetError if kind.startswith("shape") else ValueError if kind.startswith("extra") and not extra else None
+        check(lambda module: module.set_params(*parts, allow_missing=True, allow_extra=extra),
+              wrong, True)
+        check(lambda module: [one.copy_params_from(*parts, allow_extra_params=extra) for one in module._execs] and setattr(module, "_params_dirty", True), wrong, True)
+
+
+def test_files_of_other_kinds(tmp_path):
+    module = mx.mod.Module(classifier())
+    module.bind([("data", (4, 6))], [("softmax_label", (4,))])
+    module.init_params(mx.init.One())
+    before = _values(module)
+    path, one = str(tmp_path / "other-0001.params"), mx.nd.ones(2)
+    for arrays, strict in (([one], False), ({"fc1_bias": one}, False),
+                           ({"foo:fc1_bias": one}, True)):
+        mx.nd.save(path, arrays)
+        with pytest.raises(ValueError, match="Invalid param file"):
+            module.load_params(path)
+        if strict:
+            assert mx.model.load_params(str(tmp_path / "other"), 1) == ({}, {})
+            continue
+        with pytest.raises(ValueError, match="Invalid param file"):
+            mx.model.load_params(str(tmp_path / "other"), 1)
+    assert _values(module) == before
+
+
+def test_parameters():
+    module = mx.mod.Module(classifier(), fixed_param_names=["fc1_weight"])
+    with pytest.raises(AssertionError):
+        module.init_params()
+    module.bind([("data", (4, 6))], [("softmax_label", (4,))])
+    module.init_params()
+    arguments, states = module.get_params()
+    assert module._execs[0].grad_dict["fc1_weight"] is None
+    some = {name: array for name, array in arguments.items() if name != "fc1_bias"}
+    with pytest.raises(RuntimeError, match="fc1_bias"):
+        module.set_params(some, states)
+    module.set_params(some, states, allow_missing=True)
+    module.set_params({**arguments, "extra": mx.nd.ones(1)}, states)  # passed over, as in MXNet
+    with pytest.raises(ValueError, match="extra"):
+        module.set_params({**arguments, "extra": mx.nd.ones(1)}, states, allow_missing=True)
+    with pytest.raises(mx.MXNetError, match="shape"):
+        module.set_params({**arguments, "fc1_bias": mx.nd.ones(1)}, states)
+    with pytest.raises(ValueError):
+        mx.mod.Module(classifier(), data_names=["dta"])
+    with pytest.raises(mx.MXNetError, match="machines"):
+        module.init_optimizer(kvstore="dist_sync")
+
+
+def test_batches_of_other_sizes():
+    module = mx.mod.Module(classifier())
+    module.bind([("data", (4, 6))], [("softmax_label", (4,))])
+    module.init_params()
+    weight = module._execs[0].arg_dict["fc1_weight"]
+    for size in (2, 9, 4):
+        module.forward(mx.io.DataBatch([mx.nd.ones((size, 6))], [mx.nd.zeros(size)]), is_train=True)
+        module.backward()
+        assert module.get_outputs()[0].shape == (size, 2) and module._execs[0].arg_dict["fc1_weight"] is weight
+    module.forward(mx.io.DataBatch([mx.nd.ones((3, 6))]), is_train=False)
+    assert module.get_outputs()[0].shape == (3, 2)
+
+
+def unrolled(length):
+    """A recurrent net over `length` steps, on two devices."""
+    data, label = mx.sym.var("data"), mx.sym.var("softmax_label")
+    with mx.AttrScope(ctx_group="lower"):
+        embedded = mx.sym.Embedding(data, input_dim=10, output_dim=4, name="embed")
+        steps = mx.sym.split(embedded, num_outputs=length, axis=1, squeeze_axis=True)
+        weight, bias = mx.sym.var("h_weight"), mx.sym.var("h_bias")
+        state = mx.sym.zeros_like(steps[0])
+        for i in range(length):
+            state = mx.sym.tanh(mx.sym.FullyConnected(state + steps[i], weight, bias, num_hidden=4))
+    with mx.AttrScope(ctx_group="upper"):
+        out = mx.sym.FullyConnected(state, num_hidden=2, name="out")
+        return mx.sym.SoftmaxOutput(out, label, name="softmax"), ["data"], ["softmax_label"]
+
+
+def test_buckets():
+    rng = np.random.RandomState(0)
+    module = mx.mod.BucketingModule(unrolled, default_bucket_key=6, context=on(0), group2ctxs={"lower": on(1), "upper": on(2)})
+    module.bind([("data", (8, 6))], [("softmax_label", (8,))])
+    mx.random.seed(1)
+    module.init_params(mx.init.Xavier())
+    module.init_optimizer(optimizer="adam", optimizer_params={"learning_rate": 0.05})
+    metric = mx.metric.create("acc")
+    for step in range(90):
+        length = (6, 3, 4)[step % 3]
+        words = rng.randint(0, 10, (8, length))
+        batch = mx.io.DataBatch(
+            [mx.nd.array(words)], [mx.nd.array(words[:, -1] > 4)], bucket_key=length, provide_data=[("data", (8, length))], provide_label=[("softmax_label", (8,))]
+        )
+        if step == 60:
+            metric.reset()
+        module.forward_backward(batch)
+        module.update()
+        module.update_metric(metric, batch.label)
+    assert metric.get()[1] > 0.85
+    executors = [module._buckets[length]._execs[0] for length in (3, 4, 6)]
+    assert len({id(one.arg_dict["h_weight"]) for one in executors}) == 1  # one set of parameters
+    assert executors[0].arg_dict["embed_weight"].context == on(1) and executors[0].arg_dict["out_weight"].context == on(2)
+    np.testing.assert_array_equal(module.get_params()[0]["h_weight"].asnumpy(), executors[1].arg_dict["h_weight"].asnumpy())
+
+
+# --- Iterators ------------------------------------------------------------------------------------------------------
+
+
+def rows(batches):
+    return [batch.data[0].asnumpy()[: batch.data[0].shape[0] - batch.pad, 0].tolist() for batch in batches]
+
+
+def test_ndarray_iter():
+    data, label = np.arange(10).reshape(5, 2), np.arange(5)
+    pad = mx.io.NDArrayIter(data, label, batch_size=3)
+    assert rows(pad) == [[0, 2, 4], [6, 8]]
+    pad.reset()
+    last = list(pad)[-1]
+    assert last.pad == 1 and last.data[0].asnumpy()[:, 0].tolist() == [6, 8, 0] and last.label[0].asnumpy().tolist() == [3, 4, 0]
+    assert rows(mx.io.NDArrayIter(data, batch_size=3, last_batch_handle="discard")) == [[0, 2, 4]]
+    rolled = mx.io.NDArrayIter(data, batch_size=3, last_batch_handle="roll_over")
+    assert [batch.data[0].asnumpy()[:, 0].tolist() for batch in rolled] == [[0, 2, 4]]
+    rolled.reset()
+    assert [batch.data[0].asnumpy()[:, 0].tolist() for batch in rolled] == [[6, 8, 0], [2, 4, 6]]
+    rolled.hard_reset()
+    assert next(rolled).data[0].asnumpy()[:, 0].tolist() == [0, 2, 4]
+    few = mx.io.NDArrayIter(data, batch_size=12)
+    assert next(few).data[0].asnumpy()[:, 0].tolist() == [0, 2, 4, 6, 8, 0, 2, 4, 6, 8, 0, 2]
+    shuffled = mx.io.NDArrayIter({"a": data, "b": data + 1}, label, batch_size=5, shuffle=True)
+    batch = next(shuffled)
+    assert sorted(batch.data[0].asnumpy()[:, 0].tolist()) == [0, 2, 4, 6, 8]
+    assert (batch.data[1] - batch.data[0]).asnumpy().tolist() == [[1, 1]] * 5
+    assert (batch.data[0].asnumpy()[:, 0] / 2).tolist() == batch.label[0].asnumpy().tolist()
+    assert [desc.name for desc in shuffled.provide_data] == ["a", "b"] and shuffled.provide_label[0].shape == (5,)
+    with pytest.raises(ValueError):
+        mx.io.NDArrayIter(data, batch_size=6, last_batch_handle="discard")
+    with pytest.raises(ValueError):
+        mx.io.NDArrayIter(data, last_batch_handle="other")
+    with pytest.raises(TypeError):
+        mx.io.NDArrayIter(3)
+
+
+def test_resize_and_prefetch():
+    data = np.arange(10).reshape(5, 2)
+    resized = mx.io.ResizeIter(mx.io.NDArrayIter(data, batch_size=5), 3)
+    assert len(list(resized)) == 3
+    ahead = mx.io.PrefetchingIter([mx.io.NDArrayIter(data, batch_size=2), mx.io.NDArrayIter(data + 1, batch_size=2)], rename_data=[{"data": "x"}, {"data": "y"}])
+    for _ in range(3):
+        batches = list(ahead)
+        assert rows(batches) == [[0, 2], [4, 6], [8]] and len(batches[0].data) == 2
+        ahead.reset()
+    next(ahead)
+    ahead.reset()  # in the middle
+    assert rows(ahead) == [[0, 2], [4, 6], [8]]
+    assert [desc.name for desc in ahead.provide_data] == ["x", "y"]
+
+    class Failing(mx.io.NDArrayIter):
+        def next(self):
+            raise RuntimeError("no data today")
+
+    with pytest.raises(RuntimeError, match="today"):
+        next(mx.io.PrefetchingIter(Failing(data, batch_size=2)))
+
+
+def test_monitor():
+    module = mx.mod.Module(classifier())
+    module.bind([("data", (4, 6))], [("softmax_label", (4,))])
+    module.init_params(mx.init.One())
+    monitor = mx.mon.Monitor(2, pattern="fc1.*", sort=True)
+    module.install_monitor(monitor)
+    seen = []
+    for _ in range(3):
+        monitor.tic()
+        module.forward(mx.io.DataBatch([mx.nd.ones((4, 6))], [mx.nd.zeros(4)]), is_train=True)
+        module.backward()
+        seen.append(monitor.toc())
+    assert [len(results) for results in seen] == [6, 0, 6]
+    assert [name for _, name, _ in seen[0]] == ["fc1_backward_output0", "fc1_backward_output1", "fc1_backward_output2", "fc1_bias", "fc1_output", "fc1_weight"]
+    assert seen[0][3:] == [(1, "fc1_bias", "0.0\t"), (1, "fc1_output", "6.0\t"), (1, "fc1_weight", "1.0\t")]
+
+
+def test_monitored_gradients_are_the_compiled_ones():
+    with mx.AttrScope(ctx_group="a"):
+        data = mx.sym.Variable("data")
+        hidden = mx.sym.BatchNorm(mx.sym.FullyConnected(data, num_hidden=4, name="fc1"), fix_gamma=False, name="bn")
+    with mx.AttrScope(ctx_group="b"):
+        parts = mx.sym.SliceChannel(hidden, num_outputs=2, name="parts")
+        net = mx.sym.Group([parts[0] * parts[1] + parts[0], mx.sym.make_loss(mx.sym.sum(hidden), name="loss")])
+    rng, results = np.random.RandomState(0), []
+    values = {name: rng.normal(size=shape) for name, shape in zip(net.list_arguments(), net.infer_shape(data=(3, 5))[0])}
+    for watched in (False, True):
+        executor = net.simple_bind(
+            on(0), data=(3, 5), group2ctx={"a": on(0), "b": on(1)}, grad_req={"data": "add", **dict.fromkeys(net.list_arguments()[1:], "write")}
+        )
+        seen = []
+        if watched:
+            executor.set_monitor_callback(lambda name, array: seen.append((name, array.context)), True)
+        for name, value in values.items():
+            executor.arg_dict[name][:] = value
+        executor.grad_dict["data"][:] = 2
+        for _ in range(2):
+            executor.forward(is_train=True)
+            executor.backward([mx.nd.full((3, 2), 3, ctx=on(1)), mx.nd.ones(1)])
+        results.append([*executor.outputs, *executor.grad_arrays, *executor.aux_arrays])
+    assert ("parts_backward_output", on(1)) in seen and ("bn_backward_output1", on(0)) in seen
+    for one, other in zip(*results):
+        np.testing.assert_allclose(other.asnumpy(), one.asnumpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_sequential_module():
+    data, label = task()
+    train = mx.io.NDArrayIter(data, label, batch_size=32)
+    first = mx.sym.Activation(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=16, name="fc1"), act_type="relu", name="act")
+    second = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("hidden"), num_hidden=2, name="fc2"), name="softmax")
+    chain = mx.mod.SequentialModule()
+    chain.add(mx.mod.Module(first, label_names=None)).add(
+        mx.mod.Module(second, data_names=["hidden"], context=on(1)), take_labels=True, auto_wiring=True
+    )
+    mx.random.seed(1)
+    chain.fit(train, num_epoch=8, initializer=mx.init.Xavier(), optimizer_params={"learning_rate": 0.5, "momentum": 0.9})
+    assert dict(chain.score(train, "acc"))["accuracy"] > 0.9
+    assert chain.data_names == ["data"] and chain.output_names == ["softmax_output"] and chain.output_shapes == [("softmax_output", (32, 2))]
+    assert sorted(chain.get_params()[0]) == ["fc1_bias", "fc1_weight", "fc2_bias", "fc2_weight"]
+    with pytest.raises(AssertionError, match="inputs_need_grad"):
+        chain.get_input_grads()
+    with pytest.raises(AssertionError, match="take_label"):
+        chain.add(mx.mod.Module(second, data_names=["hidden"]), take_label=True)
+    twice = mx.mod.SequentialModule().add(mx.mod.Module(first, label_names=None)).add(mx.mod.Module(first, label_names=None), auto_wiring=True)
+    twice.bind([("data", (4, 16))])
+    with pytest.raises(AssertionError, match="'fc1_weight' is one of module 1 and of module 0"):
+        twice.init_params()
+    with pytest.raises(AssertionError, match="empty"):
+        mx.mod.SequentialModule().bind([("data", (4, 16))])
+
+
+def test_python_loss_module():
+    def gradient(scores, labels):
+        picked = mx.nd.softmax(scores).asnumpy()
+        picked[np.arange(len(picked)), labels.asnumpy().astype(int)] -= 1
+        return picked
+
+    data, label = task()
+    net = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, name="fc")
+    ways = []
+    for with_loss in (True, False):
+        if with_loss:
+            module = mx.mod.SequentialModule().add(mx.mod.Module(net, label_names=None))
+            module.add(mx.mod.PythonLossModule(grad_func=gradient), take_labels=True, auto_wiring=True)
+        else:
+            module = mx.mod.Module(mx.sym.SoftmaxOutput(net, name="softmax"))
+        mx.random.seed(2)
+        module.fit(mx.io.NDArrayIter(data, label, batch_size=32), num_epoch=2, initializer=mx.init.Xavier(), optimizer_params={"learning_rate": 0.5})
+        ways.append(module.get_params()[0])
+    for name, array in ways[0].items():
+        np.testing.assert_allclose(array.asnumpy(), ways[1][name].asnumpy(), rtol=1e-4, atol=1e-6)
+    loss = mx.mod.PythonLossModule()
+    with pytest.raises(AssertionError, match="data_shapes are of"):
+        loss.bind([("x", (2, 2))], [("softmax_label", (2,))])
+    loss.bind([("data", (2, 2))], [("softmax_label", (2,))])
+    loss.forward(mx.io.DataBatch([mx.nd.ones((2, 2))], [mx.nd.ones(2)]), is_train=True)
+    with pytest.raises(NotImplementedError, match="grad_func"):
+        loss.backward()
+    with pytest.raises(NotImplementedError, match="_compute_output_shapes"):
+        mx.mod.PythonModule(["data"], None, ["out"]).bind([("data", (2, 2))])
+
+
+def test_csv_iter(tmp_path):
+    (tmp_path / "data.csv").write_text("1,2\n3,4\n5,6\n")
+    (tmp_path / "label.csv").write_text("7\n8\n9\n")
+    files = {"data_csv": str(tmp_path / "data.csv"), "label_csv": str(tmp_path / "label.csv"), "batch_size": 2}
+
+    def epoch(batches):
+        seen = [(batch.data[0].asnumpy()[:, 0].tolist(), batch.label[0].asnumpy().tolist(), batch.pad) for batch in batches]
+        batches.reset()
+        return seen
+
+    batches = mx.io.CSVIter(data_shape=(2,), **files)
+    assert batches.provide_data[0].shape == (2, 2) and batches.provide_label[0].shape == (2,)
+    assert epoch(batches) == [([1, 3], [7, 8], 0), ([5, 1], [9, 7], 1)]
+    assert epoch(batches) == [([3, 5], [8, 9], 0)]
+    assert epoch(batches) == [([1, 3], [7, 8], 0), ([5, 1], [9, 7], 1)]
+    again = mx.io.CSVIter(data_shape=(2, 1), round_batch=False, dtype="int64", **files)
+    assert [epoch(again), epoch(again)] == [[([[1], [3]], [7, 8], 0), ([[5], [1]], [9, 7], 1)]] * 2
+    assert next(again).data[0].dtype == np.int64
+    with pytest.raises(mx.MXNetError, match=r"lines of .*data.csv have 2 numbers, the shape \(3,\) has 3"):
+        mx.io.CSVIter(data_shape=(3,), **files)
+    (tmp_path / "label.csv").write_text("7\n")
+    with pytest.raises(mx.MXNetError, match="3 lines"):
+        mx.io.CSVIter(data_shape=(2,), **files)
+    (tmp_path / "data.csv").write_text("1,2\n3,x\n")
+    with pytest.raises(mx.MXNetError, match="data.csv"):
+        mx.io.CSVIter(data_shape=(2,), **files)
+
+
+def test_numpy_arrays_become_float32():
+    batch = next(mx.io.NDArrayIter({"a": np.arange(4), "b": np.ones(4)}, np.arange(4), 2))
+    assert [array.dtype for array in (*batch.data, *batch.label)] == [np.float32] * 3
+
+
+def test_what_a_module_lacks_is_named():
+    class Half(mx.mod.BaseModule):
+        pass
+
+    module = Half()
+    assert module.get_states() == []
+    for use in (lambda: module.forward(None), lambda: module.output_names, module.get_params):
+        with pytest.raises(NotImplementedError, match="Half does not define"):
+            use()
+    with pytest.raises(NotImplementedError, match="Half does not define update"):
+        module.update()
+    with pytest.raises(ValueError, match="no states"):
+        module.set_states(value=1)
+
+
+def instructions(executor, phase):
+    return [step["op"] for entry in executor._call.compiled() for step in entry["devices"][str(on(0))][phase] if step["kind"] == "run"]
+
+
+def test_parameters_are_prepared_for_prediction_once():
+    """Folded and packed outside of the calls, and anew after each way of writing a parameter or a state."""
+    data = mx.sym.var("data")
+    net = mx.sym.Convolution(data, kernel=(3, 3), num_filter=8, no_bias=True, name="conv")
+    net = mx.sym.BatchNorm(net, fix_gamma=False, name="norm")
+    net = mx.sym.FullyConnected(mx.sym.Activation(net, act_type="relu"), num_hidden=4, name="fc")
+    net = mx.sym.SoftmaxOutput(net, name="softmax")
+    module = mx.mod.Module(net, context=on(0))
+    module.bind([("data", (2, 3, 6, 6))], [("softmax_label", (2,))])
+    module.init_params(mx.init.Xavier())
+    module.init_optimizer(optimizer_params={"learning_rate": 0.5})
+    x, label = nd.random.uniform(shape=(2, 3, 6, 6)), nd.array([1, 3])
+
+    def predict(values=x):
+        module.forward(mx.io.DataBatch([values], [label]), is_train=False)
+        return module.get_outputs()[0].asnumpy()
+
+    def expected(values=x):
+        (executor,) = module._execs
+        given = {"data": values, "softmax_label": label}
+        return net.bind(on(0), {**executor.arg_dict, **given}, aux_states=executor.aux_dict).forward()[0].asnumpy()
+
+    np.testing.assert_allclose(predict(), expected(), rtol=1e-5)
+    (executor,) = module._execs
+    assert instructions(executor, "prologue") and "BatchNorm" not in "".join(instructions(executor, "forward"))
+    prepared = executor._call.compiled()[0]["devices"][str(on(0))]["planned"]["kept"]
+    assert prepared >= 8 * 3 * 3 * 3 * 4
+    np.testing.assert_allclose(predict(x * 2), expected(x * 2), rtol=1e-5)
+    before = predict()
+    for _ in range(3):  # written by the optimizer, and the states by the layer
+        module.forward(mx.io.DataBatch([x], [label]), is_train=True)
+        module.backward()
+        module.update()
+        np.testing.assert_allclose(predict(), expected(), rtol=1e-4, atol=1e-6)
+    assert abs(predict() - before).max() > 1e-3
+    executor.arg_dict["conv_weight"][:] = 0.25
+    np.testing.assert_allclose(predict(), expected(), rtol=1e-4, atol=1e-6)
+    executor.aux_dict["norm_moving_var"][:] = 9
+    np.testing.assert_allclose(predict(), expected(), rtol=1e-4, atol=1e-6)
+    arguments, states = module.get_params()
+    module.set_params({name: array * 0.5 for name, array in arguments.items()}, states)
+    np.testing.assert_allclose(predict(), expected(), rtol=1e-4, atol=1e-6)
+    former = executor
+    module.reshape([("data", (1, 3, 6, 6))], [("softmax_label", (1,))])
+    label = label[:1]
+    np.testing.assert_allclose(predict(x[:1]), expected(x[:1]), rtol=1e-4, atol=1e-6)
+    former.arg_dict["conv_weight"][:] = 0.1  # shared; the executors take turns
+    outputs = former.forward(is_train=False, data=x)[0].asnumpy()
+    np.testing.assert_allclose(predict(x[:1]), expected(x[:1]), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(predict(x[:1]), outputs[:1], rtol=1e-4, atol=1e-6)
+
+
+def test_planned_bytes_before_the_first_forward():
+    net = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, name="fc")
+    executor = net.simple_bind(on(0), shared_arg_names=["fc_weight", "fc_bias"], data=(2, 3))
+    assert "bytes planned" in executor.debug_str()
+    executor.arg_dict["fc_bias"][:] = 2
+    np.testing.assert_array_equal(executor.forward()[0].asnumpy(), np.full((2, 4), 2))
