@@ -10,12 +10,61 @@ Clusters", 2021), zero bubble (Qi et al., "Zero Bubble Pipeline Parallelism", 20
 
 import collections
 import numbers
+import typing
 
 from ..base import MXNetError
 
-__all__ = ["Action", "ScheduleError", "Simulation", "make_table", "parse_table", "simulate", "verify"]
+__all__ = [
+    "SCHEDULES",
+    "Action",
+    "Schedule",
+    "ScheduleError",
+    "Simulation",
+    "make_table",
+    "parse_table",
+    "simulate",
+    "verify",
+]
 
-NAMES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
+DEFAULT = "1f1b"
+
+
+class Schedule(typing.NamedTuple):
+    """What `Pipeline` and the planner know of a schedule that has a name (see `SCHEDULES`).
+
+    Attributes
+    ----------
+    in_flight : function of (list of int, int), or None
+        How many micro-batches a stage holds at most, given how many stages lie behind each stage
+        and the stage's number. None: all of them, and a device's backward passes come behind its
+        forward passes.
+    deferred : bool
+        Whether weight gradients are actions of their own.
+    rounds : int
+        How many stages each device gets from the planner. More than one takes two micro-batches.
+    build : function of (StageGraph, int), optional
+        The table of a whole step for so many micro-batches, or None where it has none: then, and
+        without such a function, the table is made by list scheduling.
+    """
+
+    in_flight: typing.Callable | None
+    deferred: bool = False
+    rounds: int = 1
+    build: typing.Callable | None = None
+
+    def takes(self, micro_batches):
+        """Whether the planner may choose so many micro-batches for it."""
+        return self.rounds == 1 or micro_batches > 1
+
+
+def named(name, who="", more=""):
+    """The `Schedule` of that name; ValueError, with `who` asks and `more` that may be said, where
+    there is none."""
+    if not isinstance(name, str) or name not in SCHEDULES:
+        raise ValueError(
+            f"{who}there is no schedule {name!r}; there are {', '.join(SCHEDULES)}{more}"
+        )
+    return SCHEDULES[name]
 
 
 class ScheduleError(MXNetError):
@@ -101,14 +150,15 @@ def _kinds(stages, phases):
     return [k for k in phases] + (["W"] if stages.deferred and "B" in phases else [])
 
 
-def make_table(stages, micro_batches, schedule="1f1b", times=None, phases="FB", in_flight=None):
+def make_table(stages, micro_batches, schedule=DEFAULT, times=None, phases="FB", in_flight=None):
     """The table of a named schedule.
 
     Parameters
     ----------
     stages : StageGraph
     micro_batches : int
-    schedule : {'gpipe', '1f1b', 'interleaved', 'zero_bubble'}
+    schedule : str
+        A name in `SCHEDULES`.
     times : dict of (kind, stage) or Action to number, optional
         How long actions take; by default F takes 1, B 2, or 1 where W takes the other.
     phases : {'FB', 'F', 'B'}
@@ -121,17 +171,18 @@ def make_table(stages, micro_batches, schedule="1f1b", times=None, phases="FB", 
     list of lists of Action
         For each device.
     """
-    if schedule not in NAMES:
-        raise ValueError(f"there is no schedule {schedule!r}; there are {', '.join(NAMES)}, and tables of one's own")
+    made = named(schedule, more=", and tables of one's own")
     cost = _costs(stages, times)
-    whole = phases == "FB" and schedule != "gpipe" and not stages.carried
-    if in_flight is None and whole and schedule == "zero_bubble":
-        in_flight = max(stages.after, default=0) + 1  # no device holds more than the first does with 1f1b
-    limits = [(stages.after[s] + 1 if in_flight is None else in_flight) if whole and s not in stages.senders else micro_batches for s in range(len(stages))]
-    if whole and schedule == "interleaved" and in_flight is None:
-        table = _interleaved(stages, micro_batches)
+    whole = phases == "FB" and not stages.carried
+    if whole and made.build is not None and in_flight is None:
+        table = made.build(stages, micro_batches)
         if table is not None:
             return table
+    whole = whole and made.in_flight is not None
+    limits = [micro_batches] * len(stages)
+    for s in range(len(stages)):
+        if whole and s not in stages.senders:
+            limits[s] = made.in_flight(stages.after, s) if in_flight is None else in_flight
     kinds = _kinds(stages, phases)
     waiting = {Action(k, s, m) for k in kinds for s in range(len(stages)) for m in range(micro_batches)}
     done, free, held = {}, [0.0] * stages.num_devices, [0] * len(stages)
@@ -211,6 +262,25 @@ def _interleaved(stages, micro_batches):
     return table
 
 
+def _as_many_as_behind(after, stage):
+    return after[stage] + 1
+
+
+def _as_many_as_first(after, stage):
+    """No device holds more than the first does with 1f1b."""
+    return max(after, default=0) + 1
+
+
+# The schedules that have a name: what is here can be chosen, by users and by the planner.
+SCHEDULES = {
+    "gpipe": Schedule(in_flight=None),
+    "1f1b": Schedule(_as_many_as_behind),
+    "interleaved": Schedule(_as_many_as_behind, rounds=2, build=_interleaved),
+    "zero_bubble": Schedule(_as_many_as_first, deferred=True),
+}
+NAMES = tuple(SCHEDULES)
+
+
 def _costs(stages, times):
     default = {"F": 1.0, "B": 1.0 if stages.deferred else 2.0, "W": 1.0}
     if times is None:
@@ -259,7 +329,11 @@ def verify(table, stages, micro_batches, phases="FB", limits=None):
             if not 0 <= m < micro_batches:
                 raise ScheduleError(f"the schedule has micro-batch {m} of stage {s}, but there are {micro_batches}")
             if kind not in kinds:
-                raise ScheduleError(f"{action}: this pipeline has no such action" + ("" if kind != "W" else "; weight gradients are deferred with schedule='zero_bubble' or defer=True"))
+                advice = ""
+                if kind == "W":
+                    names = [repr(name) for name, made in SCHEDULES.items() if made.deferred]
+                    advice = f"; schedule={' or '.join(names)} defers weight gradients"
+                raise ScheduleError(f"{action}: this pipeline has no such action{advice}")
             if stages.devices[s] != device:
                 raise ScheduleError(f"{action} is in the row of device {device}, but stage {s} lies on device {stages.devices[s]}")
             if action in seen:

@@ -346,10 +346,66 @@ def test_placed_networks_have_the_bits_of_one_device(hybrid):
         assert all((a == b).all() for a, b in zip(losses, results[0][0])) and all((a == b).all() for a, b in zip(params, results[0][1]))
 
 
+def test_a_schedule_is_one_record(monkeypatch):
+    """Its entry in `SCHEDULES` is all that a pipeline, 'auto' and the planner want of it."""
+    built = []
+
+    def build(stages, micro_batches):
+        built.append(len(stages))
+        return schedules.make_table(stages, micro_batches, "gpipe")
+
+    own = {"pairs": schedules.Schedule(lambda after, stage: 2, deferred=True),
+           "rounds": schedules.Schedule(None, rounds=2, build=build)}
+    for name, record in own.items():
+        monkeypatch.setitem(schedules.SCHEDULES, name, record)
+    expected = train(two_stages(), Pipeline(6, "1f1b"))
+    for name in own:
+        pipeline = Pipeline(6, name)
+        assert pipeline.deferred == (name == "pairs")
+        losses, params = train(two_stages(), pipeline)
+        assert np.array_equal(losses, expected[0])
+        assert all(map(np.array_equal, params, expected[1]))
+        table = pipeline.report().stages.table(name, 6, "FB")
+        most = [most_held(row, "W" if name == "pairs" else "B") for row in table]
+        assert most == ([2, 2] if name == "pairs" else [6, 6])
+    assert built
+    built.clear()
+    train(two_stages(), Pipeline(6, "auto"), 4)  # looks at all of them
+    assert built
+    best = Search(synthetic(3, 6), micro_batches=[1, 4], names=["rounds"]).run()
+    changes = [d for d, former in zip(best.placement, (None, *best.placement)) if d != former]
+    assert best.micro_batches == 4 and len(changes) == 4
+    made = small_plan(layered(), schedules="pairs", trials=0)
+    assert made.schedule == "pairs" and made.pipeline().schedule == "pairs"
+    with pytest.raises(ValueError, match="no schedule 'lone'; there are gpipe.* pairs, rounds"):
+        made.change(schedule="lone")
+
+
+def two_stages():
+    """A network that lies on two devices."""
+    mx.random.seed(2)
+    net = nn.HybridSequential()
+    net.add(
+        nn.Dense(8, activation="tanh"),
+        nn.HybridLambda(lambda F, x: x.as_in_context(CPU[1])),
+        nn.Dense(4),
+    )
+    net[0].initialize(mx.init.Xavier(), ctx=CPU[0])
+    net[2].initialize(mx.init.Xavier(), ctx=CPU[1])
+    return net
+
+
+def most_held(row, last):
+    """The most micro-batches that a device with one stage holds."""
+    held = most = 0
+    for action in row:
+        held += (action.kind == "F") - (action.kind == last)
+        most = max(most, held)
+    return most
+
+
 def test_errors(tmp_path):
     net, x = layered(), nd.ones((12, 10))
-    with pytest.raises(ValueError, match="objective must be 'throughput', not 'beauty'"):
-        plan(net, x, CPU[:2], objective="beauty")
     with pytest.raises(ValueError, match="devices must be a list of different Contexts"):
         plan(net, x, [CPU[0], CPU[0]])
     with pytest.raises(ValueError, match="no schedule '2f2b'; there are gpipe"):

@@ -17,6 +17,7 @@ from .stages import Stages
 __all__ = ["Pipeline"]
 
 SHARED, SPLIT, CARRIED = 0, 1, 2
+AUTO = "auto"  # as a schedule: one that is chosen by what the first steps took
 _NONE = contextlib.nullcontext()
 
 
@@ -32,9 +33,10 @@ class Pipeline:
         Into how many pieces the batch is divided. Where it doesn't divide evenly the first ones
         have a row more; a batch of fewer rows has a micro-batch for each of them.
     schedule : str or list, default '1f1b'
-        'gpipe', '1f1b', 'interleaved', 'zero_bubble', 'auto' (the quickest of them by measured times, chosen after the
-        first steps), or a table: for each device, in the order of its first stage, a list of (kind, stage, micro_batch), kind being 'F', 'B'
-        or 'W' (see `mpgluon.parallel.schedules`).
+        A name in `mpgluon.parallel.schedules.SCHEDULES` ('gpipe', '1f1b', 'interleaved',
+        'zero_bubble'), 'auto' (the quickest of them by measured times, chosen after the first
+        steps), or a table: for each device, in the order of its first stage, a list of (kind,
+        stage, micro_batch), kind being 'F', 'B' or 'W'.
         In the ordinary loop of ``record`` and ``backward`` all forward passes come before all backward passes, whatever the
         schedule; `TrainStep` has the loss in the graph and follows it.
     along : {'batch', 'time'}, default 'batch'
@@ -61,13 +63,23 @@ class Pipeline:
     (dropout) are those the rows would get in the whole batch. Statistics over the batch (BatchNorm) are those of a micro-batch.
     """
 
-    def __init__(self, micro_batches, schedule="1f1b", along="batch", axis=0, split=None, carry=None, statistics="micro_batch", check=True):
+    def __init__(
+        self,
+        micro_batches,
+        schedule=schedules.DEFAULT,
+        along="batch",
+        axis=0,
+        split=None,
+        carry=None,
+        statistics="micro_batch",
+        check=True,
+    ):
         if not isinstance(micro_batches, int) or isinstance(micro_batches, bool) or micro_batches < 1:
             raise ValueError(f"Pipeline: micro_batches must be a positive whole number, not {micro_batches!r}")
         if along not in ("batch", "time"):
             raise ValueError(f"Pipeline: along must be 'batch' or 'time', not {along!r}")
-        if isinstance(schedule, str) and schedule not in (*schedules.NAMES, "auto"):
-            raise ValueError(f"Pipeline: there is no schedule {schedule!r}; there are {', '.join(schedules.NAMES)}, auto, and tables of one's own")
+        if isinstance(schedule, str) and schedule != AUTO:
+            schedules.named(schedule, "Pipeline: ", f", {AUTO}, and tables of one's own")
         if not isinstance(schedule, (str, list, tuple)) or not all(isinstance(row, (list, tuple)) for row in schedule if not isinstance(schedule, str)):
             raise ValueError(f"Pipeline: schedule must be a name, or for each device a list of (kind, stage, micro_batch), not {str(schedule)[:80]}")
         if not _whole(axis):
@@ -103,7 +115,8 @@ class Pipeline:
     def deferred(self):
         """Whether weight gradients are queued on their own."""
         if isinstance(self.schedule, str):
-            return self.schedule in ("zero_bubble", "auto")
+            names = schedules.SCHEDULES if self.schedule == AUTO else [self.schedule]
+            return any(schedules.named(name).deferred for name in names)
         return any(isinstance(entry, (list, tuple)) and entry[:1] in (("W",), ["W"]) for row in self.schedule for entry in row)
 
     def report(self):
@@ -507,7 +520,9 @@ class _Driver:
 
     def _prepare(self, run, phases, schedule=None):
         pipeline, pieces = self.pipeline, run.pieces
-        schedule = schedule or (pipeline.schedule if pipeline.schedule != "auto" else self.entry.chosen or "1f1b")
+        if schedule is None and pipeline.schedule == AUTO:
+            schedule = self.entry.chosen or schedules.DEFAULT
+        schedule = schedule or pipeline.schedule
         programs = tuple(run.program(k, phase) for k in range(pieces) for phase, name in enumerate("FB") if name in phases)
         key = (programs, phases, str(schedule), pipeline._expected)
         prepared = self.entry.tables.get(key)
@@ -524,13 +539,13 @@ class _Driver:
         """schedule='auto': from the third step on, what is quickest on paper with the times of the second, within the devices' memory."""
         entry = self.entry
         entry.runs += 1
-        if self.pipeline.schedule != "auto" or entry.chosen or entry.runs < 3:
+        if self.pipeline.schedule != AUTO or entry.chosen or entry.runs < 3:
             return
         report, best = self.pipeline.report(), None
         own = any(report.stages is stages for stages, *_ in entry.tables.values())
         if report.micro_batches != run.pieces or not own:
             return  # the last step was of another shape
-        for name in schedules.NAMES:
+        for name in schedules.SCHEDULES:
             stages, table, items = self._prepare(run, "FB", name)
             peaks = stages.peaks(items, "FB")
             if any(memory_stats(ctx)["limit"] and needed > memory_stats(ctx)["limit"] - memory_stats(ctx)["in_use"] for ctx, needed in peaks.items()):
@@ -538,7 +553,7 @@ class _Driver:
             length = schedules.simulate(table, stages.graph, run.pieces, report.costs).length
             if best is None or (length, sum(peaks.values())) < best[:2]:
                 best = (length, sum(peaks.values()), name)
-        entry.chosen = best[2] if best else "1f1b"
+        entry.chosen = best[2] if best else schedules.DEFAULT
 
     def _note(self, run, stages, table, phases, *memory):
         """For the report; `memory`: what `Stages.peaks` is asked."""

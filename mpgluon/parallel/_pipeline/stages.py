@@ -244,7 +244,7 @@ class Stages:
         micro-batches the user's table is; those of a smaller batch are the first of them."""
         graph = self.graph
         if isinstance(schedule, str):
-            return schedules.make_table(graph, micro_batches, "1f1b" if schedule == "auto" else schedule, self.weights, phases)
+            return schedules.make_table(graph, micro_batches, schedule, self.weights, phases)
         kinds = {"F", "B", "W"} if phases == "FB" else set("BW" if phases == "B" else "F")
         table = schedules.parse_table(schedule, graph)
         if of is not None and micro_batches < of:

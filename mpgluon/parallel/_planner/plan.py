@@ -7,9 +7,9 @@ from ...context import Context
 from ...gluon import _compiled, _recompute
 from ...gluon.block import HybridBlock
 from ...ndarray import NDArray
-from .. import schedules
 from .._pipeline.report import Report, draw_spans, new_figure
 from .._tensor_parallel.splitting import walk
+from ..schedules import SCHEDULES, named
 from . import layer_profile
 from .memory_measurement import Scale, best_within
 from .search import Search
@@ -22,8 +22,8 @@ GROUP = "plan:"  # in front of the names of the groups that a plan makes
 
 
 def plan(
-    net, sample, devices, memory=None, objective="throughput", micro_batches=None, schedules=schedules.NAMES, loss=None, labels=(), optimizer="sgd",
-    optimizer_params=None, profile=None, repeats=3, progress=None, trials=6,
+    net, sample, devices, memory=None, micro_batches=None, schedules=None, loss=None, labels=(),
+    optimizer="sgd", optimizer_params=None, profile=None, repeats=3, progress=None, trials=6,
 ):  # fmt: skip
     """Finds the placement of a network's layers, the number of micro-batches and the schedule with the smallest predicted step.
 
@@ -38,7 +38,6 @@ def plan(
     memory : int, or dict of Context to int, optional
         Bytes that each device has for parameters, gradients, optimizer states and micro-batches under way. By default the limits set by
         `mx.context.set_memory_limit`, where there are such.
-    objective : {'throughput'}
     micro_batches : int or list of int, optional
         What may be chosen; by default 1, 2 and 4 times the number of devices.
     schedules : list of str, optional
@@ -67,19 +66,18 @@ def plan(
     MXNetError
         When no placement has room, with the bytes that the leanest needs, where, and how many are lacking.
     """
-    if objective != "throughput":
-        raise ValueError(f"plan: objective must be 'throughput', not {objective!r}")
     if not isinstance(net, HybridBlock):
         raise MXNetError(f"plan: the network must be a HybridBlock, not {type(net).__name__}")
     devices = [devices] if isinstance(devices, Context) else list(devices)
     if not devices or any(not isinstance(ctx, Context) for ctx in devices) or len(set(devices)) != len(devices):
         raise ValueError(f"plan: devices must be a list of different Contexts, not {devices!r}")
+    schedules = SCHEDULES if schedules is None else schedules
     names = [schedules] if isinstance(schedules, str) else list(schedules)
     for name in names:
-        if name not in _NAMES:
-            raise ValueError(f"plan: there is no schedule {name!r}; there are {', '.join(_NAMES)}")
+        named(name, "plan: ")
     if not names:
-        raise ValueError(f"plan: schedules must name one at least; there are {', '.join(_NAMES)}")
+        known = ", ".join(SCHEDULES)
+        raise ValueError(f"plan: schedules must name one at least; there are {known}")
     rows = _check_arrays(sample, labels)
     for name, value, least in (("repeats", repeats, 1), ("trials", trials, 0)):
         if not isinstance(value, int) or value < least:
@@ -109,9 +107,6 @@ def plan(
 def _scale(profile, plan_of, net, sample, labels, loss):
     scale = Scale(profile, plan_of, net, sample, labels, loss)
     return scale if scale.can_weigh() else None
-
-
-_NAMES = schedules.NAMES
 
 
 def _check_arrays(sample, labels):
@@ -229,8 +224,8 @@ class Plan(layer_profile.SavedAsJson):
 
     def change(self, micro_batches=None, schedule=None):
         """Another number of micro-batches or another schedule; predicts anew. Returns the plan."""
-        if schedule is not None and schedule not in _NAMES:
-            raise ValueError(f"Plan.change: there is no schedule {schedule!r}; there are {', '.join(_NAMES)}")
+        if schedule is not None:
+            named(schedule, "Plan.change: ")
         if micro_batches is not None:
             _numbers(micro_batches, self.profile.rows, 1)
         return self._anew(self._candidate.placement, micro_batches or self.micro_batches, schedule or self.schedule)
@@ -320,8 +315,7 @@ class Plan(layer_profile.SavedAsJson):
         try:
             profile = layer_profile.Profile.from_json(data["profile"])
             limits = {layer_profile.parse_context(name): limit for name, limit in data["memory"].items()}
-            if data["schedule"] not in _NAMES:
-                raise ValueError(f"there is no schedule {data['schedule']!r}")
+            named(data["schedule"])
             _numbers(data["micro_batches"], profile.rows, 1)
             search = Search(profile, limits, [data["micro_batches"]], [data["schedule"]])
             placement = tuple(profile.devices.index(layer_profile.parse_context(data["placement"][profile.layers[i].path])) for i in search.free)

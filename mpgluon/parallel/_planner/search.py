@@ -2,8 +2,9 @@
 
 A candidate is a placement with a number of micro-batches and a schedule. Unless it has been run, its step is simulated (`schedules.simulate`) with the sums of
 the layers' times; on CPU devices, where whoever sends also copies, transfers count as work of the sender. Placements are listed
-(contiguous ones, in rounds for the interleaved schedule, and all of them where branches make few enough), ordered by a bound that no schedule can beat,
-and simulated until the bound reaches the best so far. Where they are too many to list, dynamic programming over cut points finds, for each
+(contiguous ones, in rounds for schedules that have such, and all of them where branches make few
+enough), ordered by a bound that no schedule can beat, and simulated until the bound reaches the
+best so far. Where they are too many to list, dynamic programming over cut points finds, for each
 longest stage allowed, the split with the smallest sum of times, and the best ones are improved layer by layer.
 """
 
@@ -20,7 +21,6 @@ __all__ = ["Candidate", "Search"]
 LISTED = 20000  # placements that are listed; beyond, dynamic programming
 SIMULATED = 600  # simulations, beyond which what is found is improved step by step
 CLIMBING = 4  # of the leanest candidates those whose neighbours are looked at
-CHUNKS = 2  # stages per device of the interleaved schedule
 
 Candidate = collections.namedtuple("Candidate", ["seconds", "placement", "micro_batches", "schedule", "stages", "where", "times", "simulation", "memory", "order"])
 Candidate.__doc__ = """A placement (for each layer, the number of its device) and what is predicted: ``seconds`` of a step, the layers of each
@@ -37,14 +37,15 @@ class Search:
     memory : dict of Context to int
         Limits; devices without one have no limit.
     micro_batches : list of int
-    names : list of str
-        Schedules.
+    names : list of str, optional
+        Schedules; by default all that have a name.
     slack : float
         The share of its micro-batches' bytes that a plan which was not weighed may exceed a limit by: those are estimates.
     """
 
-    def __init__(self, profile, memory=None, micro_batches=(1,), names=schedules.NAMES, slack=0.0):
-        self.profile, self.micro_batches, self.names = profile, list(micro_batches), list(names)
+    def __init__(self, profile, memory=None, micro_batches=(1,), names=None, slack=0.0):
+        self.profile, self.micro_batches = profile, list(micro_batches)
+        self.names = list(names or schedules.SCHEDULES)
         self.slack = slack
         self.limits = [(memory or {}).get(ctx) for ctx in profile.devices]
         self.layers, self.count = profile.layers, len(profile.devices)
@@ -117,7 +118,7 @@ class Search:
         """The candidate by its layers' costs alone, or by what its passes were measured to take; `even`: in the order that fits stages that are equally heavy."""
         devices = self.whole(placement)
         stages = self.stages(devices)
-        deferred = schedule == "zero_bubble"
+        deferred = schedules.named(schedule).deferred
         used = list(dict.fromkeys(devices[stage[0]] for stage in stages))
         of = {i: s for s, stage in enumerate(stages) for i in stage}
         costs, times, sources = self.costs(micro_batches), collections.Counter(), [set() for _ in stages]
@@ -261,6 +262,9 @@ class Search:
                     seen.add(kinds)
                     yield order * rounds
 
+    def _orders_for(self, schedule):
+        return self._sequences(schedules.named(schedule).rounds)
+
     def branching(self):
         """Whether layers run beside each other."""
         return any(layer.kind == "join" for layer in self.layers)
@@ -276,7 +280,7 @@ class Search:
 
     def placements(self, schedule):
         """All that are to be looked at with a schedule; None where they are too many."""
-        rounds, n = _rounds(schedule), len(self.free)
+        rounds, n = schedules.named(schedule).rounds, len(self.free)
         if rounds == 1 and self.branching() and self.count**n <= LISTED // 4:
             return self._all_placements()
         if self._number(rounds) > LISTED:
@@ -307,7 +311,7 @@ class Search:
         if trial is not None:
             return trial.seconds
         devices, costs = self.whole(placement), self.costs(micro_batches)
-        deferred = schedule == "zero_bubble"
+        deferred = schedules.named(schedule).deferred
         load, update, first = [0.0] * self.count, [0.0] * self.count, {}
         ahead, back, chain = 0.0, 0.0, not self.branching()
         for i, layer in enumerate(self.layers):
@@ -335,7 +339,9 @@ class Search:
             sums.append(time), fixed.append(size), kept.append(saved)
         arrives = [sum(s for _, s in self.layers[i].sources) / micro_batches for i in self.free]
         lengths = sorted({sums[0][b] - sums[0][a] for a in range(n) for b in range(a + 1, n + 1)})
-        in_flight = [micro_batches if schedule == "gpipe" else min(micro_batches, k if schedule == "zero_bubble" else k - s) for s in range(k)]
+        in_flight, limit = [micro_batches] * k, schedules.named(schedule).in_flight
+        if limit is not None:
+            in_flight = [min(micro_batches, limit(range(k)[::-1], s)) for s in range(k)]
         results = set()
         for longest in lengths[:: max(len(lengths) // 48, 1)] + lengths[-1:]:
             best = [[None] * (n + 1) for _ in range(k + 1)]
@@ -386,16 +392,26 @@ class Search:
         return best
 
     def _none(self):
+        rounds = {name: schedules.named(name).rounds for name in self.names}
+        least = "needs 2 micro-batches, 2 devices and"
+        needs = [
+            f"the {name} schedule {least} {count} layers for each at least"
+            for name, count in rounds.items()
+            if count > 1
+        ]
         raise MXNetError(
             f"plan: there is no placement for {', '.join(self.names)} and {', '.join(map(str, self.micro_batches))} micro-batches of {len(self.free)} layers on {self.count} devices: "
-            f"the interleaved schedule needs 2 micro-batches, 2 devices and {CHUNKS} layers for each at least. Allow another schedule"
+            f"{'; '.join(needs)}. Allow another schedule"
         )
 
     def _fill_queue(self):
         queue, complete = [], True
         for m, schedule, listed in self._forms():
             complete = complete and listed is not None
-            some = listed if listed is not None else {p for order in self._sequences(_rounds(schedule)) for p in self._split(order, m, schedule)}
+            some = listed
+            if listed is None:
+                orders = self._orders_for(schedule)
+                some = {p for order in orders for p in self._split(order, m, schedule)}
             queue += [(self.bound(p, m, schedule), m, schedule, p) for p in some]
         self._queue = sorted(queue), complete
 
@@ -404,7 +420,7 @@ class Search:
         for schedule in self.names:
             listed = self.placements(schedule)
             for m in self.micro_batches:
-                if schedule != "interleaved" or m > 1:
+                if schedules.named(schedule).takes(m):
                     yield m, schedule, listed
 
     def _better(self, best, candidate):
@@ -428,7 +444,11 @@ class Search:
 
         for m, schedule, listed in self._forms():
             if listed is None:
-                listed = {p for order in self._sequences(_rounds(schedule)) for p in self._neighbours(self._even_split(order, m))}
+                listed = {
+                    p
+                    for order in self._orders_for(schedule)
+                    for p in self._neighbours(self._even_split(order, m))
+                }
             if len(listed) > SIMULATED:
                 costs = self.costs(m)
                 listed = sorted(listed, key=lambda p: (self._one_piece(p, costs), p))[: SIMULATED // 4]
@@ -479,7 +499,12 @@ class Search:
     def near(self, candidate):
         """Keys of the candidates that differ by one thing: the device of a layer at the end of a stage (with branches, of any layer), or schedule and micro-batches."""
         _, placement, m, schedule = candidate[:4]
-        found = [(placement, m, schedule) for m in self.micro_batches for schedule in self.names if schedule != "interleaved" or m > 1]
+        found = [
+            (placement, m, schedule)
+            for m in self.micro_batches
+            for schedule in self.names
+            if schedules.named(schedule).takes(m)
+        ]
         for i, d in enumerate(placement):
             others = range(self.count) if self.branching() else {placement[k] for k in (i - 1, i + 1) if 0 <= k < len(placement)}
             found += [((*placement[:i], other, *placement[i + 1 :]), m, schedule) for other in others if other != d]
@@ -491,7 +516,7 @@ class Search:
             start = best
             for placement in self._neighbours(start.placement):
                 for m, schedule in sorted({(start.micro_batches, name) for name in self.names} | {(m, start.schedule) for m in self.micro_batches}):
-                    if schedule != "interleaved" or m > 1:
+                    if schedules.named(schedule).takes(m):
                         best = self._better(best, self.evaluate(placement, m, schedule))
             if best is start:
                 return best
@@ -520,7 +545,3 @@ class Search:
             f"plan: no placement has room within the memory limits. The leanest ({candidate.micro_batches} micro-batches, {candidate.schedule}){'' if self.profile.is_weighed(candidate) else ', by estimate,'} needs "
             f"{'; '.join(text for _, text in sorted(lacking))}. Smaller batches, more micro-batches, more devices or recompute take less"
         )
-
-
-def _rounds(schedule):
-    return CHUNKS if schedule == "interleaved" else 1
