@@ -99,7 +99,7 @@ hostcuda-asan: .venv-asan/.made
 
 # Compiles the GPU library with nvcc, and the specialised groups that hostcuda-test has left. Runs nothing.
 cuda-build:
-	python3 kernels/build.py
+	python3 tools/native_build.py
 
 # Everything on a real card, within ten minutes, into the folder OUT: see tests/programs/gpu_check.py. Needs no internet.
 gpu-check:

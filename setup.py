@@ -24,7 +24,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = os.path.dirname(os.path.abspath(__file__))
-spec = importlib.util.spec_from_file_location("mpgluon_build", os.path.join(ROOT, "kernels", "build.py"))
+spec = importlib.util.spec_from_file_location("mpgluon_build", os.path.join(ROOT, "tools", "native_build.py"))
 tools = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(tools)
 
@@ -107,7 +107,7 @@ class BuildCore(build_ext):
             # Vectors wider than the instruction set's are passed to inline functions of the same file only: no ABI is concerned. clang need not
             # say which loops that could be vectors are none.
             kernel_flags = flags + kernel_flags + ["-Wno-psabi", "-Wno-pass-failed"] + ISA_FLAGS[isa] + [f"-DMPG_ISA={isa}"] + extra
-            for source in sorted(glob.glob(os.path.join(ROOT, "kernels", "cpu", "*.c"))):
+            for source in sorted(glob.glob(os.path.join(ROOT, "kernels", "cpu", "**", "*.c"), recursive=True)):
                 if os.path.basename(source) == "dispatch.c":
                     continue
                 relative = os.path.relpath(source, ROOT)

@@ -11,7 +11,7 @@
 
 typedef struct mpg_tape_node mpg_tape_node; /* autograd/tape.h */
 typedef struct mpg_trace mpg_trace;         /* a graph being traced */
-typedef struct mpg_leaves mpg_leaves;       /* autograd/leaves.h */
+typedef struct mpg_leaves mpg_leaves;       /* autograd/parameter_set.h */
 
 typedef enum mpg_grad_req { MPG_GRAD_NULL = 0, MPG_GRAD_WRITE = 1, MPG_GRAD_ADD = 3 } mpg_grad_req; /* MXNet's numbers */
 

@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "autograd/trace.h"
-#include "autograd/walk.h"
+#include "autograd/backward_pass.h"
 
 static mpg_walk *kept_walks; /* runtime state: walks for reuse */
 

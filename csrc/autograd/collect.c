@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "autograd/walk.h"
+#include "autograd/backward_pass.h"
 
 static uint64_t walks; /* runtime state: number of walks so far, the mark of the present one */
 

@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "autograd/trace.h"
-#include "autograd/walk.h"
+#include "autograd/backward_pass.h"
 
 /* Counts, from the kept values back, how often each value is read; a node none of whose outputs is read does not run. */
 static void count_uses(mpg_walk *walk, const mpg_value *kept, size_t num_kept) {

@@ -13,7 +13,7 @@
 
 #include "autograd/autograd.h"
 #include "base/host.h"
-#include "graph/graph.h"
+#include "graph/ir/graph.h"
 #include "op/invoke.h"
 
 typedef enum mpg_tape_kind { MPG_TAPE_VARIABLE, MPG_TAPE_OP, MPG_TAPE_CALL } mpg_tape_kind;
@@ -79,7 +79,7 @@ struct mpg_tape_node {
   void *state;            /* of a call */
   mpg_tape_edge *expansion; /* of a call that was expanded: per output, what stands for it from then on; owned, as are the nodes */
   mpg_tensor gradient;    /* of a variable: owned */
-  mpg_leaves *leaves;     /* of a call: inputs behind those above (leaves.h); owned reference; NULL: none */
+  mpg_leaves *leaves;     /* of a call: inputs behind those above (parameter_set.h); owned reference; NULL: none */
 };
 void mpg_leaves_release(mpg_leaves *leaves); /* NULL is allowed */
 

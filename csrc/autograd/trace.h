@@ -12,7 +12,7 @@
 #define MPG_AUTOGRAD_TRACE_H
 
 #include "autograd/array.h"
-#include "graph/graph.h"
+#include "graph/ir/graph.h"
 
 typedef struct mpg_trace_constant {
   mpg_array array; /* owned */
@@ -69,7 +69,7 @@ mpg_status mpg_trace_pause_value(mpg_trace *trace, mpg_value *value);
  * computed once, while the block is traced, and in no call). */
 bool mpg_trace_takes(const mpg_array *array);
 
-/* What is traced from here to the end is one region, computed again in the backward phase (graph/recompute.h). False, and
+/* What is traced from here to the end is one region, computed again in the backward phase (graph/gradient/recompute.h). False, and
  * nothing begins, where no trace is active or a region has begun already. */
 bool mpg_trace_begin_region(void);
 void mpg_trace_end_region(void);

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include "op/collective.h"
+#include "op/array/collective.h"
 
 typedef struct mpg_comm_slot {
   mpg_desc desc;

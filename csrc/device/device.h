@@ -276,7 +276,7 @@ static inline void mpg_run_at(const mpg_run *run, const char *name, uint32_t sco
   atomic_store_explicit(&run->device->at.scope, scope, memory_order_relaxed);
 }
 
-/* standing.c: where a device's queue stands. Host lock. */
+/* queue_status.c: where a device's queue stands. Host lock. */
 typedef struct mpg_standing {
   mpg_tick completed, submitted; /* the same: it has nothing to do */
   const mpg_submitted *work;     /* the submission it is at; NULL: too far back to be known. Valid until the next submission. */

@@ -6,7 +6,7 @@
 #ifndef MPG_DEVICE_INTERNAL_H
 #define MPG_DEVICE_INTERNAL_H
 
-#include "device/crowding.h"
+#include "device/oversubscription.h"
 #include "device/device.h"
 
 extern const mpg_backend mpg_cpu_backend, mpg_shuffle_backend, mpg_gpu_backend;

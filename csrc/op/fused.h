@@ -8,9 +8,9 @@
  * when all tiles are done, and no member reads them. A reduction's bits come from how it adds up; an op's kernel does so in chunks
  * of so many rows of the source, first within each and then their results in the same way, so tiles may be fed into it in order
  * and chunks go to different threads.
- * A group may have a head, a product that comes in panels of rows (op/product.h). Its result moves along the whole domain; tiles of a panel's
+ * A group may have a head, a product that comes in panels of rows (op/math/product.h). Its result moves along the whole domain; tiles of a panel's
  * rows may follow as soon as the panel is made, and where nobody else reads the result it has no memory, but a panel's.
- * A backend may run the members' kernels on each tile (kernels/cpu/fused.c), or generate one kernel: members are in order,
+ * A backend may run the members' kernels on each tile (kernels/cpu/math/fused.c), or generate one kernel: members are in order,
  * an element's bits are those of the members' own kernels.
  *
  * Call of a fused kernel: call->params is the group, inputs and outputs are its values outside (operands). Owned by the
@@ -20,7 +20,7 @@
 #define MPG_OP_FUSED_H
 
 #include "op/kernel.h"
-#include "op/product.h"
+#include "op/math/product.h"
 
 #define MPG_FUSED_LOCAL UINT32_MAX
 #define MPG_FUSED_PANEL (UINT32_MAX - 1)

@@ -149,7 +149,7 @@ typedef enum mpg_op_flags {
   MPG_OP_TINY_INLINE = 1 << 10, /* a HEAVY op that takes a plain single-threaded loop when its arrays have at most
                                    MPG_TINY_ELEMENTS elements in all, and may run inline then */
   MPG_OP_SPANS = 1 << 11,       /* its arrays are on several devices, which params->from and params->to name
-                                   (op/collective.h); it runs on its first input's */
+                                   (op/array/collective.h); it runs on its first input's */
   MPG_OP_GRADIENT_ONLY = 1 << 12, /* an identity of values whose gradient is another one (BlockGrad): no rewrite
                                      looks behind it */
   MPG_OP_DETACHES = 1 << 13,    /* its result is off the tape: nothing behind it is reached by a backward pass */

@@ -4,7 +4,7 @@
 
 #include "base/host.h"
 #include "base/memory.h"
-#include "op/collective.h"
+#include "op/array/collective.h"
 #include "op/invoke.h"
 
 enum { MAX_DEVICES = 64 };

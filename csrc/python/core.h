@@ -16,7 +16,7 @@
 #include <structmember.h>
 
 #include "autograd/autograd.h"
-#include "autograd/compiled.h"
+#include "compile/compiled_call.h"
 #include "op/invoke.h"
 
 /* --- NDArray ------------------------------------------------------------------------------------------------------ */
@@ -182,7 +182,7 @@ extern PyMethodDef mpg_py_autograd_methods[];
 extern PyMethodDef mpg_py_runtime_methods[];
 extern PyMethodDef mpg_py_profiler_methods[]; /* profiler.c */
 
-/* --- Others' files: CachedOp (cached_op.c), files (io.c), gluon.c; each adds its types and functions to the module -- */
+/* --- Others' files: CachedOp (cached_op.c), files (io.c), inference.c; each adds its types and functions to the module -- */
 int mpg_py_cached_op_init(PyObject *module);
 /* Runs a Python function on traced arrays and compiles what it did. options->wanted may be NULL: autograd's. New reference, or NULL with
  * an exception. */
@@ -191,7 +191,7 @@ bool mpg_py_is_cached_op(PyObject *object); /* one that binds nothing */
 /* A call of such a CachedOp, compiled where it has to be: outputs are empty structs. */
 mpg_status mpg_py_call_compiled(void *op, mpg_array *const *inputs, uint32_t num_inputs, mpg_array *outputs, uint32_t num_outputs);
 int mpg_py_routine_init(PyObject *module); /* routine.c */
-int mpg_py_pieces_init(PyObject *module); /* pieces.c */
+int mpg_py_pieces_init(PyObject *module); /* pipeline_run.c */
 int mpg_py_comm_init(PyObject *module); /* comm.c */
 int mpg_py_update_init(PyObject *module); /* update.c */
 int mpg_py_io_init(PyObject *module);
@@ -200,7 +200,7 @@ int mpg_py_symbol_init(PyObject *module); /* symbol.c */
 int mpg_py_trace_init(PyObject *module);  /* trace.c */
 int mpg_py_scope_init(PyObject *module);  /* scope.c */
 int mpg_py_absent_init(PyObject *module); /* absent.c */
-/* From and to (shape, dtype) pairs, 0 and -1 in a shape standing for sizes and None for shapes and dtypes that are not known (gluon.c). */
+/* From and to (shape, dtype) pairs, 0 and -1 in a shape standing for sizes and None for shapes and dtypes that are not known (inference.c). */
 int mpg_py_desc_from(PyObject *pair, mpg_desc *desc);
 PyObject *mpg_py_descs_to(const mpg_desc *descs, int count); /* new list */
 

@@ -1,4 +1,4 @@
-/* What random draws are made of, for every backend; kernels/cpu/random.c documents the scheme. Define MPG_MATH_WITHOUT_FMA before. Stateless; any thread. */
+/* What random draws are made of, for every backend; kernels/cpu/math/random.c documents the scheme. Define MPG_MATH_WITHOUT_FMA before. Stateless; any thread. */
 #ifndef KERNELS_COMMON_DRAW_H
 #define KERNELS_COMMON_DRAW_H
 

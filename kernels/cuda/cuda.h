@@ -15,7 +15,7 @@
 extern "C" {
 #include "base/memory.h"
 #include "kernels/common/view.h"
-#include "kernels/cuda/runtime.h"
+#include "kernels/cuda/runtime/runtime.h"
 #include "op/fused.h"
 }
 #include "kernels/cuda/elements.h"
@@ -72,7 +72,7 @@ struct mpg_cuda_key {
 };
 static inline mpg_cuda_key mpg_cuda_key_of(const mpg_kernel_call *call) { return {call->random, call->random_at}; }
 
-/* The same, kept on the card for what draws the same again: seed, call, position, run, stride. In keys.cu. */
+/* The same, kept on the card for what draws the same again: seed, call, position, run, stride. In random_keys.cu. */
 mpg_status mpg_cuda_write_key(const mpg_kernel_call *call, uint64_t *out);
 __device__ __forceinline__ mpg_random_key mpg_cuda_read_key(const uint64_t *words) {
   mpg_random_key key = {};

@@ -19,7 +19,7 @@ _ARRAY = _Array()
 _ONLY_ARRAYS = {nd.NDArray}
 # What may be passed beside arrays: values that are compared by content. Each set of them is compiled on its own.
 _STATIC = (type(None), bool, int, float, str, _core.Context)
-# How many structures of arguments a block keeps programs for; each has as many signatures of its own (csrc/autograd/cache.h).
+# How many structures of arguments a block keeps programs for; each has as many signatures of its own (csrc/compile/call_cache.h).
 LIMIT = _core.CachedOp.LIMIT
 _clock = count()
 

@@ -4,7 +4,7 @@
 #include <sched.h>
 #include <sys/wait.h>
 
-#include "device/crowding.h"
+#include "device/oversubscription.h"
 #include "harness.h"
 
 static mpg_device *cpu(int index) {

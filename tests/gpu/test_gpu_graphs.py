@@ -1,4 +1,4 @@
-"""Compiled programs on a GPU as captures that are replayed (csrc/graph/replay.h): the bits of issuing op by op, at a call or two a step."""
+"""Compiled programs on a GPU as captures that are replayed (csrc/graph/program/capture.h): the bits of issuing op by op, at a call or two a step."""
 
 import ctypes
 

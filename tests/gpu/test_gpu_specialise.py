@@ -1,4 +1,4 @@
-"""Fused groups as kernels of their own (kernels/cuda/specialise.h): the interpreter's bits, one compilation for each text."""
+"""Fused groups as kernels of their own (kernels/cuda/fusion/specialise.h): the interpreter's bits, one compilation for each text."""
 
 import glob
 import os

@@ -10,7 +10,7 @@ import platform
 import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-spec = importlib.util.spec_from_file_location("mpgluon_build", os.path.join(ROOT, "kernels", "build.py"))
+spec = importlib.util.spec_from_file_location("mpgluon_build", os.path.join(ROOT, "tools", "native_build.py"))
 tools = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(tools)
 
@@ -20,8 +20,9 @@ LIBRARIES = {"cublaslt": "libcublasLt.so.13", "cudnn": "libcudnn.so.9", "nccl": 
 
 
 def sources():
-    for pattern in ("kernels/cuda/*.c", "kernels/cuda/*.cu", "tests/hostcuda/*.cpp"):
-        yield from sorted(os.path.relpath(p, ROOT) for p in glob.glob(os.path.join(ROOT, pattern)))
+    for pattern in ("kernels/cuda/**/*.c", "kernels/cuda/**/*.cu", "tests/hostcuda/*.cpp"):
+        found = glob.glob(os.path.join(ROOT, pattern), recursive=True)
+        yield from sorted(os.path.relpath(p, ROOT) for p in found)
     yield from tools.CUDA_SHARED
 
 

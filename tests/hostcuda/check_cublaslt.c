@@ -1,6 +1,6 @@
 /* Our declarations of cuBLASLt against NVIDIA's header; compiled by tests/gpu/test_gpu_libraries.py, never linked. */
 #define MPG_CUBLASLT_REAL
-#include "kernels/cuda/cublaslt.h"
+#include "kernels/cuda/vendor/cublaslt.h"
 
 #define SAME(name, value) _Static_assert((int)MPG_##name == (int)name, #name);
 MPG_CUBLASLT_CONSTANTS(SAME)

@@ -438,7 +438,7 @@ long hostcuda_count(const char *what) {
 struct CUlib_st {
   void *handle;
 };
-struct CUkern_st { // see kernels/cuda/specialise.cu
+struct CUkern_st { // see kernels/cuda/fusion/specialise.cu
   void (*run)(const void *argument);
   size_t size;
 };

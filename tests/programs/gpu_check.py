@@ -136,7 +136,7 @@ class Check:
 
     @staticmethod
     def tools():
-        spec = importlib.util.spec_from_file_location("mpgluon_build", os.path.join(ROOT, "kernels", "build.py"))
+        spec = importlib.util.spec_from_file_location("mpgluon_build", os.path.join(ROOT, "tools", "native_build.py"))
         tools = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(tools)
         return tools

@@ -1,4 +1,4 @@
-"""What kernels/build.py looks for."""
+"""What tools/native_build.py looks for."""
 
 import importlib.util
 import os
@@ -14,7 +14,7 @@ from support.paths import ROOT
 
 @pytest.fixture
 def tools(monkeypatch):
-    spec = importlib.util.spec_from_file_location("mpgluon_build", os.path.join(ROOT, "kernels", "build.py"))
+    spec = importlib.util.spec_from_file_location("mpgluon_build", os.path.join(ROOT, "tools", "native_build.py"))
     found = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(found)
     for name in ("MPGLUON_CUDA", "NVCC", "CUDA_HOME"):
@@ -124,7 +124,7 @@ def test_structs_are_cleared_by_stores(compiler):
     if compiled_by([compiler]) is None:
         pytest.skip(f"{compiler} is not installed")
     spec = importlib.util.spec_from_file_location("mpgluon_build",
-                                                  os.path.join(ROOT, "kernels", "build.py"))
+                                                  os.path.join(ROOT, "tools", "native_build.py"))
     tools = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tools)
     assert "rep" not in compiled_by([compiler, *tools.struct_flags(compiler)]).split()

@@ -94,7 +94,7 @@ def test_this_test():
 def settings_read():
     """Environment variables that the sources read: whole string literals."""
     found = set()
-    for folder in ("mpgluon", "csrc", "kernels", "setup.py"):
+    for folder in ("mpgluon", "csrc", "kernels", "tools", "setup.py"):
         top = os.path.join(ROOT, folder)
         paths = [top] if os.path.isfile(top) else [os.path.join(path, name) for path, _, names in os.walk(top) for name in names]
         for path in paths:

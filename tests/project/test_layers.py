@@ -17,9 +17,10 @@ LAYERS = {
     "op": {"base", "device", "tensor"},
     "graph": {"base", "device", "tensor", "op"},
     "autograd": {"base", "device", "tensor", "op", "graph"},
+    "compile": {"base", "device", "tensor", "op", "graph", "autograd"},
     "io": {"base", "device", "tensor", "op", "graph"},
     "comm": {"base", "device", "tensor", "op", "graph"},
-    "python": {"base", "device", "tensor", "op", "graph", "autograd", "io", "comm", "kernels"},
+    "python": {"base", "device", "tensor", "op", "graph", "autograd", "compile", "io", "comm", "kernels"},
     "kernels": {"base", "device", "tensor", "op"},
 }
 # Kernels may use of csrc/op what describes calls, not what runs them.
@@ -42,7 +43,7 @@ def layer_of(path):
 def test_includes_point_down():
     wrong = []
     for path in files("csrc", "kernels", ending=(".c", ".h", ".def", ".inc", ".cu")):
-        layer, backend = layer_of(path), os.path.basename(os.path.dirname(path))
+        layer, backend = layer_of(path), os.path.relpath(path, ROOT).split(os.sep)[1]
         with open(path) as f:
             for number, line in enumerate(f, 1):
                 match = re.match(r'\s*#\s*include\s+"([^"]+)"', line)
@@ -78,6 +79,38 @@ def test_headers_say_what_they_are():
     assert not wrong, "headers without an opening comment: " + ", ".join(wrong)
 
 
+def mentions():
+    """(file, name) of all sources that comments and docs name."""
+    name = re.compile(r"(?<![\w./<>*-])((?:[\w-]+/)*[\w-]{3,}\.(?:c|h|cu|def|inc))(?![\w.>(])")
+    for path in files("csrc", "kernels", "tests", "docs", ending=(".c", ".h", ".def", ".inc", ".cu", ".cpp", ".md")):
+        with open(path) as f:
+            text = f.read()
+        if not path.endswith(".md"):
+            text = "\n".join(re.findall(r"/\*.*?\*/", text, re.DOTALL))
+        yield from ((os.path.relpath(path, ROOT), found) for found in name.findall(text))
+
+
+def test_sources_that_are_named_exist():
+    sources = [os.path.relpath(p, ROOT).replace(os.sep, "/")
+               for p in files("csrc", "kernels", "tests", ending=(".c", ".h", ".def", ".inc", ".cu", ".cpp"))]
+    known = {"/".join(parts[i:]) for parts in (source.split("/") for source in sources) for i in range(len(parts))}
+    wrong = sorted(f"{path} names {name}" for path, name in mentions() if name not in known)
+    assert not wrong, "\n".join(wrong)
+
+
+def test_folders_are_no_flat_lists():
+    """About twenty files of its own. A family of ops has two files, and MXNet's public modules lie side by side."""
+    more = {"csrc/op/defs": 40, "mpgluon": 35}
+    long = []
+    for top in ("csrc", "kernels", "mpgluon"):
+        for path, _, names in os.walk(os.path.join(ROOT, top)):
+            sources = [n for n in names if n.endswith((".c", ".h", ".def", ".inc", ".cu", ".py"))]
+            folder = os.path.relpath(path, ROOT).replace(os.sep, "/")
+            if len(sources) > more.get(folder, 24):
+                long.append(f"{folder}: {len(sources)}")
+    assert not long, "\n".join(long)
+
+
 # Runtime state: the registry, the device table and what hangs on them. Anything new here needs a reason.
 WRITABLE = {
     "base": "turns|intruder|intruding|collecting|kept_spaces|allocations_until_failure|failures_left|failure_happened|current_host|error_text|(num_)?library_\\w+",
@@ -86,6 +119,7 @@ WRITABLE = {
     "op": "kernel_tables|random_state|intern_table|names|signatures",
     "graph": "",
     "autograd": "mode|active|tape|walks|kept_walks|changes|numbers",  # flags of the thread, arenas kept between calls, counts of changed arrays and of leaves
+    "compile": "",
     "io": "counter",
     "comm": "",
     "kernels": "(onednn|openblas)_(attributes|available|functions|loaded)",

@@ -1,4 +1,4 @@
-// libcublasLt on the host: what kernels/cuda/cublaslt.h declares, with plain loops, in the order of the stream. It refuses what cuBLASLt refuses
+// libcublasLt on the host: what kernels/cuda/vendor/cublaslt.h declares, with plain loops, in the order of the stream. It refuses what cuBLASLt refuses
 // (no bias for doubles; addresses, sizes and workspaces that were not as promised abort), and uses all of the workspace it asks for.
 #include <atomic>
 #include <cstdio>
@@ -8,7 +8,7 @@
 
 #include "cuda_runtime.h"
 #include "kernels/common/half.h"
-#include "kernels/cuda/cublaslt.h"
+#include "kernels/cuda/vendor/cublaslt.h"
 
 struct mpg_cublaslt_desc {
   int compute, scale, op_a = MPG_CUBLAS_OP_N, op_b = MPG_CUBLAS_OP_N;

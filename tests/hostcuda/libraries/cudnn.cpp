@@ -1,4 +1,4 @@
-// libcudnn on the host: what kernels/cuda/cudnn.h declares, with plain loops, in the order of the stream. It knows graphs of one convolution, and of
+// libcudnn on the host: what kernels/cuda/vendor/cudnn.h declares, with plain loops, in the order of the stream. It knows graphs of one convolution, and of
 // one to whose sums, kept as they are summed, a bias is added (without groups, and with two axes of space). Attributes
 // of a wrong type or count are refused as cuDNN refuses them; arrays, workspaces, or descriptors that are not as promised abort. Of its proposals some are
 // traps: the first is not deterministic, others round, need too much workspace or cannot be finalized; running one of those aborts, or shows.
@@ -13,7 +13,7 @@
 
 #include "cuda_runtime.h"
 #include "kernels/common/half.h"
-#include "kernels/cuda/cudnn.h"
+#include "kernels/cuda/vendor/cudnn.h"
 
 struct cudnnContext {
   int device;

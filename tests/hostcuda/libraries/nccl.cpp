@@ -1,4 +1,4 @@
-// libnccl on the host: what kernels/cuda/nccl.h declares. A rank's part of a collective is a task of its stream that waits for the others', as a kernel
+// libnccl on the host: what kernels/cuda/vendor/nccl.h declares. A rank's part of a collective is a task of its stream that waits for the others', as a kernel
 // would; the last one to come does the work of all. Sums begin with another rank in each part, as on a ring, and round to the dtype
 // after each addition. All ranks of a communicator must come in one group, with the same collectives, counts and types, on streams and memory of their own
 // cards: else it aborts, where NCCL would hang or write anywhere.
@@ -19,7 +19,7 @@
 #include "cuda_runtime.h"
 #include "kernels/common/half.h"
 extern "C" {
-#include "kernels/cuda/nccl.h"
+#include "kernels/cuda/vendor/nccl.h"
 }
 
 namespace {

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "cuda_runtime.h"
-#include "kernels/cuda/nvrtc.h"
+#include "kernels/cuda/vendor/nvrtc.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 

@@ -1,0 +1,63 @@
+/* A walk: one backward over the tape. The reached part of the tape as a graph, the gradient appended to it, and the arrays the
+ * values of that graph stand for. Walks are kept for reuse, so that a backward allocates nothing in steady state.
+ * Internal to csrc/autograd. Threads: host lock.
+ */
+#ifndef MPG_AUTOGRAD_BACKWARD_PASS_H
+#define MPG_AUTOGRAD_BACKWARD_PASS_H
+
+#include "autograd/parameter_set.h"
+
+typedef struct mpg_binding { /* where the contents of a forward value are kept */
+  mpg_tape_node *node;       /* borrowed; NULL: nowhere */
+  uint32_t slot;
+} mpg_binding;
+
+typedef struct mpg_walk {
+  mpg_graph graph;
+  mpg_tape_node **nodes; /* reached, in topological order; owned references */
+  size_t num_nodes, nodes_capacity;
+  struct mpg_walk_frame {
+    mpg_tape_node *node;
+    uint32_t next;
+  } *stack;
+  size_t stack_capacity;
+  uint64_t visit;
+  mpg_tape_node **owners; /* per graph node: the tape node it stands for, or NULL */
+  size_t owners_capacity;
+  mpg_binding *bindings; /* per forward value */
+  size_t bindings_capacity;
+  mpg_value *work; /* heads, head gradients, wanted, gradients */
+  size_t work_capacity;
+  mpg_value *edges; /* inputs of the node being built */
+  size_t edges_capacity;
+  /* Execution, per value of the whole graph. */
+  mpg_array *arrays;
+  uint32_t *uses;
+  mpg_target **targets;
+  size_t arrays_capacity, uses_capacity, targets_capacity;
+  mpg_target *target_list;
+  size_t target_list_capacity;
+  mpg_tape_node **variables; /* borrowed from nodes */
+  size_t num_variables, variables_capacity;
+  /* Calls with leaves. `together`: each call's leaves are one value, which is possible where no variable is reached twice. */
+  struct mpg_walk_leaves {
+    mpg_leaves *leaves; /* borrowed from nodes */
+    uint32_t graph_node;
+  } *leaves;
+  size_t num_leaves, leaves_capacity;
+  uint64_t *distinct; /* numbers of leaves that are known to have no variable in common */
+  size_t num_distinct, distinct_capacity;
+  bool together, clash;
+  bool taken; /* saved contents were taken from the tape */
+  struct mpg_walk *next;
+} mpg_walk;
+
+/* Collects what the heads were computed from and builds its graph. create_graph: calls are expanded to ops. together: leaves are taken as
+ * one where that is possible. */
+mpg_status mpg_walk_collect(mpg_walk *walk, mpg_array *const *heads, int num_heads, bool create_graph, bool together);
+/* The value of the graph an array of the tape stands for. */
+mpg_value mpg_walk_value(const mpg_walk *walk, const mpg_array *array);
+/* Runs the live nodes of the backward phase. `kept`: values not to release, their number. */
+mpg_status mpg_walk_run(mpg_walk *walk, const mpg_value *kept, size_t num_kept, bool retain, bool create_graph, bool train);
+
+#endif

@@ -1,0 +1,48 @@
+/* The variables among the arrays that are bound to compiled calls (a block's parameters), as one.
+ *
+ * While they stay the same arrays, a recorded call holds one reference to all of them, and a backward that reaches them through one
+ * call only takes them as one value: it neither walks over them nor looks at them before its work is queued. A backward that reaches one of
+ * them in another way too, or another call of the same ones, takes them one by one (collect.c).
+ *
+ * Ownership: counted; it owns the tensors and variables. Threads: host lock.
+ */
+#ifndef MPG_AUTOGRAD_PARAMETER_SET_H
+#define MPG_AUTOGRAD_PARAMETER_SET_H
+
+#include "autograd/tape.h"
+
+/* Versions of the contents at one time. */
+typedef struct mpg_leaf_versions {
+  int32_t references;
+  uint64_t watched; /* mpg_storage_watched_writes then: while it is the same, so are the versions */
+  uint32_t versions[];
+} mpg_leaf_versions;
+
+struct mpg_leaves {
+  int32_t references;
+  uint32_t count;
+  uint64_t number;  /* never used twice */
+  uint64_t visit;   /* backward's mark: reached in that walk */
+  bool distinct;    /* no variable is there twice */
+  uint64_t quiet;   /* mpg_storage_foreign_reads when no other device was reading a gradient; UINT64_MAX: not known */
+  mpg_leaf_versions *latest; /* owned reference */
+  mpg_tape_node **variables; /* owned references; NULL: no gradient is wanted */
+  mpg_tensor *gradients;     /* borrowed from the variables; empty where there are none */
+  mpg_tensor tensors[];
+};
+
+mpg_status mpg_leaves_make(mpg_array *const *arrays, uint32_t count, mpg_leaves **leaves); /* new */
+static inline mpg_leaves *mpg_leaves_retain(mpg_leaves *leaves) {
+  if (leaves) leaves->references++;
+  return leaves;
+}
+
+/* What the contents are now, with a reference. Allocates only where an older one is still held. */
+mpg_status mpg_leaves_versions(mpg_leaves *leaves, mpg_leaf_versions **versions);
+void mpg_leaf_versions_release(mpg_leaf_versions *versions); /* NULL is allowed */
+/* True when no other device may still be reading a gradient. */
+bool mpg_leaves_unread(mpg_leaves *leaves);
+/* Backward has written the gradients. */
+void mpg_leaves_set_fresh(mpg_leaves *leaves);
+
+#endif

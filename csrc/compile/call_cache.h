@@ -1,0 +1,42 @@
+/* The cache of one compiled function: signature -> compiled call. A signature is the inputs' shapes, dtypes and devices, the
+ * train mode, whether autograd is recording, and which inputs need gradients. The least recently used of more than
+ * MPG_CACHE_LIMIT entries goes.
+ * Ownership: the cache owns its entries. Threads: host lock. */
+#ifndef MPG_COMPILE_CALL_CACHE_H
+#define MPG_COMPILE_CALL_CACHE_H
+
+#include "compile/compiled_call.h"
+
+enum { MPG_CACHE_LIMIT = 64 };
+
+typedef struct mpg_signature_input {
+  mpg_desc desc;
+  mpg_device *device;
+  bool wanted;
+} mpg_signature_input;
+
+typedef struct mpg_cache_entry {
+  mpg_signature_input *inputs; /* owned */
+  uint32_t num_inputs, num_bound;
+  bool train, recording;
+  uint64_t binding; /* a binding whose arrays are known to fit */
+  uint64_t last_used;
+  mpg_compiled *compiled; /* owned reference */
+} mpg_cache_entry;
+
+typedef struct mpg_cache {
+  mpg_cache_entry entries[MPG_CACHE_LIMIT];
+  uint32_t count;
+  uint64_t clock;
+  uint64_t dropped; /* entries that made room for others */
+} mpg_cache;
+
+/* Whether an input needs a gradient when recording. */
+static inline bool mpg_cache_wants(const mpg_array *input) { return mpg_tape_wants(input->node); }
+/* Borrowed; NULL when it is not there. */
+mpg_compiled *mpg_cache_find(mpg_cache *cache, const mpg_inputs *inputs, bool train, bool recording);
+/* Takes over the reference to `compiled`, also on failure. */
+mpg_status mpg_cache_add(mpg_cache *cache, const mpg_inputs *inputs, bool train, bool recording, mpg_compiled *compiled);
+void mpg_cache_clear(mpg_cache *cache);
+
+#endif

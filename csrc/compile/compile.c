@@ -1,0 +1,631 @@
+/* From a trace to programs. */
+#include <string.h>
+
+#include "compile/compiled_call.h"
+#include "graph/gradient/recompute.h"
+#include "graph/rewrite/rewrite.h"
+
+static void free_backward(mpg_compiled_backward *backward) {
+  mpg_free(backward->arrives);
+  mpg_free(backward->places);
+  mpg_free(backward->summed);
+  mpg_free(backward->gives);
+  mpg_free(backward->reached);
+  if (backward->programs) mpg_program_set_release(backward->programs);
+  mpg_plan_free(&backward->plan);
+  mpg_free(backward->space);
+  mpg_free(backward);
+}
+
+void mpg_compiled_release(mpg_compiled *c) {
+  if (!c || --c->references) return;
+  while (c->backwards) {
+    mpg_compiled_backward *next = c->backwards->next;
+    free_backward(c->backwards);
+    c->backwards = next;
+  }
+  for (uint32_t i = 0; c->constants && i < c->num_constants; i++) mpg_array_clear(&c->constants[i]);
+  mpg_compiled_unbind(c);
+  mpg_compiled_free_spare(c);
+  mpg_free(c->space);
+  mpg_free(c->constants);
+  mpg_free(c->traced);
+  mpg_free(c->inputs);
+  mpg_free(c->outputs);
+  mpg_free(c->results);
+  mpg_free(c->external);
+  mpg_free(c->wanted);
+  mpg_free(c->carried);
+  mpg_free(c->drawn);
+  mpg_free(c->saved);
+  mpg_free(c->saved_external);
+  if (c->programs) mpg_program_set_release(c->programs);
+  if (c->prologue) mpg_program_set_release(c->prologue);
+  mpg_plan_free(&c->prologue_plan);
+  mpg_free(c->prologue_threads);
+  mpg_free(c->kept);
+  mpg_free(c->sources);
+  mpg_plan_free(&c->plan);
+  mpg_graph_free(&c->graph);
+  mpg_graph_free(&c->original);
+  mpg_free(c->original_inputs);
+  mpg_free(c);
+}
+
+/* The value whose memory a value is a view of. */
+static mpg_value root_of(const mpg_graph *graph, mpg_value value) {
+  while (mpg_node_is_view(&graph->nodes[value.node])) value = mpg_node_inputs(graph, &graph->nodes[value.node])[0];
+  return value;
+}
+
+static mpg_status take_inputs(mpg_compiled *c, mpg_trace *trace, const mpg_array *inputs) {
+  c->num_constants = (uint32_t)trace->num_constants;
+  c->num_inputs = c->num_given + c->num_constants;
+  c->inputs = mpg_malloc((c->num_inputs + 1) * sizeof *c->inputs);
+  c->constants = mpg_calloc(c->num_constants + 1, sizeof *c->constants);
+  c->wanted = mpg_calloc(c->num_inputs + 1, sizeof *c->wanted);
+  if (!c->inputs || !c->constants || !c->wanted) return mpg_out_of_host_memory(c->num_inputs * sizeof *c->inputs);
+  for (uint32_t i = 0; i < c->num_given; i++) c->inputs[i] = inputs[i].value;
+  for (uint32_t i = 0; i < c->num_constants; i++) {
+    mpg_trace_constant *constant = &trace->constants[i];
+    c->inputs[c->num_given + i] = constant->value;
+    c->constants[i] = constant->array; /* moved */
+    constant->array = (mpg_array){0};
+    c->wanted[c->num_given + i] = c->recording && mpg_tape_wants(c->constants[i].node);
+  }
+  trace->num_constants = 0;
+  return MPG_OK;
+}
+
+static bool same_value(mpg_value a, mpg_value b) { return a.node == b.node && a.output == b.output; }
+
+/* Whether a value is an array of its own to users, though a view: it was made by an op. */
+static bool is_separate(const mpg_graph *graph, mpg_value value) {
+  for (; mpg_node_is_view(&graph->nodes[value.node]); value = mpg_node_inputs(graph, &graph->nodes[value.node])[0])
+    if (graph->nodes[value.node].separate) return true;
+  return false;
+}
+
+/* Whether output i is in memory that is an input's or another output's, too. Of several that are separate, the first has it. */
+static bool shares_memory(const mpg_graph *graph, const bool *separate, size_t i) {
+  mpg_value root = root_of(graph, graph->outputs[i]);
+  if (mpg_node_is_input(&graph->nodes[root.node])) return true;
+  for (size_t k = 0; k < graph->num_outputs; k++) {
+    if (same_value(graph->outputs[k], graph->outputs[i]) || !same_value(root_of(graph, graph->outputs[k]), root)) continue;
+    if (k < i || !separate[k]) return true;
+  }
+  return false;
+}
+
+/* Copies outputs that are arrays of their own to users but not in memory. One array may be returned several times. */
+static mpg_status separate_outputs(mpg_graph *graph, const bool *separate) {
+  for (size_t i = 0; i < graph->num_outputs; i++) {
+    if (!separate[i] || !shares_memory(graph, separate, i)) continue;
+    mpg_value value = graph->outputs[i], copy;
+    MPG_TRY(mpg_graph_emit_copy(graph, value, &copy));
+    for (size_t k = i; k < graph->num_outputs; k++)
+      if (same_value(graph->outputs[k], value)) graph->outputs[k] = copy;
+  }
+  return MPG_OK;
+}
+
+static mpg_status take_outputs(mpg_compiled *c, const mpg_value *values) {
+  c->outputs = mpg_calloc(c->num_outputs + 1, sizeof *c->outputs);
+  c->results = mpg_malloc((c->num_outputs + 1) * sizeof *c->results);
+  c->external = mpg_malloc((c->graph.num_values + 1) * sizeof *c->external);
+  if (!c->outputs || !c->results || !c->external) return mpg_out_of_host_memory(c->graph.num_values * sizeof *c->external);
+  for (size_t v = 0; v < c->graph.num_values; v++) c->external[v] = MPG_NO_BASE;
+  for (uint32_t i = 0; i < c->num_inputs; i++) c->external[mpg_value_index(&c->graph, c->inputs[i])] = i;
+  for (uint32_t i = 0; i < c->num_kept; i++) c->external[mpg_value_index(&c->graph, c->kept[i])] = mpg_compiled_kept(c, i);
+  for (uint32_t i = 0; i < c->num_outputs; i++) {
+    mpg_value root = root_of(&c->graph, values[i]);
+    uint32_t *external = &c->external[mpg_value_index(&c->graph, root)];
+    if (*external == MPG_NO_BASE) {
+      *external = mpg_compiled_result(c, c->num_results);
+      c->results[c->num_results++] = root;
+    }
+    const mpg_value *traced = c->traced + c->graph.num_inputs;
+    mpg_compiled_output *output = &c->outputs[i];
+    *output = (mpg_compiled_output){.external = *external, .input = MPG_NO_BASE, .desc = mpg_graph_at(&c->graph, values[i])->desc};
+    while (!same_value(traced[output->same], traced[i])) output->same++;
+    for (uint32_t k = 0; k < c->num_inputs; k++)
+      if (same_value(c->inputs[k], traced[i])) output->input = k;
+  }
+  return MPG_OK;
+}
+
+static bool differentiable(const mpg_desc *desc) { return mpg_dtype_is_float(desc->dtype); }
+
+static mpg_status zeros_like(mpg_graph *graph, mpg_value like, mpg_value *result) {
+  mpg_full_like_params params;
+  memset(&params, 0, sizeof params);
+  params.dtype = MPG_DTYPE_NONE;
+  return mpg_graph_emit(graph, mpg_op_get(MPG_OP__full_like), &params, &like, 1, like, result);
+}
+
+/* The trace's graph with the gradient appended. out_grads[i]: new inputs where `arrives`; elsewhere no gradient flows, or with
+ * `fill`, zeros do. */
+static mpg_status differentiate(const mpg_compiled *c, const bool *arrives, bool fill, const bool *wanted, const bool *summed, bool train,
+                                mpg_graph *joint, mpg_value *out_grads, mpg_value *sums, mpg_value *in_grads) {
+  size_t num_heads = 0, num_wanted = 0;
+  mpg_value *work = mpg_malloc((c->num_outputs * 2 + c->num_inputs * 4 + 1) * sizeof *work);
+  if (!work) return mpg_out_of_host_memory(c->num_outputs * sizeof *work);
+  mpg_value *heads = work, *head_grads = heads + c->num_outputs + c->num_inputs, *variables = head_grads + c->num_outputs + c->num_inputs,
+            *results = variables + c->num_inputs;
+  mpg_status status = MPG_OK;
+  MPG_GOTO(mpg_graph_copy(joint, &c->graph));
+  if (joint->num_inputs) memcpy(joint->inputs, c->traced, joint->num_inputs * sizeof *joint->inputs);
+  const mpg_value *traced_outputs = c->traced + joint->num_inputs;
+  joint->phase = MPG_PHASE_BACKWARD;
+  /* Last first: that is how gradients arrive when ops that use the outputs in order are differentiated one by one. */
+  for (uint32_t i = c->num_outputs; i-- > 0;) {
+    out_grads[i] = MPG_NO_VALUE;
+    const mpg_graph_value value = *mpg_graph_at(joint, traced_outputs[i]);
+    if (arrives[i]) {
+      MPG_GOTO(mpg_graph_input(joint, &value.desc, value.device, &out_grads[i]));
+      head_grads[num_heads] = out_grads[i];
+    } else if (fill && differentiable(&value.desc)) {
+      MPG_GOTO(zeros_like(joint, traced_outputs[i], &head_grads[num_heads]));
+    } else {
+      continue;
+    }
+    heads[num_heads++] = traced_outputs[i];
+  }
+  for (uint32_t i = 0; i < c->num_inputs; i++) {
+    if (wanted[i]) variables[num_wanted++] = c->inputs[i];
+    if (!summed || !summed[i]) continue;
+    const mpg_graph_value value = *mpg_graph_at(joint, c->inputs[i]);
+    MPG_GOTO(mpg_graph_input(joint, &value.desc, value.device, &sums[i]));
+    heads[num_heads] = c->inputs[i];
+    head_grads[num_heads++] = sums[i];
+  }
+  mpg_differentiation request = {.heads = heads, .head_grads = head_grads, .num_heads = num_heads, .wanted = variables,
+                                 .num_wanted = num_wanted, .gradients = results, .train = train};
+  MPG_GOTO(mpg_graph_gradient(joint, &request));
+  num_wanted = 0;
+  for (uint32_t i = 0; i < c->num_inputs; i++) in_grads[i] = wanted[i] ? results[num_wanted++] : MPG_NO_VALUE;
+fail:
+  mpg_free(work);
+  return status;
+}
+
+/* Gradients are outputs while it is simplified, so that they are rewired and stay apart. */
+static mpg_status simplify_joint(mpg_graph *joint, mpg_value *in_grads, uint32_t count) {
+  size_t num_outputs = 0;
+  MPG_TRY(mpg_graph_set_outputs(joint, in_grads, count));
+  for (uint32_t i = 0; i < count; i++)
+    if (mpg_has_value(in_grads[i])) joint->outputs[num_outputs++] = in_grads[i];
+  joint->num_outputs = num_outputs;
+  MPG_TRY(mpg_graph_simplify(joint));
+  num_outputs = 0;
+  for (uint32_t i = 0; i < count; i++)
+    if (mpg_has_value(in_grads[i])) in_grads[i] = joint->outputs[num_outputs++];
+  return mpg_graph_set_outputs(joint, in_grads, 0);
+}
+
+/* Which forward values the gradient of all outputs reads. */
+static mpg_status find_saved(mpg_compiled *c) {
+  mpg_graph joint;
+  mpg_order order = {0};
+  mpg_status status = MPG_OK;
+  mpg_graph_init(&joint);
+  mpg_value *out_grads = mpg_malloc((c->num_outputs + c->num_inputs + 1) * sizeof *out_grads);
+  bool *arrives = mpg_calloc(c->num_outputs + 1, sizeof *arrives);
+  c->saved = mpg_calloc(c->graph.num_values + 1, sizeof *c->saved);
+  if (!out_grads || !arrives || !c->saved) MPG_GOTO(mpg_out_of_host_memory(c->graph.num_values));
+  mpg_value *in_grads = out_grads + c->num_outputs;
+  for (uint32_t i = 0; i < c->num_outputs; i++) arrives[i] = differentiable(&c->outputs[i].desc);
+  MPG_GOTO(differentiate(c, arrives, false, c->wanted, NULL, true, &joint, out_grads, NULL, in_grads));
+  MPG_GOTO(simplify_joint(&joint, in_grads, c->num_inputs));
+  if (mpg_recompute_wanted(&joint, c->graph.num_nodes)) {
+    MPG_GOTO(mpg_recompute_find(&joint, c->graph.num_nodes, in_grads, c->num_inputs, c->saved));
+    goto fail;
+  }
+  MPG_GOTO(mpg_graph_order(&joint, MPG_PHASE_BACKWARD, in_grads, c->num_inputs, &order));
+  for (size_t k = 0; k < order.count; k++) {
+    const mpg_node *node = &joint.nodes[order.nodes[k]];
+    if (mpg_node_flag(node, MPG_OP_SHAPE_ONLY)) continue;
+    const mpg_value *inputs = mpg_node_inputs(&joint, node);
+    for (uint32_t i = 0; i < node->num_inputs; i++)
+      if (mpg_value_index(&joint, inputs[i]) < c->graph.num_values) c->saved[mpg_value_index(&joint, inputs[i])] = true;
+  }
+fail:
+  mpg_order_free(&order);
+  mpg_graph_free(&joint);
+  mpg_free(out_grads);
+  mpg_free(arrives);
+  return status;
+}
+
+static mpg_status plan_forward(mpg_compiled *c, mpg_order *order) {
+  mpg_status status = MPG_OK;
+  size_t num_roots = 0;
+  mpg_value *roots = mpg_malloc((c->num_outputs + c->graph.num_values + 1) * sizeof *roots);
+  if (!roots) return mpg_out_of_host_memory(c->graph.num_values * sizeof *roots);
+  for (uint32_t i = 0; i < c->num_outputs; i++) roots[num_roots++] = c->graph.outputs[i];
+  for (size_t n = 0; c->saved && n < c->graph.num_nodes; n++)
+    for (uint32_t i = 0; i < c->graph.nodes[n].num_outputs; i++)
+      if (c->saved[c->graph.nodes[n].values + i]) roots[num_roots++] = (mpg_value){(uint32_t)n, i};
+  MPG_GOTO(mpg_graph_order(&c->graph, MPG_PHASE_FORWARD, roots, num_roots, order));
+  if (c->stages != MPG_STAGES_NONE) MPG_GOTO(mpg_graph_stages(&c->graph, order, NULL, 0, false));
+  mpg_plan_request request = {.graph = &c->graph, .order = order, .num_externals = mpg_compiled_forward_externals(c),
+                              .external = c->external, .saved = c->saved, .apart = c->apart};
+  MPG_GOTO(mpg_schedule(&request, order, c->stages == MPG_STAGES_NONE, &c->plan));
+fail:
+  mpg_free(roots);
+  return status;
+}
+
+static mpg_status make_forward(mpg_compiled *c) {
+  mpg_order order = {0};
+  mpg_status status = MPG_OK;
+  MPG_GOTO(plan_forward(c, &order));
+  mpg_dump_pass("forward plan", &c->graph, &order, &c->plan);
+  MPG_GOTO(mpg_lower(&c->graph, &order, &c->plan, "compiled forward", &c->programs));
+  if (c->stages == MPG_STAGES_NONE)
+    mpg_program_set_arrange(c->programs, &(mpg_parts){.count = 3, .sizes = {mpg_compiled_first_fixed(c), mpg_compiled_num_fixed(c), c->num_results},
+                                                      .fixed = {false, true, false}});
+  if (!c->recording) goto fail;
+  c->saved_external = mpg_calloc(mpg_compiled_forward_externals(c) + 1, sizeof *c->saved_external);
+  if (!c->saved_external) MPG_GOTO(mpg_out_of_host_memory(mpg_compiled_forward_externals(c)));
+  for (size_t v = 0; v < c->graph.num_values; v++)
+    if (c->saved[v] && c->plan.locations[v].base < mpg_compiled_forward_externals(c)) c->saved_external[c->plan.locations[v].base] = true;
+fail:
+  mpg_order_free(&order);
+  return status;
+}
+
+/* The rewrites that change bits; the graph before them is kept where there were any. */
+static mpg_status rewrite(mpg_compiled *c, const mpg_trace *trace, const mpg_compile_options *options) {
+  bool changed = false;
+  if (c->exact) return MPG_OK;
+  c->original_inputs = mpg_malloc((c->num_inputs + 1) * sizeof *c->original_inputs);
+  if (!c->original_inputs) return mpg_out_of_host_memory(c->num_inputs * sizeof *c->original_inputs);
+  memcpy(c->original_inputs, c->inputs, c->num_inputs * sizeof *c->inputs);
+  mpg_rewrite_request request = {.graph = &c->graph, .inputs = c->inputs, .num_inputs = c->num_inputs, .wanted = c->wanted,
+                                 .recording = c->recording,
+                                 .keeps = c->stages == MPG_STAGES_NONE && options->num_bound == options->num_parameters,
+                                 .num_parameters = options->num_parameters + c->num_constants};
+  mpg_value *outputs = mpg_malloc((c->num_outputs + 1) * sizeof *outputs);
+  mpg_status status = MPG_OK;
+  if (!outputs) return mpg_out_of_host_memory(c->num_outputs * sizeof *outputs);
+  if (c->num_outputs) memcpy(outputs, c->graph.outputs, c->num_outputs * sizeof *outputs);
+  MPG_GOTO(mpg_graph_rewrite(&request, &changed));
+  if (changed) {
+    MPG_GOTO(mpg_graph_copy(&c->original, &trace->graph));
+    MPG_GOTO(mpg_graph_set_outputs(&c->original, outputs, c->num_outputs));
+  }
+fail:
+  mpg_free(outputs);
+  return status;
+}
+
+static mpg_status make_all(mpg_compiled *c, const mpg_memory_budget *budget) {
+  if (c->recording && budget && budget->count) MPG_TRY(mpg_compiled_fit(c, budget));
+  if (c->recording) MPG_TRY(find_saved(c));
+  return make_forward(c);
+}
+
+mpg_status mpg_compile(mpg_trace *trace, const mpg_array *inputs, uint32_t num_inputs, mpg_array *const *outputs, uint32_t num_outputs,
+                       const mpg_compile_options *options, mpg_compiled **compiled) {
+  mpg_compiled *c = mpg_calloc(1, sizeof *c);
+  mpg_status status = MPG_OK;
+  mpg_value *values = mpg_malloc((num_outputs + 1) * sizeof *values);
+  bool *separate = mpg_malloc((num_outputs + 1) * sizeof *separate);
+  if (!c || !values || !separate) {
+    mpg_free(c);
+    mpg_free(values);
+    mpg_free(separate);
+    return mpg_out_of_host_memory(sizeof *c);
+  }
+  c->references = 1;
+  c->num_given = num_inputs;
+  c->num_bound = options->num_bound;
+  c->num_outputs = num_outputs;
+  c->recording = options->recording;
+  c->exact = options->exact;
+  c->apart = options->apart;
+  c->stages = options->stages;
+  if (options->carried && num_inputs) {
+    c->carried = mpg_malloc(num_inputs * sizeof *c->carried);
+    if (!c->carried) MPG_GOTO(mpg_out_of_host_memory(num_inputs));
+    memcpy(c->carried, options->carried, num_inputs * sizeof *c->carried);
+  }
+  mpg_graph_init(&c->graph);
+  mpg_graph_init(&c->original);
+  for (uint32_t i = 0; i < num_outputs; i++) MPG_GOTO(mpg_trace_value(trace, outputs[i], "the block's result", &values[i]));
+  for (uint32_t i = 0; i < num_outputs; i++) separate[i] = is_separate(&trace->graph, values[i]);
+  MPG_GOTO(mpg_graph_copy(&c->graph, &trace->graph));
+  MPG_GOTO(mpg_graph_set_outputs(&c->graph, values, num_outputs));
+  MPG_VERIFY(&c->graph);
+  MPG_GOTO(take_inputs(c, trace, inputs));
+  for (uint32_t i = 0; i < num_inputs; i++) c->wanted[i] = options->recording && options->wanted[i];
+  if (c->stages == MPG_STAGES_NONE) c->recording = memchr(c->wanted, true, c->num_inputs) != NULL;
+  mpg_dump_pass("traced", &c->graph, NULL, NULL);
+  MPG_GOTO(rewrite(c, trace, options));
+  if (options->shared) MPG_GOTO(mpg_compiled_share_packs(c, options->shared));
+  MPG_GOTO(separate_outputs(&c->graph, separate));
+  mpg_dump_pass("rewritten", &c->graph, NULL, NULL);
+  c->traced = mpg_malloc((c->graph.num_inputs + num_outputs + 1) * sizeof *c->traced);
+  if (!c->traced) MPG_GOTO(mpg_out_of_host_memory(c->graph.num_inputs * sizeof *c->traced));
+  if (c->graph.num_inputs) memcpy(c->traced, c->graph.inputs, c->graph.num_inputs * sizeof *c->traced);
+  if (num_outputs) memcpy(c->traced + c->graph.num_inputs, c->graph.outputs, num_outputs * sizeof *c->traced);
+  MPG_GOTO(mpg_graph_simplify(&c->graph));
+  mpg_dump_pass("simplified", &c->graph, NULL, NULL);
+  if (!c->recording && c->stages == MPG_STAGES_NONE) MPG_GOTO(mpg_compiled_make_prologue(c));
+  if (options->shared) MPG_GOTO(mpg_compiled_make_shared_prologue(c));
+  MPG_GOTO(take_outputs(c, c->graph.outputs));
+  MPG_GOTO(make_all(c, options->budget));
+  *compiled = c;
+  c = NULL;
+fail:
+  mpg_free(values);
+  mpg_free(separate);
+  mpg_compiled_release(c);
+  return status;
+}
+
+bool mpg_compiled_recapture(mpg_compiled *c, const mpg_captured *captured, size_t count, bool recording, bool change) {
+  for (uint32_t i = 0; i < c->num_constants; i++) {
+    mpg_array *constant = &c->constants[i];
+    const mpg_tensor *tensor = &constant->tensor;
+    const mpg_captured *place = captured;
+    while (place < captured + count && place->storage != tensor->storage) place++;
+    if (place == captured + count || constant->trace) continue;
+    const mpg_array *array = place->array;
+    bool whole = constant->node == place->node && tensor->offset == place->offset && mpg_shape_equal(&tensor->desc.shape, &array->tensor.desc.shape);
+    mpg_tape_node *node = whole ? array->node : NULL;
+    size_t ahead = tensor->offset - place->offset; /* of a view, within the array */
+    if (!whole && (constant->node || tensor->offset < place->offset || ahead + mpg_desc_bytes(&tensor->desc) > mpg_desc_bytes(&array->tensor.desc))) return false;
+    if (tensor->desc.dtype != array->tensor.desc.dtype || mpg_tensor_device(tensor) != mpg_tensor_device(&array->tensor)) return false;
+    if (recording && mpg_tape_wants(node) && !c->wanted[c->num_given + i]) return false;
+    if (!change) continue;
+    mpg_array next = {.tensor = {array->tensor.storage, array->tensor.offset + ahead, tensor->desc}, .node = mpg_tape_retain(node), .output = array->output};
+    mpg_tensor_retain(&next.tensor);
+    mpg_array former = *constant;
+    *constant = next;
+    mpg_compiled_unbind(c);
+    mpg_array_clear(&former);
+  }
+  return true;
+}
+
+/* --- Backward ----------------------------------------------------------------------------------------------------- */
+
+/* Gives the gradient of input i its external array: directly where its memory is free to choose, else by a copy. */
+static mpg_status place_gradient(const mpg_compiled *c, mpg_graph *joint, mpg_gradient_place place, uint32_t i, mpg_value gradient,
+                                 uint32_t **external, size_t *known, mpg_value *result) {
+  mpg_value root, old = MPG_NO_VALUE;
+  uint32_t array = mpg_compiled_in_grad(c, i);
+  if (!mpg_has_value(gradient)) MPG_TRY(zeros_like(joint, c->inputs[i], &gradient));
+  if (place == MPG_PLACE_ADD) {
+    const mpg_graph_value value = *mpg_graph_at(joint, c->inputs[i]);
+    MPG_TRY(mpg_graph_input(joint, &value.desc, value.device, &old));
+    mpg_value terms[2] = {old, gradient};
+    MPG_TRY(mpg_graph_emit(joint, mpg_op_get(MPG_OP_elemwise_add), NULL, terms, 2, MPG_NO_VALUE, &gradient));
+  }
+  root = root_of(joint, gradient);
+  const mpg_node *node = &joint->nodes[root.node];
+  uint32_t index = mpg_value_index(joint, root);
+  bool free_choice = node->phase == MPG_PHASE_BACKWARD && !mpg_node_is_input(node) && (index >= *known || (*external)[index] == MPG_NO_BASE);
+  if (!free_choice) {
+    MPG_TRY(mpg_graph_emit_copy(joint, gradient, &gradient));
+    root = gradient;
+  }
+  size_t values = joint->num_values;
+  uint32_t *grown = mpg_realloc(*external, (values + 1) * sizeof **external);
+  if (!grown) return mpg_out_of_host_memory(values * sizeof **external);
+  *external = grown;
+  for (; *known < values; (*known)++) grown[*known] = MPG_NO_BASE;
+  grown[mpg_value_index(joint, root)] = array;
+  if (mpg_has_value(old)) grown[mpg_value_index(joint, old)] = array;
+  *result = gradient;
+  return MPG_OK;
+}
+
+/* True when all forward values that are read were kept. */
+static bool reads_saved_only(const mpg_compiled *c, const mpg_graph *joint, const mpg_order *order) {
+  for (size_t k = 0; k < order->count; k++) {
+    const mpg_node *node = &joint->nodes[order->nodes[k]];
+    if (mpg_node_flag(node, MPG_OP_SHAPE_ONLY)) continue;
+    for (uint32_t i = 0; i < node->num_inputs; i++) {
+      uint32_t value = mpg_value_index(joint, mpg_node_inputs(joint, node)[i]);
+      if (value < c->graph.num_values && !c->saved[value]) return false;
+    }
+  }
+  return true;
+}
+
+/* The joint graph with what is computed again. */
+static mpg_status repeat(const mpg_compiled *c, mpg_graph *joint, mpg_value *out_grads, mpg_value *sums, mpg_value *in_grads) {
+  if (!mpg_recompute_wanted(joint, c->graph.num_nodes)) return MPG_OK;
+  mpg_graph result;
+  mpg_graph_init(&result);
+  mpg_value_list lists[] = {{in_grads, c->num_inputs}, {out_grads, c->num_outputs}, {sums, c->num_inputs}};
+  mpg_status status = mpg_recompute_apply(joint, c->graph.num_nodes, c->saved, lists, 3, &result);
+  if (status == MPG_OK) {
+    mpg_graph former = *joint;
+    *joint = result;
+    result = former;
+  }
+  mpg_graph_free(&result);
+  return status;
+}
+
+/* The gradients of carried inputs are what other pieces wait for. */
+static mpg_status stage_backward(const mpg_compiled *c, const mpg_graph *joint, const mpg_value *stored, mpg_order *order) {
+  size_t count = 0;
+  mpg_value *urgent = mpg_malloc((c->num_given + 1) * sizeof *urgent);
+  if (!urgent) return mpg_out_of_host_memory(c->num_given * sizeof *urgent);
+  for (uint32_t i = 0; c->carried && i < c->num_given; i++)
+    if (c->carried[i]) urgent[count++] = stored[i];
+  mpg_status status = mpg_graph_stages(joint, order, urgent, count, c->stages == MPG_STAGES_DEFERRED);
+  mpg_free(urgent);
+  return status;
+}
+
+/* Parts: inputs that are not bound; bound; constants, results, gradients of outputs and of the first; of the bound; of constants,
+ * with sums for the first; sums for the bound, for constants. */
+static void arrange_backward(const mpg_compiled *c, mpg_program_set *set) {
+  uint32_t own = mpg_compiled_first_fixed(c);
+  mpg_program_set_arrange(set, &(mpg_parts){.count = 7,
+                                            .sizes = {own, c->num_bound, c->num_constants + c->num_results + c->num_outputs + own, c->num_bound,
+                                                      c->num_constants + own, c->num_bound, c->num_constants},
+                                            .fixed = {false, true, false, true}});
+}
+
+mpg_status mpg_compiled_find_reached(const mpg_compiled *c, const bool *arrives, bool *reached) {
+  const mpg_graph *graph = &c->graph;
+  bool *marked = mpg_calloc(graph->num_nodes + 1, sizeof *marked);
+  if (!marked) return mpg_out_of_host_memory(graph->num_nodes);
+  for (uint32_t i = 0; i < c->num_outputs; i++)
+    if (arrives[i]) marked[c->traced[graph->num_inputs + i].node] = true;
+  for (size_t n = graph->num_nodes; n-- > 0;) {
+    const mpg_node *node = &graph->nodes[n];
+    if (!marked[n] || mpg_node_flag(node, MPG_OP_DETACHES)) continue;
+    for (uint32_t i = 0; i < node->num_inputs; i++) marked[c->traced[node->inputs + i].node] = true;
+  }
+  for (uint32_t i = 0; i < c->num_inputs; i++) reached[i] = marked[c->inputs[i].node];
+  mpg_free(marked);
+  return MPG_OK;
+}
+
+static mpg_status find_reached(const mpg_compiled *c, mpg_compiled_backward *b) {
+  MPG_TRY(mpg_compiled_find_reached(c, b->arrives, b->reached));
+  b->reaches_bound = true;
+  for (uint32_t i = 0; i < c->num_inputs; i++) {
+    if (i >= c->num_given - c->num_bound && i < c->num_given) b->reaches_bound &= b->reached[i];
+    b->reached[i] |= b->summed[i];
+  }
+  return MPG_OK;
+}
+
+/* fill: outputs without a gradient get zeros, so that the gradient is the one for which values were saved. */
+static mpg_status make_backward(mpg_compiled *c, mpg_compiled_backward *b, const bool *arrives, bool fill, bool lower) {
+  mpg_graph joint;
+  mpg_order order = {0};
+  mpg_status status = MPG_OK;
+  uint32_t *external = NULL;
+  bool again = false, *saved = NULL, *wanted = mpg_calloc(c->num_inputs + 1, sizeof *wanted);
+  mpg_graph_init(&joint);
+  mpg_value *out_grads = mpg_malloc((c->num_outputs + 3 * c->num_inputs + 1) * sizeof *out_grads);
+  if (!out_grads || !wanted) MPG_GOTO(mpg_out_of_host_memory(c->num_outputs * sizeof *out_grads));
+  mpg_value *in_grads = out_grads + c->num_outputs, *stored = in_grads + c->num_inputs, *sums = stored + c->num_inputs;
+  for (uint32_t i = 0; i < c->num_inputs; i++) wanted[i] = b->places[i] != MPG_PLACE_NONE && (b->reached[i] || c->stages != MPG_STAGES_NONE); /* pieces say by places what is reached */
+  MPG_GOTO(differentiate(c, arrives, fill, wanted, b->summed, b->train, &joint, out_grads, sums, in_grads));
+  for (uint32_t i = 0; i < c->num_inputs; i++)
+    if (!b->summed[i]) sums[i] = MPG_NO_VALUE;
+  MPG_GOTO(simplify_joint(&joint, in_grads, c->num_inputs));
+  MPG_GOTO(repeat(c, &joint, out_grads, sums, in_grads));
+  joint.phase = MPG_PHASE_BACKWARD;
+  joint.scope = joint.origin = joint.region = 0;
+  joint.train = b->train;
+  size_t known = joint.num_values;
+  uint32_t num_nodes = (uint32_t)joint.num_nodes; /* before what puts gradients in their places */
+  external = mpg_malloc((known + 1) * sizeof *external);
+  if (!external) MPG_GOTO(mpg_out_of_host_memory(known * sizeof *external));
+  for (size_t v = 0; v < known; v++) external[v] = v < c->graph.num_values ? c->external[v] : MPG_NO_BASE;
+  for (uint32_t i = 0; i < c->num_outputs; i++)
+    if (mpg_has_value(out_grads[i])) external[mpg_value_index(&joint, out_grads[i])] = mpg_compiled_out_grad(c, i);
+  for (uint32_t i = 0; i < c->num_inputs; i++)
+    if (b->summed[i]) external[mpg_value_index(&joint, sums[i])] = mpg_compiled_sum(c, i);
+  for (uint32_t i = 0; i < c->num_inputs; i++) {
+    stored[i] = MPG_NO_VALUE;
+    b->gives[i] = wanted[i] && (mpg_has_value(in_grads[i]) || b->places[i] == MPG_PLACE_WRITE);
+    if (b->gives[i]) MPG_GOTO(place_gradient(c, &joint, (mpg_gradient_place)b->places[i], i, in_grads[i], &external, &known, &stored[i]));
+  }
+  MPG_VERIFY(&joint);
+  saved = mpg_calloc(joint.num_values + 1, sizeof *saved);
+  if (!saved) MPG_GOTO(mpg_out_of_host_memory(joint.num_values));
+  memcpy(saved, c->saved, c->graph.num_values * sizeof *saved);
+  MPG_GOTO(mpg_graph_order(&joint, MPG_PHASE_BACKWARD, stored, c->num_inputs, &order));
+  MPG_GOTO(mpg_order_follow(&joint, num_nodes, &order));
+  if (c->stages != MPG_STAGES_NONE) MPG_GOTO(stage_backward(c, &joint, stored, &order));
+  again = !fill && !reads_saved_only(c, &joint, &order);
+  if (again) goto fail;
+  mpg_plan_request request = {.graph = &joint, .order = &order, .num_externals = mpg_compiled_all_externals(c), .external = external,
+                              .saved = saved, .forward = &c->plan, .retain = b->retain, .apart = c->apart};
+  MPG_GOTO(mpg_schedule(&request, &order, c->stages == MPG_STAGES_NONE, &b->plan));
+  if (lower) {
+    mpg_dump_pass("gradient", &joint, NULL, NULL);
+    mpg_dump_pass("backward plan", &joint, &order, &b->plan);
+  }
+  if (lower) {
+    MPG_GOTO(mpg_lower(&joint, &order, &b->plan, "compiled backward", &b->programs));
+    if (c->stages == MPG_STAGES_NONE) arrange_backward(c, b->programs);
+  }
+fail:
+  mpg_order_free(&order);
+  mpg_graph_free(&joint);
+  mpg_free(out_grads);
+  mpg_free(external);
+  mpg_free(saved);
+  mpg_free(wanted);
+  return again ? make_backward(c, b, arrives, true, lower) : status;
+}
+
+mpg_status mpg_compiled_measure(mpg_compiled *c, mpg_plan *plan) {
+  mpg_order order = {0};
+  mpg_compiled_backward b = {.train = true};
+  mpg_status status = MPG_OK;
+  b.arrives = mpg_calloc(c->num_outputs + 1, sizeof *b.arrives);
+  b.places = mpg_calloc(c->num_inputs + 1, sizeof *b.places);
+  b.gives = mpg_calloc(c->num_inputs + 1, sizeof *b.gives);
+  b.reached = mpg_calloc(c->num_inputs + 1, sizeof *b.reached);
+  b.summed = mpg_calloc(c->num_inputs + 1, sizeof *b.summed);
+  if (!b.arrives || !b.places || !b.gives || !b.reached || !b.summed) MPG_GOTO(mpg_out_of_host_memory(c->num_inputs));
+  for (uint32_t i = 0; i < c->num_outputs; i++) b.arrives[i] = differentiable(&c->outputs[i].desc);
+  for (uint32_t i = 0; i < c->num_inputs; i++) b.places[i] = c->wanted[i] ? MPG_PLACE_WRITE : MPG_PLACE_NONE;
+  MPG_GOTO(find_reached(c, &b));
+  MPG_GOTO(find_saved(c));
+  MPG_GOTO(plan_forward(c, &order));
+  MPG_GOTO(make_backward(c, &b, b.arrives, false, false));
+  *plan = b.plan;
+  b.plan = (mpg_plan){0};
+fail:
+  mpg_order_free(&order);
+  mpg_plan_free(&c->plan);
+  mpg_free(c->saved);
+  c->saved = NULL;
+  mpg_free(b.arrives);
+  mpg_free(b.places);
+  mpg_free(b.gives);
+  mpg_free(b.reached);
+  mpg_free(b.summed);
+  mpg_plan_free(&b.plan);
+  return status;
+}
+
+mpg_status mpg_compiled_get_backward(mpg_compiled *c, const bool *arrives, const bool *summed, const uint8_t *places, bool retain,
+                                     bool train, mpg_compiled_backward **result) {
+  for (mpg_compiled_backward *b = c->backwards; b; b = b->next) {
+    if (b->retain != retain || b->train != train || memcmp(b->arrives, arrives, c->num_outputs * sizeof *arrives) ||
+        memcmp(b->places, places, c->num_inputs) || memcmp(b->summed, summed, c->num_inputs * sizeof *summed))
+      continue;
+    *result = b;
+    return MPG_OK;
+  }
+  mpg_compiled_backward *b = mpg_calloc(1, sizeof *b);
+  if (!b) return mpg_out_of_host_memory(sizeof *b);
+  b->arrives = mpg_calloc(c->num_outputs + 1, sizeof *b->arrives);
+  b->places = mpg_calloc(c->num_inputs + 1, sizeof *b->places);
+  b->gives = mpg_calloc(c->num_inputs + 1, sizeof *b->gives);
+  b->reached = mpg_calloc(c->num_inputs + 1, sizeof *b->reached);
+  b->summed = mpg_calloc(c->num_inputs + 1, sizeof *b->summed);
+  b->retain = retain;
+  b->train = train;
+  mpg_status status = MPG_OK;
+  if (!b->arrives || !b->places || !b->gives || !b->reached || !b->summed) MPG_GOTO(mpg_out_of_host_memory(c->num_inputs));
+  memcpy(b->arrives, arrives, c->num_outputs * sizeof *arrives);
+  memcpy(b->places, places, c->num_inputs);
+  memcpy(b->summed, summed, c->num_inputs * sizeof *summed);
+  MPG_GOTO(find_reached(c, b));
+  MPG_GOTO(make_backward(c, b, arrives, false, true));
+  b->next = c->backwards;
+  c->backwards = b;
+  *result = b;
+  return MPG_OK;
+fail:
+  free_backward(b);
+  return status;
+}

@@ -1,0 +1,242 @@
+/* Choosing what is computed again, so that a plan fits into a memory budget. */
+#include <stdio.h>
+#include <string.h>
+
+#include "compile/compiled_call.h"
+#include "graph/gradient/recompute.h"
+
+/* A way to give regions: the cheap nodes among the first `amount`, or the first `amount` of a number of segments. */
+typedef enum choice_kind { CHOOSE_CHEAP, CHOOSE_MEDIUM, CHOOSE_SEGMENTS } choice_kind;
+typedef struct choice {
+  choice_kind kind;
+  size_t segments, amount;
+} choice;
+
+typedef struct chooser {
+  mpg_compiled *c;
+  const mpg_memory_budget *budget;
+  uint32_t *given;   /* per node: the region that the user gave */
+  uint8_t *classes;  /* per node: choice_kind from which on it is computed again */
+  size_t *weights;   /* per node: bytes that would be saved of it */
+  mpg_cost *costs;   /* per node */
+  size_t *crossing;  /* per node: bytes of forward values alive behind it */
+  size_t total;      /* of weights */
+  mpg_plan least;    /* the plan that comes nearest to the budget */
+  double excess;     /* of `least`: the greatest of planned / allowed */
+} chooser;
+
+static size_t planned_on(const mpg_plan *plan, uint32_t slot) {
+  size_t bytes = 0;
+  for (uint32_t i = 0; i < plan->num_blocks; i++)
+    if (plan->blocks[i].device == slot) bytes += plan->blocks[i].size;
+  return bytes;
+}
+
+static size_t allowed_on(const mpg_memory_budget *budget, mpg_device_id device) {
+  size_t bytes = SIZE_MAX;
+  for (uint32_t i = 0; i < budget->count; i++) {
+    if (mpg_device_id_equal(budget->limits[i].device, device)) return budget->limits[i].bytes;
+    if (budget->limits[i].device.type == 0) bytes = budget->limits[i].bytes;
+  }
+  return bytes;
+}
+
+static double excess_of(const mpg_plan *plan, const mpg_memory_budget *budget) {
+  double worst = 0;
+  for (uint32_t slot = 0; slot < plan->num_devices; slot++) {
+    size_t planned = planned_on(plan, slot), allowed = allowed_on(budget, plan->devices[slot]);
+    double ratio = allowed ? (double)planned / (double)allowed : planned ? 1e300 : 0;
+    if (ratio > worst) worst = ratio;
+  }
+  return worst;
+}
+
+/* Whether computing it again costs much for what it saves: products and what is made of them, windows, long sums. */
+static bool is_dear(const mpg_graph *graph, const mpg_node *node, mpg_cost cost) {
+  enum { FLOPS_PER_ELEMENT = 16 };
+  double elements = 0;
+  for (uint32_t i = 0; i < node->num_outputs; i++) elements += (double)mpg_shape_size(&graph->values[node->values + i].desc.shape);
+  return cost.flops >= FLOPS_PER_ELEMENT * elements;
+}
+
+static mpg_status begin(chooser *ch) {
+  const mpg_graph *graph = &ch->c->graph;
+  size_t count = graph->num_nodes;
+  ch->given = mpg_malloc((count + 1) * sizeof *ch->given);
+  ch->classes = mpg_malloc(count + 1);
+  ch->weights = mpg_calloc(count + 1, sizeof *ch->weights);
+  ch->costs = mpg_malloc((count + 1) * sizeof *ch->costs);
+  ch->crossing = mpg_calloc(count + 1, sizeof *ch->crossing);
+  uint32_t *last = mpg_calloc(count + 1, sizeof *last); /* per node: its last reader */
+  mpg_status status = !ch->given || !ch->classes || !ch->weights || !ch->costs || !ch->crossing || !last
+                          ? mpg_out_of_host_memory(count * sizeof *last) : mpg_graph_costs(graph, ch->costs);
+  if (status != MPG_OK) {
+    mpg_free(last);
+    return status;
+  }
+  for (size_t n = 0; n < count; n++) {
+    const mpg_node *node = &graph->nodes[n];
+    ch->given[n] = node->region;
+    bool cheap = mpg_node_flag(node, MPG_OP_INPLACE | MPG_OP_VIEW);
+    ch->classes[n] = !node->op || mpg_node_flag(node, MPG_OP_COPY) || is_dear(graph, node, ch->costs[n]) ? CHOOSE_SEGMENTS
+                     : cheap ? CHOOSE_CHEAP : CHOOSE_MEDIUM;
+    for (uint32_t i = 0; i < node->num_inputs; i++) last[mpg_node_inputs(graph, node)[i].node] = (uint32_t)n;
+    if (mpg_node_is_input(node)) continue;
+    for (uint32_t i = 0; i < node->num_outputs; i++) ch->weights[n] += mpg_desc_bytes(&graph->values[node->values + i].desc);
+    ch->total += ch->weights[n];
+  }
+  /* +weight behind its maker, -weight behind its last reader; summed up. */
+  ptrdiff_t alive = 0;
+  ptrdiff_t *steps = mpg_calloc(count + 1, sizeof *steps);
+  if (!steps) {
+    mpg_free(last);
+    return mpg_out_of_host_memory(count * sizeof *steps);
+  }
+  for (size_t n = 0; n < count; n++) {
+    if (!last[n]) continue; /* nobody reads it */
+    steps[n] += (ptrdiff_t)ch->weights[n];
+    steps[last[n]] -= (ptrdiff_t)ch->weights[n];
+  }
+  for (size_t n = 0; n < count; n++) ch->crossing[n] = (size_t)(alive += steps[n]);
+  mpg_free(steps);
+  mpg_free(last);
+  return MPG_OK;
+}
+
+static void end(chooser *ch) {
+  mpg_free(ch->given);
+  mpg_free(ch->classes);
+  mpg_free(ch->weights);
+  mpg_free(ch->costs);
+  mpg_free(ch->crossing);
+  mpg_plan_free(&ch->least);
+}
+
+/* Where segment `number` (from 1) of `count` ends: near its share of all bytes, where the fewest bytes cross. */
+static size_t segment_end(const chooser *ch, const size_t *sums, size_t number, size_t count) {
+  size_t nodes = ch->c->graph.num_nodes, low = 0, high = nodes - 1;
+  double share = (double)ch->total / (double)count, from = share * ((double)number - 0.5), to = share * ((double)number + 0.5);
+  while (low < high) { /* the first node behind `from` */
+    size_t middle = (low + high) / 2;
+    if ((double)sums[middle] < from) low = middle + 1;
+    else high = middle;
+  }
+  size_t best = low;
+  for (size_t n = low; n < nodes && (double)sums[n] <= to; n++)
+    if (ch->crossing[n] < ch->crossing[best]) best = n;
+  return best;
+}
+
+static mpg_status apply(chooser *ch, choice choice) {
+  mpg_graph *graph = &ch->c->graph;
+  for (size_t n = 0; n < graph->num_nodes; n++) graph->nodes[n].region = ch->given[n];
+  if (choice.kind != CHOOSE_SEGMENTS) {
+    for (size_t n = 0; n < choice.amount; n++)
+      if (!ch->given[n] && ch->classes[n] <= choice.kind) graph->nodes[n].region = MPG_REGION_ALL;
+    return MPG_OK;
+  }
+  size_t *sums = mpg_malloc((graph->num_nodes + 1) * sizeof *sums), sum = 0, first = 0;
+  if (!sums) return mpg_out_of_host_memory(graph->num_nodes * sizeof *sums);
+  for (size_t n = 0; n < graph->num_nodes; n++) sums[n] = sum += ch->weights[n];
+  for (size_t s = 1; s <= choice.amount; s++) { /* what the last segment computes is needed at once */
+    size_t last = segment_end(ch, sums, s, choice.segments);
+    for (size_t n = first; n <= last; n++)
+      if (!ch->given[n]) graph->nodes[n].region = graph->num_regions + (uint32_t)s;
+    first = last + 1 > first ? last + 1 : first;
+  }
+  mpg_free(sums);
+  return MPG_OK;
+}
+
+static mpg_status try_choice(chooser *ch, choice choice, bool *fits) {
+  mpg_plan plan = {0};
+  MPG_TRY(apply(ch, choice));
+  MPG_TRY(mpg_compiled_measure(ch->c, &plan));
+  double excess = excess_of(&plan, ch->budget);
+  *fits = excess <= 1;
+  if (excess < ch->excess) {
+    mpg_plan_free(&ch->least);
+    ch->least = plan;
+    ch->excess = excess;
+  } else {
+    mpg_plan_free(&plan);
+  }
+  return MPG_OK;
+}
+
+/* The least amount that fits, given that all of choice->amount does. */
+static mpg_status reduce(chooser *ch, choice *choice) {
+  size_t low = 1, high = choice->amount;
+  while (low < high) {
+    struct choice middle = *choice;
+    middle.amount = (low + high) / 2;
+    bool fits;
+    MPG_TRY(try_choice(ch, middle, &fits));
+    if (fits) high = middle.amount;
+    else low = middle.amount + 1;
+  }
+  choice->amount = high;
+  return MPG_OK;
+}
+
+static mpg_status fail_with(const chooser *ch) {
+  char text[768];
+  size_t used = 0;
+  for (uint32_t slot = 0; slot < ch->least.num_devices && used + 96 < sizeof text; slot++) {
+    mpg_device_id id = ch->least.devices[slot];
+    size_t planned = planned_on(&ch->least, slot), allowed = allowed_on(ch->budget, id);
+    if (planned <= allowed) continue;
+    used += (size_t)snprintf(text + used, sizeof text - used, "%s%zu bytes on %s(%d), where %zu are allowed", used ? "; " : "", planned,
+                             id.type == MPG_GPU ? "gpu" : "cpu", id.index, allowed);
+  }
+  return mpg_fail(MPG_ERROR, "hybridize(recompute=...): the block does not fit into its memory budget. With as much computed again as can "
+                  "be it needs %s. Allow more, make the batch smaller, or move layers to another device", text);
+}
+
+/* Seconds of what a choice, applied now, may compute again. */
+static double work_of(const chooser *ch) {
+  const mpg_graph *graph = &ch->c->graph;
+  double work = 0;
+  for (size_t n = 0; n < graph->num_nodes; n++)
+    if (graph->nodes[n].region && !ch->given[n]) work += mpg_node_seconds(graph, &graph->nodes[n], ch->costs[n]);
+  return work;
+}
+
+static mpg_status choose(chooser *ch) {
+  bool fits;
+  size_t nodes = ch->c->graph.num_nodes;
+  choice nothing = {CHOOSE_CHEAP, 0, 0}, best = nothing;
+  double least = 0;
+  MPG_TRY(try_choice(ch, nothing, &fits));
+  if (fits) return MPG_OK;
+  for (choice_kind kind = CHOOSE_CHEAP; kind <= CHOOSE_MEDIUM; kind++) {
+    choice all = {kind, 0, nodes};
+    MPG_TRY(try_choice(ch, all, &fits));
+    if (!fits) continue;
+    MPG_TRY(reduce(ch, &all));
+    return apply(ch, all);
+  }
+  for (size_t segments = 2; segments <= nodes / 2; segments += segments < 8 ? 1 : segments / 4) {
+    choice all = {CHOOSE_SEGMENTS, segments, segments - 1};
+    MPG_TRY(try_choice(ch, all, &fits));
+    if (!fits) continue;
+    MPG_TRY(reduce(ch, &all));
+    MPG_TRY(apply(ch, all));
+    if (best.amount == 0 || work_of(ch) < least) {
+      best = all;
+      least = work_of(ch);
+    }
+  }
+  return best.amount ? apply(ch, best) : fail_with(ch);
+}
+
+mpg_status mpg_compiled_fit(mpg_compiled *c, const mpg_memory_budget *budget) {
+  chooser ch = {.c = c, .budget = budget, .excess = 1e301};
+  mpg_status status = MPG_OK;
+  if (c->graph.num_nodes == 0) return MPG_OK;
+  MPG_GOTO(begin(&ch));
+  MPG_GOTO(choose(&ch));
+fail:
+  end(&ch);
+  return status;
+}

@@ -1,0 +1,145 @@
+#define _GNU_SOURCE
+#include "device/oversubscription.h"
+
+#include <fcntl.h>
+#include <omp.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+#include "device/internal.h"
+
+static const int64_t LOOK_NS = 20000000, STAY_MIN_NS = 200000000, STAY_MAX_NS = 30000000000, RELAPSE_NS = 1000000000;
+/* Less running and waiting says nothing: a process's own threads share a core for three turns of 4 ms now and then. */
+static const uint64_t ENOUGH_NS = 60000000;
+enum { CROWDED_PERCENT = 35, BALLAST_MAX = 16 }; /* a process's own threads get into each other's way for up to 20 % */
+
+void mpg_crowding_judge(mpg_crowding_state *s, int64_t now, uint64_t ran, uint64_t waited) {
+  uint64_t running = ran - s->ran_ns, waiting = waited - s->waited_ns;
+  bool first = s->looked_ns == 0;
+  if (!first && running + waiting < ENOUGH_NS) return; /* until there is enough to go by */
+  int64_t passed = now - s->looked_ns;
+  s->looked_ns = now, s->ran_ns = ran, s->waited_ns = waited;
+  if (first) {
+    s->stay_ns = STAY_MIN_NS;
+    return;
+  }
+  s->lasted_ns += passed;
+  /* How crowded cores are shows only while teams spin (threads that sleep have not long to wait afterwards): so it is tried again, less and
+     less often. */
+  if (s->crowded) {
+    if (s->lasted_ns >= s->stay_ns) s->crowded = false, s->lasted_ns = 0;
+  } else if (waiting * 100 > (running + waiting) * CROWDED_PERCENT) {
+    bool relapse = s->lasted_ns < RELAPSE_NS + s->stay_ns;
+    s->stay_ns = !relapse ? STAY_MIN_NS : 2 * s->stay_ns < STAY_MAX_NS ? 2 * s->stay_ns : STAY_MAX_NS;
+    s->crowded = true, s->lasted_ns = 0;
+  }
+}
+
+/* --- Short spins ---------------------------------------------------------------------------------------------------- */
+
+/* libgomp spins shortly while it has more threads than the machine has processors (GOMP_SPINCOUNT in its manual). A team that sleeps makes it so. */
+struct mpg_short_spin {
+  pthread_t thread;
+  pthread_mutex_t mutex;
+  pthread_cond_t end;
+  bool ended;
+  int threads;
+};
+
+static void *ballast_main(void *argument) {
+  struct mpg_short_spin *s = argument;
+#pragma omp parallel num_threads(s->threads)
+  { __asm__ volatile("" ::: "memory"); } /* an empty region would be left out */
+  pthread_mutex_lock(&s->mutex);
+  while (!s->ended) pthread_cond_wait(&s->end, &s->mutex);
+  pthread_mutex_unlock(&s->mutex);
+  return NULL; /* the team ends with its first thread */
+}
+
+static struct mpg_short_spin *begin_short_spin(int threads) {
+  struct mpg_short_spin *s = mpg_malloc(sizeof *s);
+  if (!s) return NULL;
+  *s = (struct mpg_short_spin){.threads = threads};
+  pthread_mutex_init(&s->mutex, NULL);
+  pthread_cond_init(&s->end, NULL);
+  if (pthread_create(&s->thread, NULL, ballast_main, s) == 0) return s;
+  pthread_cond_destroy(&s->end);
+  pthread_mutex_destroy(&s->mutex);
+  mpg_free(s);
+  return NULL;
+}
+
+static void end_short_spin(struct mpg_short_spin *s) {
+  if (!s) return;
+  pthread_mutex_lock(&s->mutex);
+  s->ended = true;
+  pthread_cond_signal(&s->end);
+  pthread_mutex_unlock(&s->mutex);
+  pthread_join(s->thread, NULL);
+  pthread_cond_destroy(&s->end);
+  pthread_mutex_destroy(&s->mutex);
+  mpg_free(s);
+}
+
+/* --- Looking -------------------------------------------------------------------------------------------------------- */
+
+static bool read_account(mpg_crowding *c, uint64_t *ran, uint64_t *waited) {
+#ifdef __linux__
+  if (!c->opened) {
+    c->opened = true;
+    c->file = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
+  }
+  if (c->file < 0) return false;
+  char text[96];
+  ssize_t size = pread(c->file, text, sizeof text - 1, 0);
+  if (size <= 0) return false;
+  text[size] = 0;
+  unsigned long long a, b;
+  if (sscanf(text, "%llu %llu", &a, &b) != 2) return false;
+  *ran = a, *waited = b;
+  return true;
+#else
+  (void)c, (void)ran, (void)waited;
+  return false;
+#endif
+}
+
+/* Threads beside the device's own team, so that there are more of them than processors; 0: too many for that to be worth it. */
+static int ballast_of(mpg_crowding *c, int threads) {
+  if (!c->processors) c->processors = omp_get_num_procs();
+  int ballast = c->processors - threads + 2;
+  return ballast > BALLAST_MAX ? 0 : ballast < 2 ? 2 : ballast;
+}
+
+void mpg_crowding_look(mpg_crowding *c, mpg_team_spin setting, int threads) {
+  bool want = setting == MPG_TEAM_SPIN_SHORT;
+  if (setting == MPG_TEAM_SPIN_AUTO && threads > 1) {
+    int64_t now = mpg_clock_ns();
+    if (now - c->read_ns < LOOK_NS) return;
+    c->read_ns = now;
+    uint64_t ran, waited;
+    if (!read_account(c, &ran, &waited)) return;
+    mpg_crowding_judge(&c->state, now, ran, waited);
+    want = c->state.crowded;
+  }
+  int ballast = want && threads > 1 ? ballast_of(c, threads) : 0;
+  if (ballast && !c->short_spin) c->short_spin = begin_short_spin(ballast);
+  if (!ballast && c->short_spin) {
+    end_short_spin(c->short_spin);
+    c->short_spin = NULL;
+  }
+}
+
+void mpg_crowding_close(mpg_crowding *c) {
+  end_short_spin(c->short_spin);
+  if (c->opened && c->file >= 0) close(c->file);
+  *c = (mpg_crowding){0};
+}
+
+void mpg_crowding_forget(mpg_crowding *c) {
+  mpg_free(c->short_spin);
+  if (c->opened && c->file >= 0) close(c->file); /* the child's own descriptor */
+  *c = (mpg_crowding){0};
+}

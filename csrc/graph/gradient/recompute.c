@@ -1,0 +1,262 @@
+#include "graph/gradient/recompute.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct walker {
+  const mpg_graph *graph;
+  size_t num_forward;
+  bool *repeatable; /* per forward node */
+  bool *kept;       /* per forward value: a region ends there */
+  bool *wanted;     /* per forward node: to be repeated */
+  uint32_t *stack;  /* of forward nodes */
+  size_t depth;
+} walker;
+
+static bool only_updates_states(const mpg_node *node) {
+  return node->op && mpg_op_only_updates_states(node->op, node->params, node->train);
+}
+
+static bool is_state(const mpg_node *node, uint32_t input) { return mpg_op_input_mutable(node->op, (int)input); }
+
+/* Per value: an effect writes it, or what it is a view of. */
+static mpg_status find_written(const mpg_graph *graph, size_t num_forward, bool **result) {
+  bool *written = mpg_calloc(graph->num_values + 1, sizeof *written);
+  if (!written) return mpg_out_of_host_memory(graph->num_values);
+  for (size_t n = 0; n < num_forward; n++) {
+    const mpg_node *node = &graph->nodes[n];
+    for (uint32_t i = 0; i < node->num_inputs && mpg_node_mutates(node); i++)
+      if (is_state(node, i)) written[mpg_value_index(graph, mpg_node_inputs(graph, node)[i])] = true;
+  }
+  for (size_t n = 0; n < num_forward; n++) {
+    const mpg_node *node = &graph->nodes[n];
+    if (mpg_node_is_view(node) && written[mpg_value_index(graph, mpg_node_inputs(graph, node)[0])]) written[node->values] = true;
+  }
+  *result = written;
+  return MPG_OK;
+}
+
+static mpg_status begin(walker *w, const mpg_graph *graph, size_t num_forward) {
+  *w = (walker){.graph = graph, .num_forward = num_forward};
+  bool *written = NULL, draws = false; /* the backward phase has random numbers of its own: those of the call are not at hand then */
+  MPG_TRY(find_written(graph, num_forward, &written));
+  w->repeatable = mpg_calloc(num_forward + 1, sizeof *w->repeatable);
+  w->kept = mpg_calloc(graph->num_values + 1, sizeof *w->kept);
+  w->wanted = mpg_calloc(num_forward + 1, sizeof *w->wanted);
+  w->stack = mpg_malloc((num_forward + 1) * sizeof *w->stack);
+  if (!w->repeatable || !w->kept || !w->wanted || !w->stack) {
+    mpg_free(written);
+    return mpg_out_of_host_memory(graph->num_values);
+  }
+  for (size_t n = num_forward; n < graph->num_nodes; n++) draws = draws || graph->nodes[n].random != MPG_NO_RANDOM;
+  for (size_t n = 0; n < num_forward; n++) {
+    const mpg_node *node = &graph->nodes[n];
+    bool states = only_updates_states(node);
+    w->repeatable[n] = node->op && node->region && (states || !mpg_node_mutates(node)) && !(draws && node->random != MPG_NO_RANDOM);
+    for (uint32_t i = 0; i < node->num_inputs && w->repeatable[n]; i++)
+      if (!(states && is_state(node, i)) && written[mpg_value_index(graph, mpg_node_inputs(graph, node)[i])]) w->repeatable[n] = false;
+  }
+  mpg_free(written);
+  return MPG_OK;
+}
+
+static void end(walker *w) {
+  mpg_free(w->repeatable);
+  mpg_free(w->kept);
+  mpg_free(w->wanted);
+  mpg_free(w->stack);
+}
+
+/* Calls visit for each forward value whose contents the node reads. */
+typedef void visitor(walker *w, mpg_value value, uint32_t region, bool *saved);
+static void visit_inputs(walker *w, const mpg_node *node, visitor *visit, bool *saved) {
+  if (mpg_node_flag(node, MPG_OP_SHAPE_ONLY)) return;
+  bool states = only_updates_states(node) && node->phase == MPG_PHASE_FORWARD;
+  for (uint32_t i = 0; i < node->num_inputs; i++) {
+    mpg_value input = mpg_node_inputs(w->graph, node)[i];
+    if (mpg_has_value(input) && input.node < w->num_forward && !(states && is_state(node, i))) visit(w, input, node->region, saved);
+  }
+}
+
+static void want(walker *w, uint32_t node) {
+  if (w->wanted[node]) return;
+  w->wanted[node] = true;
+  w->stack[w->depth++] = node;
+}
+
+/* Where regions end. */
+static void find_border(walker *w, mpg_value value, uint32_t region, bool *saved) {
+  (void)saved;
+  uint32_t own = w->graph->nodes[value.node].region;
+  bool kept = w->kept[mpg_value_index(w->graph, value)];
+  if (w->repeatable[value.node] && !kept && (own == region || own == MPG_REGION_ALL)) want(w, value.node);
+  else w->kept[mpg_value_index(w->graph, value)] = true;
+}
+
+/* What is read, given where regions end. */
+static void find_read(walker *w, mpg_value value, uint32_t region, bool *saved) {
+  (void)region;
+  uint32_t index = mpg_value_index(w->graph, value);
+  if (w->repeatable[value.node] && !w->kept[index]) want(w, value.node);
+  else saved[index] = true;
+}
+
+static void walk(walker *w, const bool *live, const mpg_value *roots, size_t num_roots, visitor *visit, bool *saved) {
+  memset(w->wanted, 0, w->num_forward);
+  for (size_t i = 0; i < num_roots; i++) {
+    if (!mpg_has_value(roots[i]) || roots[i].node >= w->num_forward) continue;
+    w->kept[mpg_value_index(w->graph, roots[i])] = true;
+    visit(w, roots[i], 0, saved);
+  }
+  for (size_t n = w->num_forward; n < w->graph->num_nodes; n++)
+    if (live[n]) visit_inputs(w, &w->graph->nodes[n], visit, saved);
+  while (w->depth) visit_inputs(w, &w->graph->nodes[w->stack[--w->depth]], visit, saved);
+}
+
+/* Per node: roots need it. */
+static mpg_status find_live(const mpg_graph *graph, const mpg_value *roots, size_t num_roots, bool **result) {
+  bool *live = mpg_calloc(graph->num_nodes + 1, sizeof *live);
+  if (!live) return mpg_out_of_host_memory(graph->num_nodes);
+  for (size_t i = 0; i < num_roots; i++)
+    if (mpg_has_value(roots[i])) live[roots[i].node] = true;
+  for (size_t n = graph->num_nodes; n-- > 0;) {
+    const mpg_node *node = &graph->nodes[n];
+    for (uint32_t i = 0; live[n] && i < node->num_inputs; i++)
+      if (mpg_has_value(mpg_node_inputs(graph, node)[i])) live[mpg_node_inputs(graph, node)[i].node] = true;
+  }
+  *result = live;
+  return MPG_OK;
+}
+
+mpg_status mpg_recompute_find(const mpg_graph *joint, size_t num_forward, const mpg_value *roots, size_t num_roots, bool *saved) {
+  walker w;
+  mpg_status status = MPG_OK;
+  bool *live = NULL;
+  MPG_GOTO(begin(&w, joint, num_forward));
+  MPG_GOTO(find_live(joint, roots, num_roots, &live));
+  walk(&w, live, roots, num_roots, find_border, saved);
+  walk(&w, live, roots, num_roots, find_read, saved);
+fail:
+  end(&w);
+  mpg_free(live);
+  return status;
+}
+
+bool mpg_recompute_wanted(const mpg_graph *graph, size_t num_forward) {
+  for (size_t n = 0; n < num_forward; n++)
+    if (graph->nodes[n].region) return true;
+  return false;
+}
+
+/* --- Repeating ---------------------------------------------------------------------------------------------------- */
+
+typedef struct repeater {
+  walker walk;
+  const bool *saved;
+  mpg_graph *result;
+  uint32_t *places; /* per node of the joint graph: its number in the result (forward nodes: of the repetition); UINT32_MAX */
+  uint32_t *batch;  /* forward nodes to repeat now */
+  mpg_value *inputs;
+  size_t inputs_capacity;
+} repeater;
+
+static bool is_repeated(const repeater *r, mpg_value value) {
+  return value.node < r->walk.num_forward && r->walk.repeatable[value.node] && !r->saved[mpg_value_index(r->walk.graph, value)];
+}
+
+static mpg_value renamed(const repeater *r, mpg_value value) {
+  if (!mpg_has_value(value) || (value.node < r->walk.num_forward && !is_repeated(r, value))) return value;
+  return (mpg_value){r->places[value.node], value.output};
+}
+
+static int by_number(const void *a, const void *b) {
+  uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+  return x < y ? -1 : x > y;
+}
+
+/* An array for a state that a repeated node is not to write. */
+static mpg_status scratch(repeater *r, const mpg_node *node, mpg_value state, mpg_value *result) {
+  mpg_full_like_params params;
+  memset(&params, 0, sizeof params);
+  params.dtype = MPG_DTYPE_NONE;
+  r->result->phase = MPG_PHASE_BACKWARD;
+  r->result->scope = node->scope;
+  r->result->origin = node->origin;
+  r->result->region = node->region;
+  MPG_TRY(mpg_graph_emit(r->result, mpg_op_get(MPG_OP__full_like), &params, &state, 1, state, result));
+  r->result->nodes[result->node].repeats = true;
+  return MPG_OK;
+}
+
+static mpg_status append(repeater *r, uint32_t number, bool repeats) {
+  const mpg_node *node = &r->walk.graph->nodes[number];
+  const mpg_value *inputs = mpg_node_inputs(r->walk.graph, node);
+  bool contents = !mpg_node_flag(node, MPG_OP_SHAPE_ONLY);
+  MPG_TRY(mpg_grow((void **)&r->inputs, &r->inputs_capacity, node->num_inputs + 1, sizeof *r->inputs));
+  for (uint32_t i = 0; i < node->num_inputs; i++) {
+    if (repeats && only_updates_states(node) && is_state(node, i)) {
+      MPG_TRY(scratch(r, node, inputs[i], &r->inputs[i]));
+    } else {
+      r->inputs[i] = contents || !mpg_has_value(inputs[i]) || inputs[i].node >= r->walk.num_forward ? renamed(r, inputs[i]) : inputs[i];
+    }
+  }
+  MPG_TRY(mpg_graph_append(r->result, r->walk.graph, number, r->inputs, &r->places[number]));
+  mpg_node *made = &r->result->nodes[r->places[number]];
+  if (repeats) {
+    made->phase = MPG_PHASE_BACKWARD;
+    made->repeats = true;
+  }
+  return MPG_OK;
+}
+
+/* Repeats what the node reads and nobody has repeated so far, in the order in which it ran. */
+static mpg_status repeat_inputs(repeater *r, const mpg_node *node) {
+  walker *w = &r->walk;
+  size_t count = 0;
+  for (;;) {
+    bool contents = !mpg_node_flag(node, MPG_OP_SHAPE_ONLY), states = only_updates_states(node) && node->phase == MPG_PHASE_FORWARD;
+    for (uint32_t i = 0; i < node->num_inputs && contents; i++) {
+      mpg_value input = mpg_node_inputs(w->graph, node)[i];
+      if (mpg_has_value(input) && is_repeated(r, input) && !(states && is_state(node, i))) want(w, input.node);
+    }
+    if (!w->depth) break;
+    r->batch[count++] = w->stack[--w->depth];
+    node = &w->graph->nodes[r->batch[count - 1]];
+  }
+  if (count > 1) qsort(r->batch, count, sizeof *r->batch, by_number);
+  for (size_t i = 0; i < count; i++) MPG_TRY(append(r, r->batch[i], true));
+  return MPG_OK;
+}
+
+mpg_status mpg_recompute_apply(const mpg_graph *joint, size_t num_forward, const bool *saved, const mpg_value_list *lists, int num_lists,
+                               mpg_graph *result) {
+  repeater r = {.saved = saved, .result = result};
+  mpg_status status = MPG_OK;
+  bool *live = NULL;
+  r.places = mpg_malloc((joint->num_nodes + 1) * sizeof *r.places);
+  r.batch = mpg_malloc((num_forward + 1) * sizeof *r.batch);
+  MPG_GOTO(begin(&r.walk, joint, num_forward));
+  if (!r.places || !r.batch) MPG_GOTO(mpg_out_of_host_memory(joint->num_nodes * sizeof *r.places));
+  for (size_t n = 0; n < num_forward; n++) {
+    const mpg_node *node = &joint->nodes[n];
+    MPG_GOTO(mpg_graph_append(result, joint, (uint32_t)n, mpg_node_inputs(joint, node), &r.places[n]));
+  }
+  MPG_GOTO(find_live(joint, lists[0].values, lists[0].count, &live));
+  for (size_t n = num_forward; n < joint->num_nodes; n++) {
+    if (!live[n] && !mpg_node_is_input(&joint->nodes[n])) continue;
+    MPG_GOTO(repeat_inputs(&r, &joint->nodes[n]));
+    MPG_GOTO(append(&r, (uint32_t)n, false));
+  }
+  for (int i = 0; i < num_lists; i++)
+    for (size_t k = 0; k < lists[i].count; k++) {
+      mpg_value *value = &lists[i].values[k];
+      if (mpg_has_value(*value) && value->node >= num_forward) value->node = r.places[value->node];
+    }
+fail:
+  end(&r.walk);
+  mpg_free(r.places);
+  mpg_free(r.batch);
+  mpg_free(r.inputs);
+  mpg_free(live);
+  return status;
+}

@@ -1,0 +1,234 @@
+/* Which order a phase runs in: each change of the order is weighed by its plan. */
+#include "graph/schedule/fuse.h"
+#include "graph/schedule/plan.h"
+
+/* Of both phases: a backward plan begins with the blocks of the forward plan. */
+static size_t planned_bytes(const mpg_plan *plan, mpg_device_id device) {
+  size_t bytes = 0;
+  for (uint32_t i = 0; i < plan->num_blocks; i++)
+    if (mpg_device_id_equal(plan->devices[plan->blocks[i].device], device)) bytes += plan->blocks[i].size;
+  return bytes;
+}
+
+/* Takes the order `other` and its plan instead, unless that costs a device more than a fiftieth of its memory. */
+static mpg_status take_if_small(const mpg_plan_request *plain, mpg_order *other, mpg_order *order, mpg_plan *plan, bool *taken) {
+  mpg_plan_request request = *plain;
+  mpg_plan other_plan = {0};
+  request.order = other;
+  MPG_TRY(mpg_plan_make(&request, &other_plan));
+  bool small = true;
+  for (uint32_t i = 0; i < plan->num_devices; i++) {
+    size_t before = planned_bytes(plan, plan->devices[i]), after = planned_bytes(&other_plan, plan->devices[i]);
+    small = small && after <= before + before / 50;
+  }
+  if (small) {
+    mpg_order order_before = *order;
+    mpg_plan plan_before = *plan;
+    *order = *other;
+    *plan = other_plan;
+    *other = order_before;
+    other_plan = plan_before;
+  }
+  mpg_plan_free(&other_plan);
+  *taken = small;
+  return MPG_OK;
+}
+
+/* Takes the fastest of the orders in which devices wait less for each other that memory allows. */
+static mpg_status wait_less(const mpg_plan_request *request, mpg_order *order, mpg_plan *plan) {
+  mpg_order faster[MPG_FASTER_ORDERS] = {{0}};
+  double seconds[1 + MPG_FASTER_ORDERS] = {0};
+  bool crosses = false, taken = false;
+  mpg_status status = MPG_OK;
+  for (size_t k = 0; k < order->count && !crosses; k++) crosses = mpg_node_crosses(request->graph, &request->graph->nodes[order->nodes[k]]);
+  if (!crosses) return MPG_OK;
+  MPG_GOTO(mpg_order_for_time(request, faster, seconds));
+  while (!taken) {
+    int best = 0;
+    for (int i = 1; i <= MPG_FASTER_ORDERS; i++)
+      if (seconds[i] > 0 && seconds[i] < seconds[best]) best = i;
+    if (!best) break;
+    MPG_GOTO(take_if_small(request, &faster[best - 1], order, plan, &taken));
+    seconds[best] = 0; /* tried */
+  }
+fail:
+  for (int i = 0; i < MPG_FASTER_ORDERS; i++) mpg_order_free(&faster[i]);
+  return status;
+}
+
+/* Bytes per device that fusion must not exceed. */
+typedef struct limits {
+  mpg_device_id devices[MPG_MAX_GRAPH_DEVICES];
+  size_t bytes[MPG_MAX_GRAPH_DEVICES];
+  uint32_t count;
+} limits;
+
+/* What of a fusion is tried: its groups, and which of their nodes stay apart for now. */
+typedef struct trial {
+  const mpg_plan_request *plain;
+  limits limits;
+  bool *apart;     /* per node */
+  mpg_order order; /* the last one tried, and its plan */
+  mpg_plan plan;
+  bool changed, small, over[MPG_MAX_GRAPH_DEVICES]; /* it has groups; within all limits; which ones it is over */
+} trial;
+
+static mpg_status try_groups(trial *t) {
+  mpg_plan_request request = *t->plain;
+  mpg_order_free(&t->order);
+  mpg_plan_free(&t->plan);
+  MPG_TRY(mpg_graph_fuse(request.graph, request.order, request.external, request.saved, t->apart, &t->order, &t->changed));
+  t->small = t->changed;
+  if (!t->changed) return MPG_OK;
+  request.order = &t->order;
+  MPG_TRY(mpg_plan_make(&request, &t->plan));
+  for (uint32_t i = 0; i < t->limits.count; i++) {
+    t->over[i] = planned_bytes(&t->plan, t->limits.devices[i]) > t->limits.bytes[i];
+    t->small = t->small && !t->over[i];
+  }
+  return MPG_OK;
+}
+
+/* A group by its members in the graph. */
+typedef struct members {
+  uint32_t first, count; /* in a list of nodes */
+  uint32_t limit;        /* its device */
+} members;
+
+typedef struct grouping {
+  members *groups;
+  uint32_t *nodes;
+  uint32_t num_groups;
+} grouping;
+
+static mpg_status note_groups(const trial *t, grouping *g) {
+  const mpg_fusion *fusion = t->order.fusion;
+  g->groups = mpg_malloc((fusion->num_groups + 1) * sizeof *g->groups);
+  g->nodes = mpg_malloc((t->order.count + 1) * sizeof *g->nodes);
+  if (!g->groups || !g->nodes) return mpg_out_of_host_memory(t->order.count * sizeof *g->nodes);
+  for (size_t k = 0; k < t->order.count; k++) g->nodes[k] = t->order.nodes[k];
+  for (uint32_t i = 0; i < fusion->num_groups; i++) {
+    members *group = &g->groups[g->num_groups++];
+    *group = (members){fusion->groups[i].first, fusion->groups[i].count, 0};
+    mpg_device_id device = t->plain->graph->nodes[g->nodes[group->first]].device;
+    while (group->limit < t->limits.count && !mpg_device_id_equal(t->limits.devices[group->limit], device)) group->limit++;
+  }
+  return MPG_OK;
+}
+
+/* Groups [first, first + count) of the one device: as groups, or apart. */
+static void set_apart(trial *t, const grouping *g, uint32_t limit, uint32_t first, uint32_t count, bool apart) {
+  for (uint32_t i = first; i < first + count; i++)
+    for (uint32_t k = 0; k < g->groups[i].count && g->groups[i].limit == limit; k++) t->apart[g->nodes[g->groups[i].first + k]] = apart;
+}
+
+static void take_trial(trial *t, mpg_order *order, mpg_plan *plan) {
+  mpg_order_free(order);
+  mpg_plan_free(plan);
+  *order = t->order;
+  *plan = t->plan;
+  t->order = (mpg_order){0};
+  t->plan = (mpg_plan){0};
+}
+
+/* Halves that do not fit are halved again, until single groups are left out or the tries are used up. */
+static mpg_status add_groups(trial *t, const grouping *g, uint32_t limit, mpg_order *fused, mpg_plan *plan) {
+  enum { TRIES = 12 };
+  struct { uint32_t first, count; } open[64];
+  int num_open = 0;
+  open[num_open].first = 0;
+  open[num_open++].count = g->num_groups;
+  for (int tries = 0; num_open && tries < TRIES;) {
+    uint32_t first = open[--num_open].first, count = open[num_open].count, own = 0;
+    for (uint32_t i = first; i < first + count; i++) own += g->groups[i].limit == limit;
+    if (!own) continue;
+    if (tries) { /* all of them is what did not fit */
+      set_apart(t, g, limit, first, count, false);
+      MPG_TRY(try_groups(t));
+      if (t->small) {
+        take_trial(t, fused, plan);
+        tries++;
+        continue;
+      }
+      set_apart(t, g, limit, first, count, true);
+    }
+    tries++;
+    if (count < 2) continue;
+    open[num_open].first = first + count / 2;
+    open[num_open++].count = count - count / 2;
+    open[num_open].first = first;
+    open[num_open++].count = count / 2;
+  }
+  return MPG_OK;
+}
+
+/* As many groups as leave every device's plan no larger than it is. */
+static mpg_status fuse(const mpg_plan_request *request, mpg_order *order, mpg_plan *plan) {
+  trial t = {.plain = request};
+  grouping groups = {0};
+  mpg_order fused = {0};
+  mpg_plan fused_plan = {0};
+  mpg_status status = MPG_OK;
+  t.limits.count = plan->num_devices;
+  for (uint32_t i = 0; i < plan->num_devices; i++) {
+    t.limits.devices[i] = plan->devices[i];
+    t.limits.bytes[i] = planned_bytes(plan, plan->devices[i]);
+  }
+  t.apart = mpg_calloc(request->graph->num_nodes + 1, sizeof *t.apart);
+  if (!t.apart) return mpg_out_of_host_memory(request->graph->num_nodes);
+  MPG_GOTO(try_groups(&t));
+  if (t.changed && !t.small) {
+    bool over[MPG_MAX_GRAPH_DEVICES] = {false};
+    MPG_GOTO(note_groups(&t, &groups));
+    for (uint32_t i = 0; i < t.limits.count && !t.small; i++) { /* first without any on the devices where they need too much */
+      if (!t.changed || !t.over[i]) continue;
+      over[i] = true;
+      set_apart(&t, &groups, i, 0, groups.num_groups, true);
+      MPG_GOTO(try_groups(&t));
+    }
+    if (t.small) take_trial(&t, &fused, &fused_plan);
+    for (uint32_t i = 0; i < t.limits.count; i++)
+      if (over[i]) MPG_GOTO(add_groups(&t, &groups, i, &fused, &fused_plan));
+  } else if (t.small) {
+    take_trial(&t, &fused, &fused_plan);
+  }
+  if (fused.count) {
+    mpg_order_free(order);
+    mpg_plan_free(plan);
+    *order = fused;
+    *plan = fused_plan;
+    fused = (mpg_order){0};
+    fused_plan = (mpg_plan){0};
+  }
+fail:
+  mpg_order_free(&t.order);
+  mpg_plan_free(&t.plan);
+  mpg_order_free(&fused);
+  mpg_plan_free(&fused_plan);
+  mpg_free(t.apart);
+  mpg_free(groups.groups);
+  mpg_free(groups.nodes);
+  return status;
+}
+
+mpg_status mpg_schedule(const mpg_plan_request *request, mpg_order *order, bool free_order, mpg_plan *plan) {
+  mpg_order other = {0};
+  bool changed = false;
+  mpg_status status = MPG_OK;
+  if (free_order) {
+    MPG_GOTO(mpg_order_for_memory(request, &other, &changed));
+    if (changed) {
+      mpg_order_free(order);
+      *order = other;
+      other = (mpg_order){0};
+    }
+  }
+  MPG_GOTO(mpg_plan_make(request, plan));
+  if (free_order) MPG_GOTO(wait_less(request, order, plan));
+  if (request->apart) goto fail;
+  MPG_GOTO(fuse(request, order, plan));
+fail:
+  mpg_order_free(&other);
+  if (status != MPG_OK) mpg_plan_free(plan);
+  return status;
+}

@@ -1,0 +1,473 @@
+#include "graph/schedule/fuse.h"
+#include "graph/schedule/plan.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { ALIGNMENT = 64 };
+#define FOREVER UINT32_MAX
+
+typedef struct lifetime {
+  uint32_t begin, end; /* positions in the order, both inclusive */
+} lifetime;
+
+typedef struct item { /* memory that has a place, or wants one */
+  size_t offset, size;
+  lifetime life;
+  uint32_t value, block; /* UINT32_MAX: a new one */
+} item;
+
+typedef struct item_list {
+  item *items; /* sorted by offset */
+  size_t count, capacity;
+} item_list;
+
+typedef struct planner {
+  const mpg_plan_request *request;
+  const mpg_graph *graph;
+  mpg_plan *plan;
+  lifetime *lives; /* per root */
+  bool *planned;   /* per root: wants a place in a block */
+  bool *pushed;    /* per root: another device pushes it into a lane */
+  bool *written;   /* per value: an effect writes it */
+} planner;
+
+void mpg_plan_free(mpg_plan *plan) {
+  mpg_free(plan->blocks);
+  mpg_free(plan->locations);
+  mpg_free(plan->roots);
+  *plan = (mpg_plan){0};
+}
+
+uint32_t mpg_plan_slot(const mpg_plan *plan, mpg_device_id device) {
+  for (uint32_t i = 0; i < plan->num_devices; i++)
+    if (mpg_device_id_equal(plan->devices[i], device)) return i;
+  return UINT32_MAX;
+}
+
+static uint32_t find(mpg_plan *plan, uint32_t value) {
+  while (plan->roots[value] != value) {
+    plan->roots[value] = plan->roots[plan->roots[value]]; /* chains of in-place ops are long */
+    value = plan->roots[value];
+  }
+  return value;
+}
+
+bool mpg_plan_aliased(const mpg_plan *plan, const mpg_graph *graph, const mpg_node *node) {
+  return mpg_node_is_view(node) && plan->roots[node->values] == plan->roots[mpg_value_index(graph, mpg_node_inputs(graph, node)[0])];
+}
+
+static mpg_status add_device(mpg_plan *plan, mpg_device_id device) {
+  if (mpg_plan_slot(plan, device) != UINT32_MAX) return MPG_OK;
+  if (plan->num_devices == MPG_MAX_GRAPH_DEVICES)
+    return mpg_fail(MPG_ERROR, "one hybridized block can span up to %d devices", MPG_MAX_GRAPH_DEVICES);
+  plan->devices[plan->num_devices++] = device;
+  return MPG_OK;
+}
+
+static mpg_status add_block(mpg_plan *plan, mpg_block_kind kind, uint32_t device, uint32_t source, uint32_t *number) {
+  for (uint32_t i = plan->first_block; i < plan->num_blocks; i++) {
+    const mpg_plan_block *block = &plan->blocks[i];
+    if (block->kind == kind && block->device == device && block->source == source) {
+      *number = i;
+      return MPG_OK;
+    }
+  }
+  MPG_TRY(mpg_grow((void **)&plan->blocks, &plan->blocks_capacity, plan->num_blocks + 1, sizeof *plan->blocks));
+  plan->blocks[plan->num_blocks] = (mpg_plan_block){kind, device, source, 0};
+  *number = plan->num_blocks++;
+  return MPG_OK;
+}
+
+static size_t value_bytes(const planner *p, uint32_t value) {
+  size_t bytes = mpg_align_up(mpg_desc_bytes(&p->graph->values[value].desc), ALIGNMENT);
+  return bytes ? bytes : ALIGNMENT;
+}
+
+static bool has_place(const planner *p, uint32_t value) { return p->plan->locations[value].base != MPG_NO_BASE; }
+
+/* Views share their input's memory, unless an effect writes it. External arrays are given to whole classes. */
+static void share_views(planner *p) {
+  const mpg_graph *graph = p->graph;
+  mpg_plan *plan = p->plan;
+  for (size_t k = 0; k < p->request->order->count; k++) {
+    const mpg_node *node = &graph->nodes[p->request->order->nodes[k]];
+    if (!mpg_node_is_view(node)) continue;
+    uint32_t input = mpg_value_index(graph, mpg_node_inputs(graph, node)[0]), root = find(plan, input);
+    if (p->written[root] || p->written[input]) continue;
+    uint32_t own = p->request->external[node->values], its = p->request->external[root];
+    bool located = has_place(p, root) || p->graph->nodes[mpg_node_inputs(graph, node)[0].node].phase != node->phase;
+    if (own != MPG_NO_BASE && own != its && (its != MPG_NO_BASE || located)) continue; /* it must be written elsewhere */
+    plan->roots[node->values] = root;
+  }
+}
+
+static void find_written(planner *p) {
+  for (size_t k = 0; k < p->request->order->count; k++) {
+    const mpg_node *node = &p->graph->nodes[p->request->order->nodes[k]];
+    if (!mpg_node_mutates(node)) continue;
+    for (uint32_t i = 0; i < node->num_inputs; i++)
+      if (mpg_op_input_mutable(node->op, (int)i)) p->written[mpg_value_index(p->graph, mpg_node_inputs(p->graph, node)[i])] = true;
+  }
+}
+
+static void find_lifetimes(planner *p) {
+  const mpg_graph *graph = p->graph;
+  for (size_t k = 0; k < p->request->order->count; k++) {
+    const mpg_node *node = &graph->nodes[p->request->order->nodes[k]];
+    uint32_t first = mpg_order_first(p->request->order, k), last = mpg_order_last(p->request->order, k); /* a group is one step */
+    for (uint32_t i = 0; i < node->num_outputs; i++) {
+      uint32_t value = node->values + i, root = find(p->plan, value);
+      if (root == value) p->lives[root] = (lifetime){first, last};
+      if (p->request->saved && p->request->saved[value]) p->lives[root].end = FOREVER;
+    }
+    if (mpg_node_flag(node, MPG_OP_SHAPE_ONLY)) continue;
+    const mpg_value *inputs = mpg_node_inputs(graph, node);
+    for (uint32_t i = 0; i < node->num_inputs; i++) {
+      lifetime *life = &p->lives[find(p->plan, mpg_value_index(graph, inputs[i]))];
+      if (life->begin == FOREVER) life->begin = 0; /* made before this phase */
+      if (life->end != FOREVER) life->end = last;
+    }
+  }
+}
+
+static bool has_no_memory(const planner *p, uint32_t value) {
+  const mpg_fusion *fusion = p->request->order->fusion;
+  return fusion && fusion->internal[value];
+}
+
+/* External arrays and lanes; everything else that is made in this phase goes into a main block. */
+static mpg_status give_places(planner *p) {
+  const mpg_graph *graph = p->graph;
+  mpg_plan *plan = p->plan;
+  for (size_t i = 0; i < plan->num_values; i++)
+    if (p->request->external[i] != MPG_NO_BASE && !has_place(p, find(plan, (uint32_t)i)))
+      plan->locations[find(plan, (uint32_t)i)] = (mpg_location){p->request->external[i], 0};
+  for (size_t k = 0; k < p->request->order->count; k++) {
+    const mpg_node *node = &graph->nodes[p->request->order->nodes[k]];
+    MPG_TRY(add_device(plan, node->device));
+    uint32_t slot = mpg_plan_slot(plan, node->device), number;
+    if (mpg_node_crosses(graph, node)) {
+      mpg_device_id from = mpg_graph_at(graph, mpg_node_inputs(graph, node)[0])->device;
+      MPG_TRY(add_device(plan, from));
+      if (has_place(p, node->values)) continue;
+      MPG_TRY(add_block(plan, MPG_BLOCK_LANE, slot, mpg_plan_slot(plan, from), &number));
+      p->pushed[node->values] = true;
+      p->lives[node->values].begin = 0; /* it may arrive at any time: later than now, where nobody waits for it */
+      if (p->lives[node->values].end == k) p->lives[node->values].end = FOREVER;
+      plan->locations[node->values] = (mpg_location){plan->num_externals + number, plan->blocks[number].size};
+      plan->blocks[number].size += value_bytes(p, node->values);
+      continue;
+    }
+    for (uint32_t i = 0; i < node->num_outputs && mpg_node_spans(node); i++) MPG_TRY(add_device(plan, graph->values[node->values + i].device));
+    for (uint32_t i = 0; i < node->num_inputs && mpg_node_spans(node); i++) MPG_TRY(add_device(plan, mpg_graph_at(graph, mpg_node_inputs(graph, node)[i])->device));
+    for (uint32_t i = 0; i < node->num_outputs; i++)
+      if (find(plan, node->values + i) == node->values + i && !has_place(p, node->values + i) && !has_no_memory(p, node->values + i))
+        p->planned[node->values + i] = true;
+  }
+  return MPG_OK;
+}
+
+/* Whether `out`, made by the node at position k, may lie where `input` lies. */
+static bool may_lie_over(const planner *p, size_t k, uint32_t out, uint32_t input) {
+  const mpg_graph *graph = p->graph;
+  const mpg_order *order = p->request->order;
+  const mpg_fusion_group *group = mpg_order_group(order, k);
+  if (!(p->planned[input] || p->pushed[input]) || p->lives[input].end != mpg_order_last(order, k)) return false;
+  if (mpg_desc_bytes(&graph->values[input].desc) != mpg_desc_bytes(&graph->values[out].desc)) return false;
+  const mpg_node *node = &graph->nodes[order->nodes[k]];
+  bool overwrites = mpg_node_flag(node, MPG_OP_INPLACE) && !mpg_node_flag(node, MPG_OP_SHAPE_ONLY) && out == node->values;
+  if (!group) return overwrites;
+  /* A group works tile by tile: both must be whole along its domain, and nobody may read the input after it was overwritten. */
+  int64_t all = 1;
+  for (int d = 0; d < group->ndim; d++) all *= group->dims[d];
+  const mpg_node *head = group->head != UINT32_MAX ? &graph->nodes[group->head] : NULL;
+  for (uint32_t i = 0; head && i < head->num_inputs; i++) /* which every panel reads again */
+    if (find(p->plan, mpg_value_index(graph, mpg_node_inputs(graph, head)[i])) == input) return false;
+  if (mpg_shape_size(&graph->values[input].desc.shape) != all || mpg_shape_size(&graph->values[out].desc.shape) != all) return false;
+  for (size_t later = overwrites ? k + 1 : k; later < group->first + group->count; later++) {
+    const mpg_node *reader = &graph->nodes[order->nodes[later]];
+    for (uint32_t i = 0; i < reader->num_inputs; i++)
+      if (find(p->plan, mpg_value_index(graph, mpg_node_inputs(graph, reader)[i])) == input) return false;
+  }
+  return true;
+}
+
+static void share_in_place(planner *p) {
+  const mpg_graph *graph = p->graph;
+  const mpg_order *order = p->request->order;
+  mpg_plan *plan = p->plan;
+  for (size_t k = 0; k < order->count; k++) {
+    const mpg_node *node = &graph->nodes[order->nodes[k]];
+    const mpg_fusion_group *group = mpg_order_group(order, k);
+    if (mpg_node_is_view(node)) continue;
+    size_t first = group ? group->first : k, last = group ? group->first + group->count - 1 : k;
+    for (uint32_t o = 0; o < (group ? node->num_outputs : 1); o++) {
+      uint32_t out = node->values + o;
+      for (size_t at = first; at <= last && p->planned[out]; at++) { /* any array that the step reads */
+        const mpg_node *reader = &graph->nodes[order->nodes[at]];
+        for (uint32_t i = 0; i < reader->num_inputs; i++) {
+          uint32_t input = find(plan, mpg_value_index(graph, mpg_node_inputs(graph, reader)[i]));
+          if (input == out || !may_lie_over(p, k, out, input)) continue;
+          plan->roots[out] = input;
+          p->lives[input].end = p->lives[out].end;
+          p->planned[out] = false;
+          break;
+        }
+      }
+    }
+  }
+}
+
+static bool meet(lifetime a, lifetime b) { return a.begin <= b.end && b.begin <= a.end; }
+
+/* The smallest gap among what lives at the same time; false when there is none below `limit`. */
+static bool best_fit(const item_list *list, const item *wanted, size_t limit, size_t *offset) {
+  size_t end = 0, best_gap = SIZE_MAX;
+  for (size_t i = 0; i < list->count; i++) {
+    const item *other = &list->items[i];
+    if (!meet(other->life, wanted->life)) continue;
+    if (other->offset >= end + wanted->size && other->offset - end < best_gap) {
+      best_gap = other->offset - end;
+      *offset = end;
+    }
+    if (other->offset + other->size > end) end = other->offset + other->size;
+  }
+  if (best_gap != SIZE_MAX) return true;
+  *offset = end;
+  return end + wanted->size <= limit && end + wanted->size > end;
+}
+
+static mpg_status put(item_list *list, const item *placed) {
+  MPG_TRY(mpg_grow((void **)&list->items, &list->capacity, list->count + 1, sizeof *list->items));
+  size_t at = list->count;
+  while (at > 0 && list->items[at - 1].offset > placed->offset) at--;
+  memmove(list->items + at + 1, list->items + at, (list->count - at) * sizeof *list->items);
+  list->items[at] = *placed;
+  list->count++;
+  return MPG_OK;
+}
+
+/* In which order places are given: what decides, then the earlier, then the lower number. */
+static int compare(size_t a, size_t b, const item *x, const item *y) {
+  if (a != b) return a > b ? -1 : 1;
+  if (x->life.begin != y->life.begin) return x->life.begin < y->life.begin ? -1 : 1;
+  return x->value < y->value ? -1 : x->value > y->value;
+}
+static size_t span(const item *x) { return (size_t)x->life.end - x->life.begin + 1; }
+static int largest_first(const void *a, const void *b) { return compare(((const item *)a)->size, ((const item *)b)->size, a, b); }
+static int longest_first(const void *a, const void *b) { return compare(span(a), span(b), a, b); }
+static int latest_first(const void *a, const void *b) { return compare(((const item *)a)->life.begin, ((const item *)b)->life.begin, a, b); }
+static int earliest_first(const void *a, const void *b) { return compare(0, 0, a, b); }
+typedef int comparison(const void *, const void *);
+static comparison *const ways[] = {largest_first, longest_first, earliest_first, latest_first}; /* one of them does well on most */
+enum { NUM_WAYS = sizeof ways / sizeof *ways };
+
+/* A block in which other values have their places already. */
+typedef struct space {
+  uint32_t block;
+  item_list list;
+} space;
+
+/* What lies in a block: saved values of the forward phase, for as long as they are read; or what is pushed into a lane. */
+static mpg_status occupy(planner *p, space *space) {
+  mpg_plan *plan = p->plan;
+  bool old = space->block < plan->first_block;
+  uint32_t base = plan->num_externals + space->block;
+  for (size_t v = 0; v < plan->num_values; v++) {
+    if (plan->locations[v].base != base || !(old ? p->request->saved[v] : p->pushed[v])) continue;
+    lifetime life = {0, p->lives[find(plan, (uint32_t)v)].end};
+    if (old && p->request->retain) life.end = FOREVER;
+    if (old && !p->request->retain && p->lives[find(plan, (uint32_t)v)].begin == FOREVER) continue; /* nobody reads it */
+    MPG_TRY(put(&space->list, &(item){plan->locations[v].offset, value_bytes(p, (uint32_t)v), life, (uint32_t)v, space->block}));
+  }
+  return MPG_OK;
+}
+
+/* Tries the blocks there are; false when the item fits into none. */
+static bool fit_into(const mpg_plan *plan, space *spaces, uint32_t count, item *wanted, space **chosen) {
+  for (uint32_t i = 0; i < count; i++) {
+    size_t size = plan->blocks[spaces[i].block].size;
+    if (!best_fit(&spaces[i].list, wanted, size, &wanted->offset) || wanted->offset + wanted->size > size) continue;
+    *chosen = &spaces[i];
+    return true;
+  }
+  return false;
+}
+
+/* Gives the items places, in the blocks that the device has and in a new one; *size: of the new one. */
+static mpg_status pack(planner *p, uint32_t slot, item *items, size_t count, comparison *way, size_t *size) {
+  mpg_plan *plan = p->plan;
+  mpg_status status = MPG_OK;
+  uint32_t num_spaces = 0;
+  space *spaces = mpg_calloc(plan->num_blocks + 1, sizeof *spaces), fresh = {.block = UINT32_MAX};
+  if (!spaces) return mpg_out_of_host_memory(plan->num_blocks * sizeof *spaces);
+  *size = 0;
+  for (uint32_t i = 0; i < plan->num_blocks; i++) {
+    if (plan->blocks[i].device != slot) continue;
+    spaces[num_spaces++].block = i;
+    MPG_GOTO(occupy(p, &spaces[num_spaces - 1]));
+  }
+  qsort(items, count, sizeof *items, way);
+  for (size_t i = 0; i < count; i++) {
+    space *chosen = &fresh;
+    if (!fit_into(plan, spaces, num_spaces, &items[i], &chosen)) {
+      if (!best_fit(&fresh.list, &items[i], SIZE_MAX / 2, &items[i].offset))
+        MPG_GOTO(mpg_fail(MPG_DEVICE_OUT_OF_MEMORY, "the block's arrays do not fit into the address space"));
+      size_t end = items[i].offset + items[i].size;
+      if (end > *size) *size = end;
+    }
+    MPG_GOTO(put(&chosen->list, &items[i]));
+    items[i].block = chosen->block;
+  }
+fail:
+  for (uint32_t i = 0; i < num_spaces; i++) mpg_free(spaces[i].list.items);
+  mpg_free(spaces);
+  mpg_free(fresh.list.items);
+  return status;
+}
+
+/* Packs in several ways, until nothing could be smaller, and takes the best. */
+static mpg_status pack_well(planner *p, uint32_t slot, item *items, size_t count) {
+  mpg_plan *plan = p->plan;
+  mpg_status status = MPG_OK;
+  size_t there = 0, least = SIZE_MAX;
+  item *best = mpg_malloc((count + 1) * sizeof *best);
+  if (!best) return mpg_out_of_host_memory(count * sizeof *best);
+  for (uint32_t i = 0; i < plan->num_blocks; i++)
+    if (plan->blocks[i].device == slot) there += plan->blocks[i].size;
+  for (int way = 0; way < NUM_WAYS && (way == 0 || (least && there + least > plan->alive[slot])); way++) {
+    size_t size = 0;
+    MPG_GOTO(pack(p, slot, items, count, ways[way], &size));
+    if (size >= least) continue;
+    least = size;
+    memcpy(best, items, count * sizeof *best);
+  }
+  uint32_t fresh = UINT32_MAX;
+  if (least) {
+    MPG_GOTO(add_block(plan, MPG_BLOCK_MAIN, slot, slot, &fresh));
+    plan->blocks[fresh].size = least;
+  }
+  for (size_t i = 0; i < count; i++)
+    plan->locations[best[i].value] = (mpg_location){plan->num_externals + (best[i].block == UINT32_MAX ? fresh : best[i].block), best[i].offset};
+fail:
+  mpg_free(best);
+  return status;
+}
+
+static mpg_status pack_all(planner *p) {
+  mpg_plan *plan = p->plan;
+  item *items = mpg_malloc((plan->num_values + 1) * sizeof *items);
+  mpg_status status = MPG_OK;
+  if (!items) return mpg_out_of_host_memory(plan->num_values * sizeof *items);
+  for (uint32_t slot = 0; slot < plan->num_devices; slot++) {
+    size_t count = 0;
+    for (size_t v = 0; v < plan->num_values; v++)
+      if (p->planned[v] && mpg_device_id_equal(p->graph->values[v].device, plan->devices[slot]))
+        items[count++] = (item){0, value_bytes(p, (uint32_t)v), p->lives[v], (uint32_t)v, UINT32_MAX};
+    if (count) MPG_GOTO(pack_well(p, slot, items, count));
+  }
+fail:
+  mpg_free(items);
+  return status;
+}
+
+static void count_alive(ptrdiff_t *steps, lifetime life, uint32_t count, size_t bytes) {
+  steps[life.begin] += (ptrdiff_t)bytes;
+  steps[life.end < count ? life.end + 1 : count] -= (ptrdiff_t)bytes;
+}
+
+/* Bytes alive at once, per device. What was saved in the forward phase counts until it is read for the last time. */
+static mpg_status find_alive(planner *p) {
+  mpg_plan *plan = p->plan;
+  const mpg_plan *forward = p->request->forward;
+  uint32_t count = (uint32_t)p->request->order->count;
+  size_t stride = (size_t)count + 2;
+  ptrdiff_t *steps = mpg_calloc(stride * (plan->num_devices + 1), sizeof *steps);
+  lifetime *saved = mpg_malloc((plan->num_values + 1) * sizeof *saved); /* per root of the forward plan */
+  if (!steps || !saved) {
+    mpg_free(steps);
+    mpg_free(saved);
+    return mpg_out_of_host_memory(stride * sizeof *steps);
+  }
+  for (size_t v = 0; v < plan->num_values; v++) saved[v] = (lifetime){FOREVER, 0};
+  for (size_t v = 0; v < plan->num_values; v++) {
+    uint32_t root = find(plan, (uint32_t)v), slot = mpg_plan_slot(plan, p->graph->values[v].device);
+    if (slot == UINT32_MAX) continue;
+    if (root == v && (p->planned[v] || p->pushed[v])) count_alive(steps + slot * stride, p->lives[v], count, value_bytes(p, (uint32_t)v));
+    if (!forward || v >= forward->num_values || !p->request->saved[v]) continue;
+    uint32_t base = forward->locations[v].base;
+    if (base == MPG_NO_BASE || base < forward->num_externals || (p->lives[root].begin == FOREVER && !p->request->retain)) continue;
+    lifetime *life = &saved[forward->roots[v]];
+    life->begin = 0;
+    if (p->request->retain) life->end = FOREVER;
+    if (p->lives[root].end > life->end) life->end = p->lives[root].end;
+  }
+  for (size_t v = 0; v < plan->num_values; v++)
+    if (saved[v].begin == 0)
+      count_alive(steps + mpg_plan_slot(plan, p->graph->values[v].device) * stride, saved[v], count, value_bytes(p, (uint32_t)v));
+  for (uint32_t slot = 0; slot < plan->num_devices; slot++) {
+    ptrdiff_t alive = 0;
+    for (uint32_t k = 0; k <= count; k++)
+      if ((size_t)(alive += steps[slot * stride + k]) > plan->alive[slot]) plan->alive[slot] = (size_t)alive;
+  }
+  mpg_free(steps);
+  mpg_free(saved);
+  return MPG_OK;
+}
+
+static mpg_status prepare(planner *p) {
+  mpg_plan *plan = p->plan;
+  const mpg_plan *forward = p->request->forward;
+  plan->num_values = p->graph->num_values;
+  plan->num_externals = p->request->num_externals;
+  plan->locations = mpg_malloc((plan->num_values + 1) * sizeof *plan->locations);
+  plan->roots = mpg_malloc((plan->num_values + 1) * sizeof *plan->roots);
+  p->lives = mpg_malloc((plan->num_values + 1) * sizeof *p->lives);
+  p->planned = mpg_calloc(plan->num_values + 1, sizeof *p->planned);
+  p->pushed = mpg_calloc(plan->num_values + 1, sizeof *p->pushed);
+  p->written = mpg_calloc(plan->num_values + 1, sizeof *p->written);
+  if (!plan->locations || !plan->roots || !p->lives || !p->planned || !p->pushed || !p->written)
+    return mpg_out_of_host_memory(plan->num_values * sizeof *plan->locations);
+  for (size_t v = 0; v < plan->num_values; v++) {
+    plan->locations[v] = (mpg_location){MPG_NO_BASE, 0};
+    plan->roots[v] = (uint32_t)v;
+    p->lives[v] = (lifetime){FOREVER, 0};
+  }
+  if (!forward) return MPG_OK;
+  memcpy(plan->devices, forward->devices, sizeof plan->devices);
+  plan->num_devices = forward->num_devices;
+  MPG_TRY(mpg_grow((void **)&plan->blocks, &plan->blocks_capacity, forward->num_blocks, sizeof *plan->blocks));
+  if (forward->num_blocks) memcpy(plan->blocks, forward->blocks, forward->num_blocks * sizeof *plan->blocks);
+  plan->num_blocks = plan->first_block = forward->num_blocks;
+  for (size_t v = 0; v < forward->num_values; v++) {
+    mpg_location location = forward->locations[v];
+    if (location.base == MPG_NO_BASE) continue;
+    if (location.base >= forward->num_externals) location.base += plan->num_externals - forward->num_externals;
+    plan->locations[v] = location;
+  }
+  return MPG_OK;
+}
+
+mpg_status mpg_plan_make(const mpg_plan_request *request, mpg_plan *plan) {
+  planner p = {.request = request, .graph = request->graph, .plan = plan};
+  mpg_status status = MPG_OK;
+  MPG_GOTO(prepare(&p));
+  find_written(&p);
+  share_views(&p);
+  find_lifetimes(&p);
+  MPG_GOTO(give_places(&p));
+  share_in_place(&p);
+  MPG_GOTO(find_alive(&p));
+  MPG_GOTO(pack_all(&p));
+  for (size_t v = 0; v < plan->num_values; v++) plan->roots[v] = find(plan, (uint32_t)v);
+  for (size_t v = 0; v < plan->num_values; v++)
+    if (plan->roots[v] != v) plan->locations[v] = plan->locations[plan->roots[v]];
+fail:
+  mpg_free(p.lives);
+  mpg_free(p.planned);
+  mpg_free(p.pushed);
+  mpg_free(p.written);
+  if (status != MPG_OK) mpg_plan_free(plan);
+  return status;
+}

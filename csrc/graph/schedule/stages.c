@@ -1,0 +1,156 @@
+/* Stages: what one device does between two changes of device, as segments that are queued one by one. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "graph/ir/graph.h"
+
+typedef struct staging {
+  const mpg_graph *graph;
+  const mpg_order *order;
+  uint32_t *position; /* per node: its place in the order; UINT32_MAX: not in it */
+  uint32_t *depth;    /* per position */
+  bool *late;         /* per position: deferred */
+  uint32_t *floor;    /* per value: 1 + the depth of the last node that shared it as a state */
+  uint32_t max_depth;
+} staging;
+
+/* True when the node's results depend on the contents of that input. */
+static bool reads(const mpg_node *node, mpg_value input) { return mpg_has_value(input) && !mpg_node_flag(node, MPG_OP_SHAPE_ONLY); }
+
+static void find_depths(staging *s) {
+  const mpg_graph *graph = s->graph;
+  bool states = false;
+  for (size_t k = 0; k < s->order->count && !states; k++) states = mpg_node_mutates(&graph->nodes[s->order->nodes[k]]);
+  for (size_t k = 0; k < s->order->count; k++) {
+    const mpg_node *node = &graph->nodes[s->order->nodes[k]];
+    const mpg_value *inputs = mpg_node_inputs(graph, node);
+    uint32_t depth = 0;
+    for (uint32_t i = 0; i < node->num_inputs; i++) {
+      if (!reads(node, inputs[i])) continue;
+      uint32_t at = s->position[inputs[i].node], floor = states ? s->floor[mpg_value_index(graph, inputs[i])] : 0;
+      if (floor > depth + 1) depth = floor - 1;
+      if (at == UINT32_MAX) continue;
+      uint32_t after = s->depth[at] + mpg_node_crosses(graph, &graph->nodes[inputs[i].node]);
+      if (after > depth) depth = after;
+    }
+    s->depth[k] = depth;
+    if (depth > s->max_depth) s->max_depth = depth;
+    for (uint32_t i = 0; i < node->num_inputs && states; i++)
+      if (reads(node, inputs[i])) s->floor[mpg_value_index(graph, inputs[i])] = depth + 1;
+  }
+}
+
+static void find_late(staging *s, const mpg_value *urgent, size_t num_urgent) {
+  const mpg_graph *graph = s->graph;
+  for (size_t k = 0; k < s->order->count; k++) s->late[k] = true;
+  for (size_t i = 0; i < num_urgent; i++)
+    if (mpg_has_value(urgent[i]) && s->position[urgent[i].node] != UINT32_MAX) s->late[s->position[urgent[i].node]] = false;
+  for (size_t k = s->order->count; k-- > 0;) {
+    const mpg_node *node = &graph->nodes[s->order->nodes[k]];
+    if (s->late[k] && !mpg_node_crosses(graph, node) && !mpg_node_mutates(node)) continue;
+    s->late[k] = false;
+    for (uint32_t i = 0; i < node->num_inputs; i++) {
+      mpg_value input = mpg_node_inputs(graph, node)[i];
+      if (mpg_has_value(input) && s->position[input.node] != UINT32_MAX) s->late[s->position[input.node]] = false;
+    }
+  }
+}
+
+static uint32_t device_number(mpg_device_id *devices, uint32_t *count, mpg_device_id device) {
+  for (uint32_t i = 0; i < *count; i++)
+    if (mpg_device_id_equal(devices[i], device)) return i;
+  devices[*count] = device;
+  return (*count)++;
+}
+
+/* What no other device waits for is done with what the device does next. */
+static void merge_depths(staging *s, const uint32_t *device_of, uint32_t num_devices, uint32_t *next) {
+  size_t row = (size_t)s->max_depth + 1;
+  bool *present = (bool *)(next + num_devices * row), *sends = present + num_devices * row;
+  for (size_t k = 0; k < s->order->count; k++) {
+    size_t at = device_of[k] * row + s->depth[k];
+    present[at] = true;
+    sends[at] |= mpg_node_crosses(s->graph, &s->graph->nodes[s->order->nodes[k]]);
+  }
+  for (uint32_t d = 0; d < num_devices; d++) {
+    uint32_t following = UINT32_MAX;
+    for (size_t depth = row; depth-- > 0;) {
+      size_t at = d * row + depth;
+      if (!present[at]) continue;
+      if (sends[at] || following == UINT32_MAX) following = (uint32_t)depth;
+      next[at] = following;
+    }
+  }
+  for (size_t k = 0; k < s->order->count; k++) s->depth[k] = next[device_of[k] * row + s->depth[k]];
+}
+
+/* Sorts the positions by segment: first by deferral, then depth, then device; within a segment the order stays. */
+static mpg_status cut(staging *s, const uint32_t *device_of, const mpg_device_id *devices, uint32_t num_devices, mpg_order *result) {
+  size_t row = (size_t)s->max_depth + 1, cells = 2 * row * num_devices, count = s->order->count;
+  size_t *begin = mpg_calloc(cells + 1, sizeof *begin);
+  uint32_t *number = mpg_malloc((cells + 1) * sizeof *number);
+  mpg_status status = MPG_OK;
+  if (!begin || !number) MPG_GOTO(mpg_out_of_host_memory(cells * sizeof *begin));
+#define CELL(k) ((s->late[k] * row + s->depth[k]) * num_devices + device_of[k])
+  for (size_t k = 0; k < count; k++) begin[CELL(k) + 1]++;
+  for (size_t c = 0; c < cells; c++) {
+    number[c] = begin[c + 1] ? result->num_segments++ : UINT32_MAX;
+    begin[c + 1] += begin[c];
+  }
+  result->segments = mpg_calloc(result->num_segments + 1, sizeof *result->segments);
+  if (!result->segments) MPG_GOTO(mpg_out_of_host_memory(result->num_segments * sizeof *result->segments));
+  for (size_t k = 0; k < count; k++) {
+    uint32_t segment = number[CELL(k)];
+    size_t at = begin[CELL(k)]++;
+    result->segments[segment] = (mpg_segment){devices[device_of[k]], s->depth[k], s->late[k]};
+    result->segment_of[at] = segment;
+    result->nodes[at] = s->order->nodes[k];
+  }
+#undef CELL
+fail:
+  mpg_free(begin);
+  mpg_free(number);
+  return status;
+}
+
+mpg_status mpg_graph_stages(const mpg_graph *graph, mpg_order *order, const mpg_value *urgent, size_t num_urgent, bool defer) {
+  size_t count = order->count;
+  staging s = {.graph = graph, .order = order};
+  mpg_order result = {.count = count};
+  mpg_device_id *devices = mpg_malloc((count + 1) * sizeof *devices);
+  uint32_t num_devices = 0, *next = NULL, *device_of = mpg_malloc((count + 1) * sizeof *device_of);
+  mpg_status status = MPG_OK;
+  s.position = mpg_malloc((graph->num_nodes + 1) * sizeof *s.position);
+  s.depth = mpg_calloc(count + 1, sizeof *s.depth);
+  s.late = mpg_calloc(count + 1, sizeof *s.late);
+  s.floor = mpg_calloc(graph->num_values + 1, sizeof *s.floor);
+  result.nodes = mpg_malloc((count + 1) * sizeof *result.nodes);
+  result.segment_of = mpg_malloc((count + 1) * sizeof *result.segment_of);
+  if (!devices || !device_of || !s.position || !s.depth || !s.late || !s.floor || !result.nodes || !result.segment_of)
+    MPG_GOTO(mpg_out_of_host_memory(graph->num_nodes * sizeof *s.position));
+  for (size_t k = 0; k < count; k++)
+    if (mpg_node_spans(&graph->nodes[order->nodes[k]]))
+      MPG_GOTO(mpg_fail(MPG_NOT_IMPLEMENTED, "a pipeline cannot hold collectives of transport='nccl': use transport='local' (or 'auto', which does)"));
+  for (size_t n = 0; n < graph->num_nodes; n++) s.position[n] = UINT32_MAX;
+  for (size_t k = 0; k < count; k++) s.position[order->nodes[k]] = (uint32_t)k;
+  find_depths(&s);
+  if (defer) find_late(&s, urgent, num_urgent);
+  for (size_t k = 0; k < count; k++) device_of[k] = device_number(devices, &num_devices, mpg_node_runs_on(graph, &graph->nodes[order->nodes[k]]));
+  next = mpg_calloc(((size_t)s.max_depth + 1) * num_devices + 1, sizeof *next + 2 * sizeof(bool));
+  if (!next) MPG_GOTO(mpg_out_of_host_memory(s.max_depth));
+  merge_depths(&s, device_of, num_devices, next);
+  MPG_GOTO(cut(&s, device_of, devices, num_devices, &result));
+  mpg_order_free(order);
+  *order = result;
+  result = (mpg_order){0};
+fail:
+  mpg_order_free(&result);
+  mpg_free(devices);
+  mpg_free(device_of);
+  mpg_free(next);
+  mpg_free(s.position);
+  mpg_free(s.depth);
+  mpg_free(s.late);
+  mpg_free(s.floor);
+  return status;
+}

@@ -1,0 +1,77 @@
+#include <string.h>
+
+#include "graph/simplify/simplify.h"
+
+/* What is larger than this, and than what it is made of, is better made anew than kept. */
+enum { CHEAP_BYTES = 1 << 16 };
+
+mpg_status mpg_twins_init(mpg_twins *twins, size_t num_nodes) {
+  size_t size = 16;
+  while (size < 2 * num_nodes) size *= 2;
+  twins->slots = mpg_calloc(size, sizeof *twins->slots);
+  if (!twins->slots) return mpg_out_of_host_memory(size * sizeof *twins->slots);
+  twins->mask = size - 1;
+  return MPG_OK;
+}
+
+void mpg_twins_free(mpg_twins *twins) { mpg_free(twins->slots); }
+
+static bool may_have_twin(const mpg_graph *graph, const mpg_node *node) {
+  if (!node->op || (node->op->flags & (MPG_OP_RANDOM | MPG_OP_DYNAMIC)) || node->repeats || mpg_node_mutates(node)) return false;
+  size_t from = 0, to = 0;
+  for (uint32_t i = 0; i < node->num_inputs && !mpg_node_flag(node, MPG_OP_SHAPE_ONLY); i++)
+    from += mpg_desc_bytes(&mpg_graph_at(graph, mpg_node_inputs(graph, node)[i])->desc);
+  for (uint32_t i = 0; i < node->num_outputs; i++) to += mpg_desc_bytes(&graph->values[node->values + i].desc);
+  return (node->op->flags & MPG_OP_HEAVY) || to <= 2 * from + CHEAP_BYTES;
+}
+
+static uint64_t mix(uint64_t hash, uint64_t word) {
+  hash = (hash ^ word) * 0x9e3779b97f4a7c15u;
+  return hash ^ hash >> 29;
+}
+
+static uint64_t hash_of(const mpg_graph *graph, const mpg_node *node) {
+  uint64_t hash = mix(node->op->id, (uint64_t)node->device.type << 32 | (uint32_t)node->device.index);
+  size_t size = node->op->params->size, at = 0;
+  for (; at + sizeof hash <= size; at += sizeof hash) {
+    uint64_t word;
+    memcpy(&word, (const char *)node->params + at, sizeof word);
+    if (word) hash = mix(hash, word ^ at << 32);
+  }
+  for (uint32_t i = 0; i < node->num_inputs && !mpg_node_flag(node, MPG_OP_SHAPE_ONLY); i++)
+    hash = mix(hash, (uint64_t)graph->inputs[node->inputs + i].node << 32 | graph->inputs[node->inputs + i].output);
+  return hash ^ hash >> 32;
+}
+
+static bool same_desc(const mpg_desc *a, const mpg_desc *b) { return a->dtype == b->dtype && mpg_shape_equal(&a->shape, &b->shape); }
+
+/* One phase and one region: a value of another would have to be kept until this one reads it, as what the prologue makes is. What was one node when regions
+ * were given out (recompute_budget.c) stays one. */
+static bool same_node(const mpg_graph *graph, uint32_t number_a, uint32_t number_b) {
+  const mpg_node *a = &graph->nodes[number_a], *b = &graph->nodes[number_b];
+  if (a->op != b->op || a->num_inputs != b->num_inputs || a->num_outputs != b->num_outputs || a->train != b->train ||
+      (a->phase != b->phase && a->phase != MPG_PHASE_PROLOGUE) ||
+      !mpg_device_id_equal(a->device, b->device))
+    return false;
+  if (a->region != b->region && b->twin != number_a + 1) return false;
+  if (a->op->params->size && memcmp(a->params, b->params, a->op->params->size)) return false;
+  const mpg_value *x = mpg_node_inputs(graph, a), *y = mpg_node_inputs(graph, b);
+  for (uint32_t i = 0; i < a->num_inputs; i++) {
+    bool same = mpg_node_flag(a, MPG_OP_SHAPE_ONLY) ? same_desc(&mpg_graph_at(graph, x[i])->desc, &mpg_graph_at(graph, y[i])->desc)
+                                                     : x[i].node == y[i].node && x[i].output == y[i].output;
+    if (!same) return false;
+  }
+  for (uint32_t i = 0; i < a->num_outputs; i++)
+    if (!same_desc(&graph->values[a->values + i].desc, &graph->values[b->values + i].desc)) return false;
+  return true;
+}
+
+uint32_t mpg_twins_find(mpg_twins *twins, const mpg_graph *graph, uint32_t n) {
+  const mpg_node *node = &graph->nodes[n];
+  if (!may_have_twin(graph, node)) return n;
+  size_t at = hash_of(graph, node) & twins->mask;
+  for (; twins->slots[at]; at = (at + 1) & twins->mask)
+    if (same_node(graph, twins->slots[at] - 1, n)) return twins->slots[at] - 1;
+  twins->slots[at] = n + 1;
+  return n;
+}

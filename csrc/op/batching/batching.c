@@ -1,0 +1,332 @@
+/* Batching rules: the table, what rules share, and elementwise ops, creation and random numbers. */
+#include "op/batching/batching.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "op/infer.h"
+
+#define PARAMS(structure) const mpg_##structure##_params *p = b->params
+
+typedef struct mpg_batching_row {
+  mpg_batching_fn rule;
+  bool free;
+} mpg_batching_row;
+
+static const mpg_batching_row rows[MPG_OP_COUNT] = {
+#define MPG_BATCHING(id, name, is_free) [MPG_OP_##id] = {mpg_batching_##name, is_free},
+#include "op/batching/batching.def"
+#undef MPG_BATCHING
+};
+
+static bool elementwise(const mpg_op *op) {
+  return (op->infer == mpg_infer_same || op->infer == mpg_infer_broadcast) && op->flags & MPG_OP_INPLACE && !(op->flags & MPG_OP_HIDDEN);
+}
+
+static mpg_batching_row row_of(const mpg_op *op) {
+  if (rows[op->id].rule || !elementwise(op)) return rows[op->id];
+  return (mpg_batching_row){mpg_batching_pointwise, true};
+}
+
+bool mpg_op_carries(const mpg_op *op) { return op->id == MPG_OP_RNN || op->id == MPG_OP__rnn; }
+
+/* --- Errors ----------------------------------------------------------------------------------------------------------- */
+
+mpg_status mpg_batching_fail(const mpg_batching *b, int input, const char *format, ...) {
+  char reason[256], name[64], shape[MPG_SHAPE_TEXT_SIZE];
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(reason, sizeof reason, format, arguments);
+  va_end(arguments);
+  const char *path = mpg_scope_text(b->scope);
+  return mpg_fail(MPG_ERROR, "%s%s%s goes across the %s: %s, and the pipeline divides axis %d of its %s %s. Do this outside of the pipelined block, "
+                  "on the whole result, or use one micro-batch; Pipeline(check=False) lets it work on every %s by itself",
+                  b->op->name, *path ? " in block " : "", path, b->along_time ? "sequence" : "batch", reason, b->in[input].axis,
+                  mpg_op_input_name(b->op, input, name, sizeof name), mpg_shape_text(&b->inputs[input].shape, shape, sizeof shape),
+                  b->along_time ? "piece" : "micro-batch");
+}
+
+mpg_status mpg_batching_fail_along(const mpg_batching *b, int input) {
+  return mpg_batching_fail(b, input, "it works along axis %d", b->in[input].axis);
+}
+
+/* Input `other` is not divided, but has rows to meet those of `input`. */
+static mpg_status fail_whole(const mpg_batching *b, int input, int other) {
+  char name[64], shape[MPG_SHAPE_TEXT_SIZE];
+  return mpg_batching_fail(b, input, "its %s %s is the same for every %s", mpg_op_input_name(b->op, other, name, sizeof name),
+                           mpg_shape_text(&b->inputs[other].shape, shape, sizeof shape), b->along_time ? "piece" : "micro-batch");
+}
+
+/* --- What rules share --------------------------------------------------------------------------------------------------- */
+
+mpg_status mpg_batching_one(const mpg_batching *b, int *input) {
+  int found = -1;
+  for (int i = 0; i < b->num_inputs; i++) {
+    if (b->in[i].kind != MPG_BATCH_DIVIDED) continue;
+    if (found >= 0) return mpg_batching_fail(b, i, "rows of one input meet all rows of another");
+    found = i;
+  }
+  *input = found;
+  return MPG_OK;
+}
+
+mpg_status mpg_batching_all_along(const mpg_batching *b, int count, int axis) {
+  int first = -1;
+  for (int i = 0; i < count && first < 0; i++)
+    if (b->in[i].kind == MPG_BATCH_DIVIDED) first = i;
+  for (int i = 0; i < b->num_inputs; i++) {
+    const mpg_batch *in = &b->in[i];
+    if (i >= count && in->kind == MPG_BATCH_DIVIDED) return mpg_batching_fail(b, i, "all rows share this input");
+    if (i >= count || first < 0) continue;
+    if (in->kind == MPG_BATCH_SAME) return fail_whole(b, first, i);
+    if (in->kind != MPG_BATCH_DIVIDED) continue;
+    if (in->axis != axis) return mpg_batching_fail_along(b, i);
+    if (in->outer != b->in[first].outer || in->inner != b->in[first].inner) return mpg_batching_fail(b, i, "the rows of its inputs are in different orders");
+  }
+  return MPG_OK;
+}
+
+int mpg_batching_first(const mpg_batching *b) {
+  int i = 0;
+  while (b->in[i].kind != MPG_BATCH_DIVIDED) i++;
+  return i;
+}
+
+mpg_status mpg_op_batching(mpg_batching *b) {
+  const mpg_batching_row row = row_of(b->op);
+  int divided = -1, free = -1, same = -1;
+  for (int k = 0; k < b->num_outputs; k++) b->out[k] = (mpg_batch){.kind = MPG_BATCH_SAME};
+  for (int i = b->num_inputs; i-- > 0;) {
+    if (b->in[i].kind == MPG_BATCH_DIVIDED) divided = i;
+    else if (b->in[i].kind == MPG_BATCH_FREE) free = i;
+    else same = i;
+  }
+  if (divided >= 0) return row.rule ? row.rule(b) : mpg_batching_fail(b, divided, "nothing is known of how it treats rows");
+  if (same < 0 && row.free) { /* of free inputs, or of none */
+    for (int k = 0; k < b->num_outputs; k++) b->out[k] = (mpg_batch){.kind = MPG_BATCH_FREE};
+    return MPG_OK;
+  }
+  /* A free array of as many rows as the micro-batch has is one of rows, where the op allows it: the first state of a recurrent network. */
+  if (free >= 0 && row.rule) {
+    const mpg_batch was = b->in[free];
+    const mpg_shape *shape = &b->inputs[free].shape;
+    for (int n = 0; n <= shape->ndim; n++) {
+      int axis = n ? n - 1 : b->axis;
+      if (axis >= shape->ndim || shape->dims[axis] != b->rows) continue;
+      b->in[free] = (mpg_batch){.kind = MPG_BATCH_DIVIDED, .axis = axis, .outer = 1, .inner = 1};
+      mpg_status status = row.rule(b);
+      b->in[free] = was;
+      if (status == MPG_OK) return MPG_OK;
+    }
+    for (int k = 0; k < b->num_outputs; k++) b->out[k] = (mpg_batch){.kind = MPG_BATCH_SAME};
+  }
+  return MPG_OK;
+}
+
+/* --- Elementwise ------------------------------------------------------------------------------------------------------ */
+
+/* Inputs aligned at the last axis, as broadcasting does. */
+mpg_status mpg_batching_pointwise(mpg_batching *b) {
+  int first = mpg_batching_first(b), ndim = b->outputs[0].shape.ndim, axis = b->in[first].axis + ndim - mpg_batching_ndim(b, first);
+  for (int i = 0; i < b->num_inputs; i++) {
+    const mpg_batch *in = &b->in[i];
+    int own = axis - ndim + mpg_batching_ndim(b, i);
+    if (in->kind == MPG_BATCH_SAME && own >= 0 && b->inputs[i].shape.dims[own] != 1) return fail_whole(b, first, i);
+    if (in->kind != MPG_BATCH_DIVIDED) continue;
+    if (in->axis != own) return mpg_batching_fail(b, i, "the rows of one input meet all rows of another");
+    if (in->outer != b->in[first].outer || in->inner != b->in[first].inner) return mpg_batching_fail(b, i, "the rows of its inputs are in different orders");
+  }
+  mpg_batching_set(b, 0, axis, first);
+  return MPG_OK;
+}
+
+/* Divided by the root of the last axis' size. */
+mpg_status mpg_batching_div_sqrt_dim(mpg_batching *b) {
+  if (b->in[0].axis == mpg_batching_ndim(b, 0) - 1) return mpg_batching_fail(b, 0, "it divides by the number of rows");
+  return mpg_batching_pointwise(b);
+}
+
+mpg_status mpg_batching_data(mpg_batching *b) {
+  int input = 0;
+  MPG_TRY(mpg_batching_one(b, &input));
+  if (input) return mpg_batching_fail(b, input, "all rows share this input");
+  mpg_batching_set(b, 0, b->in[0].axis, 0);
+  return MPG_OK;
+}
+
+/* gamma has one value for each channel. */
+mpg_status mpg_batching_leaky_relu(mpg_batching *b) {
+  MPG_TRY(mpg_batching_data(b));
+  int channels = mpg_batching_ndim(b, 0) > 1 ? 1 : 0;
+  if (b->num_inputs > 1 && b->in[0].axis == channels && mpg_shape_size(&b->inputs[1].shape) != 1) return fail_whole(b, 0, 1);
+  return MPG_OK;
+}
+
+enum { NORMALIZATION_NULL = 1 };
+
+mpg_status mpg_batching_make_loss(mpg_batching *b) {
+  PARAMS(make_loss_layer);
+  if (p->normalization != NORMALIZATION_NULL) return mpg_batching_fail(b, 0, "its gradient is divided by a number of rows");
+  return mpg_batching_pointwise(b);
+}
+
+mpg_status mpg_batching_amp_multicast(mpg_batching *b) {
+  for (int i = 0; i < b->num_inputs; i++) b->out[i] = b->in[i];
+  return MPG_OK;
+}
+
+/* condition is shaped as x and y, or has an element for each index of the first axis. */
+mpg_status mpg_batching_where(mpg_batching *b) {
+  int first = mpg_batching_first(b);
+  if (mpg_batching_ndim(b, 0) == mpg_batching_ndim(b, 1)) return mpg_batching_pointwise(b);
+  if (b->in[first].axis == 0) MPG_TRY(mpg_batching_all_along(b, 3, 0));
+  for (int i = 1; i < 3; i++) {
+    if (b->in[i].kind == MPG_BATCH_SAME) return fail_whole(b, first, i);
+    if (mpg_batching_divided(b, i) && b->in[i].axis != b->in[first].axis) return mpg_batching_fail_along(b, i);
+  }
+  mpg_batching_set(b, 0, b->in[first].axis, first);
+  return MPG_OK;
+}
+
+/* --- Creation and random numbers -------------------------------------------------------------------------------------- */
+
+/* zeros, noise: of no inputs. */
+mpg_status mpg_batching_made(mpg_batching *b) {
+  (void)b;
+  return MPG_OK;
+}
+
+mpg_status mpg_batching_arange_like(mpg_batching *b) {
+  PARAMS(arange_like);
+  if (!p->axis.present || mpg_batching_axis(p->axis.value, mpg_batching_ndim(b, 0)) == b->in[0].axis)
+    return mpg_batching_fail(b, 0, "it counts from the start of every %s", b->along_time ? "piece" : "micro-batch");
+  return MPG_OK;
+}
+
+mpg_status mpg_batching_shape_array(mpg_batching *b) {
+  return mpg_batching_fail(b, 0, "it tells the size of a %s", b->along_time ? "piece" : "micro-batch");
+}
+
+mpg_status mpg_batching_sample(mpg_batching *b) {
+  int first = mpg_batching_first(b);
+  MPG_TRY(mpg_batching_all_along(b, b->num_inputs, b->in[first].axis));
+  mpg_batching_set(b, 0, b->in[first].axis, first);
+  return MPG_OK;
+}
+
+mpg_status mpg_batching_sample_multinomial(mpg_batching *b) {
+  if (b->in[0].axis == mpg_batching_ndim(b, 0) - 1) return mpg_batching_fail_along(b, 0);
+  for (int k = 0; k < b->num_outputs; k++) mpg_batching_set(b, k, b->in[0].axis, 0);
+  return MPG_OK;
+}
+
+mpg_status mpg_batching_dropout(mpg_batching *b) {
+  PARAMS(dropout);
+  for (int k = 0; k < p->axes.count && b->train && p->p > 0; k++)
+    if (mpg_batching_axis(p->axes.values[k], mpg_batching_ndim(b, 0)) == b->in[0].axis)
+      return mpg_batching_fail(b, 0, "axes=%d has all rows share one fate", b->in[0].axis);
+  return mpg_batching_data(b);
+}
+
+/* Keys for what draws: they do not depend on the rows. */
+mpg_status mpg_batching_dropout_draw(mpg_batching *b) {
+  (void)b;
+  return MPG_OK;
+}
+
+mpg_status mpg_batching_never(mpg_batching *b) {
+  return mpg_batching_fail(b, mpg_batching_first(b), "all rows take part in all of its result");
+}
+
+mpg_status mpg_batching_first_axis(mpg_batching *b) {
+  MPG_TRY(mpg_batching_data(b));
+  return b->in[0].axis == 0 ? MPG_OK : mpg_batching_fail_along(b, 0);
+}
+
+/* All inputs have the rows along their first axis. */
+mpg_status mpg_batching_all_first(mpg_batching *b) {
+  MPG_TRY(mpg_batching_all_along(b, b->num_inputs, 0));
+  mpg_batching_set(b, 0, 0, mpg_batching_first(b));
+  return MPG_OK;
+}
+
+/* --- Reductions and ordering -------------------------------------------------------------------------------------------- */
+
+/* Whether an axis is among those of a reduction; none named: all are. */
+static bool reduced(const mpg_tuple *axes, bool exclude, int ndim, int axis) {
+  if (axes->count <= 0) return !exclude || axes->count < 0;
+  for (int i = 0; i < axes->count; i++)
+    if (mpg_batching_axis(axes->values[i], ndim) == axis) return !exclude;
+  return exclude;
+}
+
+static mpg_status reduce(mpg_batching *b, const mpg_tuple *axes, bool exclude, bool keepdims) {
+  int ndim = mpg_batching_ndim(b, 0), axis = b->in[0].axis, before = 0;
+  if (reduced(axes, exclude, ndim, axis)) return mpg_batching_fail_along(b, 0);
+  for (int i = 0; i < axis; i++) before += reduced(axes, exclude, ndim, i);
+  mpg_batching_set(b, 0, keepdims ? axis : axis - before, 0);
+  return MPG_OK;
+}
+
+mpg_status mpg_batching_reduce(mpg_batching *b) {
+  PARAMS(reduce);
+  return reduce(b, &p->axis, p->exclude, p->keepdims);
+}
+
+mpg_status mpg_batching_reduce_norm(mpg_batching *b) {
+  PARAMS(reduce_norm);
+  return reduce(b, &p->axis, false, p->keepdims);
+}
+
+mpg_status mpg_batching_broadcast_to(mpg_batching *b) {
+  int axis = b->in[0].axis, added = b->outputs[0].shape.ndim - mpg_batching_ndim(b, 0);
+  MPG_TRY(mpg_batching_data(b));
+  if (b->outputs[0].shape.dims[axis + added] != b->inputs[0].shape.dims[axis]) return mpg_batching_fail_along(b, 0);
+  mpg_batching_set(b, 0, axis + added, 0);
+  return MPG_OK;
+}
+
+mpg_status mpg_batching_broadcast_like(mpg_batching *b) {
+  PARAMS(broadcast_like);
+  const mpg_shape *lhs = &b->inputs[0].shape;
+  if (mpg_batching_divided(b, 0)) {
+    if (b->outputs[0].shape.dims[b->in[0].axis] != lhs->dims[b->in[0].axis]) return mpg_batching_fail_along(b, 0);
+    mpg_batching_set(b, 0, b->in[0].axis, 0);
+    return MPG_OK;
+  }
+  int axis = p->lhs_axes.count < 0 ? b->in[1].axis : -1;
+  for (int i = 0; i < p->rhs_axes.count && i < p->lhs_axes.count; i++)
+    if (mpg_batching_axis(p->rhs_axes.values[i], mpg_batching_ndim(b, 1)) == b->in[1].axis) axis = mpg_batching_axis(p->lhs_axes.values[i], lhs->ndim);
+  if (axis >= 0 && lhs->dims[axis] == 1) mpg_batching_set(b, 0, axis, 1);
+  return MPG_OK;
+}
+
+/* One axis, or the flattened array. */
+static mpg_status along(mpg_batching *b, const mpg_opt_int *axis, bool removed) {
+  int own = b->in[0].axis, at = axis->present ? mpg_batching_axis(axis->value, mpg_batching_ndim(b, 0)) : own;
+  if (at == own) return mpg_batching_fail_along(b, 0);
+  for (int k = 0; k < b->num_outputs; k++) mpg_batching_set(b, k, own - (removed && at < own), 0);
+  return MPG_OK;
+}
+
+mpg_status mpg_batching_cumsum(mpg_batching *b) {
+  PARAMS(cumsum);
+  return along(b, &p->axis, false);
+}
+mpg_status mpg_batching_sort(mpg_batching *b) {
+  PARAMS(sort);
+  return along(b, &p->axis, false);
+}
+mpg_status mpg_batching_argsort(mpg_batching *b) {
+  PARAMS(argsort);
+  return along(b, &p->axis, false);
+}
+mpg_status mpg_batching_topk(mpg_batching *b) {
+  PARAMS(topk);
+  return along(b, &p->axis, false);
+}
+mpg_status mpg_batching_argmax(mpg_batching *b) {
+  PARAMS(argmax);
+  return along(b, &p->axis, !p->keepdims);
+}
+mpg_status mpg_batching_argmax_channel(mpg_batching *b) { return along(b, &(mpg_opt_int){.value = 1, .present = 1}, true); }

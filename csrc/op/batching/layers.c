@@ -1,0 +1,221 @@
+/* Batching rules of products, layers and losses. */
+#include "op/batching/batching.h"
+
+#define PARAMS(structure) const mpg_##structure##_params *p = b->params
+
+/* --- Products --------------------------------------------------------------------------------------------------------- */
+
+mpg_status mpg_batching_dot(mpg_batching *b) {
+  PARAMS(dot);
+  int input = 0, lhs = mpg_batching_ndim(b, 0), rhs = mpg_batching_ndim(b, 1);
+  MPG_TRY(mpg_batching_one(b, &input));
+  int own = b->in[input].axis;
+  bool first = input ? !p->transpose_b : p->transpose_a; /* which axis is summed over */
+  if (own == (first ? 0 : (input ? rhs : lhs) - 1)) return mpg_batching_fail_along(b, input);
+  mpg_batching_set(b, 0, (input ? lhs - 1 : 0) + own - first, input);
+  return MPG_OK;
+}
+
+/* Of stacks of matrices whose rows and columns are these axes; every other axis must have the batch in both. */
+static mpg_status product(mpg_batching *b, int row, int column, bool transpose_a, bool transpose_b) {
+  int first = mpg_batching_first(b), own = b->in[first].axis;
+  if (own != row && own != column) {
+    MPG_TRY(mpg_batching_all_along(b, 2, own));
+    mpg_batching_set(b, 0, own, first);
+    return MPG_OK;
+  }
+  MPG_TRY(mpg_batching_one(b, &first));
+  bool summed = first ? (own == row) != transpose_b : (own == column) != transpose_a;
+  if (summed) return mpg_batching_fail_along(b, first);
+  mpg_batching_set(b, 0, first ? column : row, first);
+  return MPG_OK;
+}
+
+mpg_status mpg_batching_batch_dot(mpg_batching *b) {
+  PARAMS(batch_dot);
+  int ndim = mpg_batching_ndim(b, 0);
+  return product(b, ndim - 2, ndim - 1, p->transpose_a, p->transpose_b);
+}
+
+mpg_status mpg_batching_fully_connected(mpg_batching *b) {
+  PARAMS(fully_connected);
+  MPG_TRY(mpg_batching_data(b));
+  int own = b->in[0].axis, ndim = mpg_batching_ndim(b, 0);
+  return own == 0 && (p->flatten || ndim > 1) ? MPG_OK : p->flatten || own == ndim - 1 ? mpg_batching_fail_along(b, 0) : MPG_OK;
+}
+
+/* All inputs are stacks of matrices, of which the last `used` axes belong to a matrix. */
+static mpg_status stacks(mpg_batching *b, int used, int extra) {
+  int first = mpg_batching_first(b), own = b->in[first].axis;
+  if (own >= mpg_batching_ndim(b, first) - used || own == extra) return mpg_batching_fail_along(b, first);
+  MPG_TRY(mpg_batching_all_along(b, b->num_inputs, own));
+  for (int k = 0; k < b->num_outputs; k++) mpg_batching_set(b, k, own, first);
+  return MPG_OK;
+}
+
+mpg_status mpg_batching_matrices(mpg_batching *b) { return stacks(b, 2, -1); }
+mpg_status mpg_batching_vectors(mpg_batching *b) { return stacks(b, 1, -1); }
+mpg_status mpg_batching_linalg_gemm(mpg_batching *b) {
+  PARAMS(linalg_gemm);
+  return stacks(b, 1, mpg_batching_axis(p->axis, mpg_batching_ndim(b, 0)));
+}
+mpg_status mpg_batching_linalg_gemm2(mpg_batching *b) {
+  PARAMS(linalg_gemm2);
+  int ndim = mpg_batching_ndim(b, 0);
+  return product(b, mpg_batching_axis(p->axis, ndim), ndim - 1, p->transpose_a, p->transpose_b);
+}
+
+/* --- Layers ----------------------------------------------------------------------------------------------------------- */
+
+/* data with the rows first; weights for all. */
+mpg_status mpg_batching_weighted(mpg_batching *b) { return mpg_batching_first_axis(b); }
+
+mpg_status mpg_batching_upsampling(mpg_batching *b) {
+  return b->in[mpg_batching_first(b)].axis ? mpg_batching_fail_along(b, mpg_batching_first(b)) : mpg_batching_all_first(b);
+}
+
+static mpg_status but(mpg_batching *b, int axis) {
+  MPG_TRY(mpg_batching_data(b));
+  return b->in[0].axis == axis ? mpg_batching_fail_along(b, 0) : MPG_OK;
+}
+
+/* Its statistics are those of a micro-batch, by definition (Pipeline's documentation says so). */
+mpg_status mpg_batching_batch_norm(mpg_batching *b) {
+  PARAMS(batch_norm);
+  return but(b, mpg_batching_axis(p->axis, mpg_batching_ndim(b, 0)));
+}
+
+mpg_status mpg_batching_layer_norm(mpg_batching *b) {
+  PARAMS(layer_norm);
+  MPG_TRY(but(b, mpg_batching_axis(p->axis, mpg_batching_ndim(b, 0))));
+  for (int k = 1; k < b->num_outputs; k++) mpg_batching_set(b, k, b->in[0].axis, 0);
+  return MPG_OK;
+}
+
+mpg_status mpg_batching_l2_normalization(mpg_batching *b) {
+  PARAMS(l2_normalization);
+  enum { INSTANCE, CHANNEL, SPATIAL };
+  MPG_TRY(mpg_batching_data(b));
+  int own = b->in[0].axis;
+  bool fits = p->mode == INSTANCE ? own == 0 : p->mode == CHANNEL ? own != 1 : own < 2;
+  return fits ? MPG_OK : mpg_batching_fail_along(b, 0);
+}
+
+mpg_status mpg_batching_but_channels(mpg_batching *b) { return but(b, 1); }
+
+mpg_status mpg_batching_softmax(mpg_batching *b) {
+  PARAMS(softmax);
+  int axis = mpg_batching_axis(p->axis, mpg_batching_ndim(b, 0)), own;
+  if (b->num_inputs < 2) return but(b, axis);
+  /* length: data's shape without the axis */
+  own = mpg_batching_divided(b, 0) ? b->in[0].axis : b->in[1].axis + (axis <= b->in[1].axis);
+  if (own == axis) return mpg_batching_fail_along(b, 0);
+  for (int i = 0; i < 2; i++)
+    if (b->in[i].kind == MPG_BATCH_SAME) return mpg_batching_fail(b, mpg_batching_first(b), "its other input is the same for every micro-batch");
+  if (mpg_batching_divided(b, 1) && b->in[1].axis != own - (axis < own)) return mpg_batching_fail_along(b, 1);
+  mpg_batching_set(b, 0, own, mpg_batching_first(b));
+  return MPG_OK;
+}
+
+mpg_status mpg_batching_log_softmax(mpg_batching *b) {
+  PARAMS(log_softmax);
+  return but(b, mpg_batching_axis(p->axis, mpg_batching_ndim(b, 0)));
+}
+
+mpg_status mpg_batching_softmax_activation(mpg_batching *b) {
+  PARAMS(softmax_activation);
+  enum { CHANNEL, INSTANCE };
+  return but(b, p->mode == INSTANCE ? mpg_batching_ndim(b, 0) - 1 : 1);
+}
+
+/* data: (..., classes), label: (...). */
+mpg_status mpg_batching_softmax_ce(mpg_batching *b) {
+  int first = mpg_batching_first(b), own = b->in[first].axis;
+  if (own == mpg_batching_ndim(b, 0) - 1) return mpg_batching_fail_along(b, first);
+  MPG_TRY(mpg_batching_all_along(b, 2, own));
+  for (int k = 0; k < b->num_outputs; k++) mpg_batching_set(b, k, own, first);
+  return MPG_OK;
+}
+
+mpg_status mpg_batching_softmax_output(mpg_batching *b) {
+  PARAMS(softmax_output);
+  enum { BATCH, NONE, VALID };
+  if (p->normalization != NONE) return mpg_batching_fail(b, mpg_batching_first(b), "its gradient is divided by a number of rows");
+  return mpg_batching_all_first(b);
+}
+
+/* data: (time, batch, classes); labels and lengths: the batch first. */
+mpg_status mpg_batching_ctc_loss(mpg_batching *b) {
+  int first = mpg_batching_first(b);
+  for (int i = 0; i < b->num_inputs; i++) {
+    if (b->in[i].kind == MPG_BATCH_SAME) return mpg_batching_fail(b, first, "its other input is the same for every micro-batch");
+    if (mpg_batching_divided(b, i) && b->in[i].axis != (i == 0)) return mpg_batching_fail_along(b, i);
+  }
+  mpg_batching_set(b, 0, 0, first);
+  return MPG_OK;
+}
+
+/* data: (time, batch, features); state: (layers, batch, features). */
+static mpg_status recurrent(mpg_batching *b, int first_state, bool bidirectional, int states) {
+  int num_states = states < b->num_inputs - first_state ? states : b->num_inputs - first_state;
+  if (mpg_batching_divided(b, 0) && b->in[0].axis == 0 && b->along_time) {
+    if (bidirectional) return mpg_batching_fail(b, 0, "it runs from the end of the sequence, too");
+    for (int i = 0; i < num_states; i++)
+      if (b->in[first_state + i].kind != MPG_BATCH_STATE)
+        return mpg_batching_fail(b, 0, "its state does not come from the piece before (pass states as an argument that is carried, and return the new ones)");
+    mpg_batching_set(b, 0, 0, 0);
+    for (int k = 1; k < b->num_outputs; k++) b->out[k] = (mpg_batch){.kind = MPG_BATCH_STATE};
+    return MPG_OK;
+  }
+  int source = mpg_batching_first(b);
+  for (int i = 0; i < b->num_inputs; i++) {
+    bool rows = i == 0 || (i >= first_state && i < first_state + num_states);
+    if (!rows && mpg_batching_divided(b, i)) return mpg_batching_fail(b, i, "all rows share this input");
+    if (rows && mpg_batching_divided(b, i) && (b->in[i].axis != 1 || b->in[i].outer != b->in[source].outer || b->in[i].inner != b->in[source].inner))
+      return mpg_batching_fail_along(b, i);
+    if (rows && b->in[i].kind == MPG_BATCH_SAME) return mpg_batching_fail(b, source, "its %s is the same for every micro-batch", i ? "state" : "data");
+  }
+  for (int k = 0; k < b->num_outputs; k++) mpg_batching_set(b, k, 1, source);
+  return MPG_OK;
+}
+
+mpg_status mpg_batching_rnn(mpg_batching *b) {
+  PARAMS(rnn);
+  return recurrent(b, 2, p->bidirectional, b->num_inputs - 2);
+}
+
+mpg_status mpg_batching_rnn_separate(mpg_batching *b) {
+  PARAMS(rnn);
+  enum { LSTM = 2 };
+  return recurrent(b, 1, p->bidirectional, p->mode == LSTM ? 2 : 1);
+}
+
+/* --- Boxes ------------------------------------------------------------------------------------------------------------ */
+
+/* Anchors are the same for every sample. */
+mpg_status mpg_batching_multibox_prior(mpg_batching *b) { return b->in[0].axis > 1 ? mpg_batching_fail_along(b, 0) : MPG_OK; }
+
+/* All but the anchors, input `anchor`, have the samples first. */
+static mpg_status samples(mpg_batching *b, int anchor) {
+  int first = mpg_batching_first(b);
+  for (int i = 0; i < b->num_inputs; i++) {
+    if (i == anchor && mpg_batching_divided(b, i)) return mpg_batching_fail(b, i, "all samples share the anchors");
+    if (i == anchor) continue;
+    if (b->in[i].kind == MPG_BATCH_SAME) return mpg_batching_fail(b, first, "its other input is the same for every micro-batch");
+    if (mpg_batching_divided(b, i) && b->in[i].axis != 0) return mpg_batching_fail_along(b, i);
+  }
+  for (int k = 0; k < b->num_outputs; k++) mpg_batching_set(b, k, 0, first);
+  return MPG_OK;
+}
+
+mpg_status mpg_batching_multibox_target(mpg_batching *b) { return samples(b, 0); }
+mpg_status mpg_batching_multibox_detection(mpg_batching *b) { return samples(b, 2); }
+
+/* Every box of one with every box of the other. */
+mpg_status mpg_batching_box_iou(mpg_batching *b) {
+  int input;
+  MPG_TRY(mpg_batching_one(b, &input));
+  if (b->in[input].axis == mpg_batching_ndim(b, input) - 1) return mpg_batching_fail_along(b, input);
+  mpg_batching_set(b, 0, b->in[input].axis + (input ? mpg_batching_ndim(b, 0) - 1 : 0), input);
+  return MPG_OK;
+}

@@ -1,0 +1,612 @@
+/* x[key] and x[key] = value.
+ *
+ * Basic keys (integers, slices, ..., None) become begin, end and step of each dimension. What lies in one piece of memory
+ * is a view of it; the rest goes through the op `slice`. Under record() and hybridize() both go through ops.
+ * A key with arrays is resolved on the host: NumPy applies it to index arrays that are broadcast views, one per dimension up
+ * to the last that the key touches, which gives the flat positions with NumPy's own rules and bounds checks at the cost of
+ * the result's size. Then it is one `take` (or scatter) of the rows that remain.
+ */
+#include "autograd/trace.h"
+#include "python/core.h"
+#include "python/array/numpy.h"
+
+typedef struct basic_key {
+  int count;                 /* dimensions of the array */
+  int64_t begin[MPG_MAX_NDIM], step[MPG_MAX_NDIM], length[MPG_MAX_NDIM];
+  bool dropped[MPG_MAX_NDIM]; /* an integer: the dimension goes away */
+  mpg_shape sliced;          /* lengths of all dimensions */
+  mpg_shape result;          /* after dropping and with new axes */
+  bool scalar;               /* all dimensions are dropped: the result has shape (1,), as in MXNet */
+} basic_key;
+
+static int too_many(PyObject *key, const mpg_shape *shape) {
+  char text[MPG_SHAPE_TEXT_SIZE];
+  PyErr_Format(mpg_py->errors[MPG_INDEX_ERROR], "too many indices in %R for an array of shape %s", key, mpg_shape_text(shape, text, sizeof text));
+  return -1;
+}
+
+/* True and False are the integers 1 and 0, as in MXNet. */
+static bool is_integer(PyObject *object) {
+  return PyLong_Check(object) || PyArray_IsScalar(object, Integer);
+}
+static bool is_basic(PyObject *object) { return object == Py_None || object == Py_Ellipsis || PySlice_Check(object) || is_integer(object); }
+
+static int add_dimension(basic_key *basic, const mpg_shape *shape, PyObject *entry) {
+  int axis = basic->count;
+  int64_t size = shape->dims[axis];
+  if (PySlice_Check(entry)) {
+    Py_ssize_t begin, end, step;
+    if (PySlice_Unpack(entry, &begin, &end, &step) < 0) return -1;
+    basic->length[axis] = PySlice_AdjustIndices((Py_ssize_t)size, &begin, &end, step);
+    basic->begin[axis] = begin;
+    basic->step[axis] = step;
+    basic->dropped[axis] = false;
+    basic->result.dims[basic->result.ndim++] = basic->length[axis];
+  } else {
+    Py_ssize_t index = PyNumber_AsSsize_t(entry, PyExc_IndexError);
+    if (index == -1 && PyErr_Occurred()) return -1;
+    if (index < -size || index >= size) {
+      PyErr_Format(mpg_py->errors[MPG_INDEX_ERROR], "index %zd is out of bounds for axis %d with size %lld", index, axis, (long long)size);
+      return -1;
+    }
+    basic->begin[axis] = index < 0 ? index + size : index;
+    basic->step[axis] = 1;
+    basic->length[axis] = 1;
+    basic->dropped[axis] = true;
+  }
+  basic->sliced.dims[axis] = basic->length[axis];
+  basic->count++;
+  return 0;
+}
+
+static int parse_basic(PyObject *key, const mpg_shape *shape, basic_key *basic) {
+  memset(basic, 0, sizeof *basic);
+  PyObject *const *entries = PyTuple_Check(key) ? &PyTuple_GET_ITEM(key, 0) : &key;
+  Py_ssize_t count = PyTuple_Check(key) ? PyTuple_GET_SIZE(key) : 1;
+  int consumed = 0, ellipses = 0, added = 0;
+  for (Py_ssize_t i = 0; i < count; i++) {
+    if (entries[i] == Py_Ellipsis)
+      ellipses++;
+    else if (entries[i] == Py_None)
+      added++;
+    else
+      consumed++;
+  }
+  if (ellipses > 1) {
+    PyErr_SetString(mpg_py->errors[MPG_INDEX_ERROR], "an index has at most one ellipsis (...)");
+    return -1;
+  }
+  if (consumed > shape->ndim) return too_many(key, shape);
+  if (shape->ndim + added > MPG_MAX_NDIM) {
+    PyErr_Format(mpg_py->errors[MPG_INDEX_ERROR], "an array has at most %d dimensions", MPG_MAX_NDIM);
+    return -1;
+  }
+  int whole = shape->ndim - consumed; /* dimensions the ellipsis, or the end of the key, stands for */
+  static PyObject *all; /* slice(None), made once */
+  if (all == NULL && (all = PySlice_New(NULL, NULL, NULL)) == NULL) return -1;
+  for (Py_ssize_t i = 0; i <= count; i++) {
+    if (i == count ? ellipses == 0 : entries[i] == Py_Ellipsis) {
+      for (; whole > 0; whole--)
+        if (add_dimension(basic, shape, all) < 0) return -1;
+    } else if (i < count && entries[i] == Py_None) {
+      basic->result.dims[basic->result.ndim++] = 1;
+    } else if (i < count && add_dimension(basic, shape, entries[i]) < 0) {
+      return -1;
+    }
+  }
+  basic->sliced.ndim = basic->count;
+  if (basic->result.ndim == 0 && shape->ndim > 0) {
+    basic->scalar = true;
+    basic->result = (mpg_shape){.ndim = 1, .dims = {1}};
+  }
+  return 0;
+}
+
+/* True when the selected elements lie in one piece: *first is the place of the first. */
+static bool contiguous(const basic_key *basic, const mpg_shape *shape, int64_t *first) {
+  int64_t stride = 1, offset = 0;
+  bool partial = false; /* a dimension further right is not whole: those to its left must have one entry */
+  for (int i = basic->count - 1; i >= 0; i--) {
+    if (basic->length[i] > 1 && (basic->step[i] != 1 || partial)) return false;
+    if (basic->length[i] != shape->dims[i]) partial = true;
+    offset += basic->begin[i] * stride;
+    stride *= shape->dims[i];
+  }
+  *first = offset;
+  return true;
+}
+
+static PyObject *view(const mpg_array *array, int64_t first, const mpg_shape *shape) {
+  PyObject *result = mpg_py_array_new();
+  if (result == NULL) return NULL;
+  mpg_tensor *tensor = &mpg_py_array_of(result)->tensor;
+  *tensor = array->tensor;
+  mpg_tensor_retain(tensor);
+  tensor->desc.shape = *shape;
+  if (mpg_shape_size(shape) > 0) tensor->offset += (size_t)first * mpg_dtype_size(tensor->desc.dtype);
+  return result;
+}
+
+/* begin, end, step as the op `slice` takes them. */
+static void slice_params(const basic_key *basic, mpg_tuple *begin, mpg_tuple *end, mpg_tuple *step) {
+  memset(begin, 0, sizeof *begin);
+  memset(end, 0, sizeof *end);
+  memset(step, 0, sizeof *step);
+  begin->count = end->count = step->count = basic->count;
+  for (int i = 0; i < basic->count; i++) {
+    begin->values[i] = basic->begin[i];
+    int64_t stop = basic->begin[i] + basic->length[i] * basic->step[i];
+    end->values[i] = stop < 0 ? MPG_TUPLE_NONE : stop;
+    step->values[i] = basic->step[i];
+  }
+}
+
+static PyObject *empty_like(const mpg_array *array, const mpg_shape *shape) {
+  mpg_device *device;
+  MPG_PY_TRY(mpg_device_get(mpg_array_device_id(array), &device));
+  PyObject *result = mpg_py_array_new();
+  if (result == NULL) return NULL;
+  mpg_desc desc = {.shape = *shape, .dtype = array->tensor.desc.dtype};
+  mpg_status status = mpg_tensor_create(device, &desc, &mpg_py_array_of(result)->tensor);
+  if (status == MPG_OK) return result;
+  Py_DECREF(result);
+  return mpg_py_raise(status);
+}
+
+static PyObject *get_basic(PyObject *self, PyObject *key) {
+  mpg_array *array = mpg_py_array_of(self);
+  const mpg_shape *shape = &array->tensor.desc.shape;
+  basic_key basic;
+  if (parse_basic(key, shape, &basic) < 0) return NULL;
+  bool tracked = mpg_py_tracked(array);
+  if (!tracked && mpg_py_expect_value(array, "indexing") < 0) return NULL;
+  int64_t first;
+  if (!tracked && contiguous(&basic, shape, &first)) return view(array, first, &basic.result);
+  if (!tracked && mpg_shape_size(&basic.result) == 0) return empty_like(array, &basic.result);
+  PyObject *sliced;
+  if (mpg_shape_equal(&basic.sliced, shape)) {
+    bool plain = true;
+    for (int i = 0; i < basic.count; i++) plain = plain && (basic.step[i] == 1 || basic.length[i] <= 1);
+    if (plain) return mpg_shape_equal(&basic.result, shape) ? Py_NewRef(self) : mpg_py_reshape(self, &basic.result);
+  }
+  mpg_tuple begin, end, step;
+  slice_params(&basic, &begin, &end, &step);
+  sliced = mpg_py_call_named("slice", &array, 1, NULL, "begin", &begin, "end", &end, "step", &step, NULL);
+  if (sliced == NULL || mpg_shape_equal(&basic.sliced, &basic.result)) return sliced;
+  PyObject *result = mpg_py_reshape(sliced, &basic.result);
+  Py_DECREF(sliced);
+  return result;
+}
+
+/* --- Keys with arrays --------------------------------------------------------------------------------------------- */
+static PyObject *no_index(PyObject *entry) {
+  return PyErr_Format(
+      mpg_py->errors[MPG_VALUE_ERROR],
+      "%R can't be an index: integers, slices, ..., None and integer or boolean arrays can",
+      entry);
+}
+
+/* An entry as NumPy understands it: NDArrays by value, floats as integers (MXNet allows them as indices). New. */
+static PyObject *numpy_entry(PyObject *entry) {
+  if (PyBool_Check(entry)) return PyLong_FromLong(entry == Py_True);
+  if (is_basic(entry)) return Py_NewRef(entry);
+  PyObject *values;
+  if (PyFloat_Check(entry) || PyArray_IsScalar(entry, Floating)) return no_index(entry);
+  if (mpg_py_is_array(entry)) {
+    if (mpg_py_expect_readable(
+            mpg_py_array_of(entry),
+            "indexing by this array together with others, or in an assignment") < 0)
+      return NULL;
+    values = mpg_py_to_numpy(mpg_py_array_of(entry));
+  } else {
+    values = PyArray_FromAny(entry, NULL, 0, 0, 0, NULL);
+  }
+  if (values == NULL) return NULL;
+  PyArrayObject *array = (PyArrayObject *)values;
+  if (PyArray_ISBOOL(array) || PyArray_ISINTEGER(array)) return values;
+  if (PyArray_SIZE(array) == 0 || PyArray_ISFLOAT(array)) {
+    PyObject *integers = PyArray_CastToType(array, PyArray_DescrFromType(NPY_INT64), 0);
+    Py_DECREF(values);
+    return integers;
+  }
+  Py_DECREF(values);
+  return no_index(entry);
+}
+
+typedef struct gather {
+  PyArrayObject *flat; /* owned: positions among the leading elements, int64, C-contiguous */
+  mpg_shape rows;      /* the array seen as (leading, trailing dimensions...) */
+} gather;
+
+/* Dimensions an entry uses up. */
+static int dimensions_of(PyObject *entry) {
+  if (entry == Py_None || entry == Py_Ellipsis) return 0;
+  if (PyArray_Check(entry) && PyArray_ISBOOL((PyArrayObject *)entry)) return PyArray_NDIM((PyArrayObject *)entry);
+  return 1;
+}
+
+static PyObject *index_error(void) {
+  /* NumPy's IndexError, as ours. */
+  PyObject *type, *value, *traceback;
+  if (!PyErr_ExceptionMatches(PyExc_IndexError)) return NULL;
+  PyErr_Fetch(&type, &value, &traceback);
+  PyErr_Format(mpg_py->errors[MPG_INDEX_ERROR], "%S", value ? value : Py_None);
+  Py_XDECREF(type);
+  Py_XDECREF(value);
+  Py_XDECREF(traceback);
+  return NULL;
+}
+
+/* The index array of one dimension, seen in the shape of the leading ones: no memory but `size` numbers. */
+static PyObject *axis_positions(const mpg_shape *shape, int leading, int axis, int64_t stride) {
+  npy_intp length = (npy_intp)shape->dims[axis];
+  PyObject *line = PyArray_Arange(0.0, (double)length, 1.0, NPY_INT64);
+  if (line == NULL) return NULL;
+  int64_t *values = PyArray_DATA((PyArrayObject *)line);
+  for (npy_intp i = 0; i < length; i++) values[i] = i * stride;
+  npy_intp dims[MPG_MAX_NDIM], strides[MPG_MAX_NDIM] = {0};
+  for (int i = 0; i < leading; i++) dims[i] = (npy_intp)shape->dims[i];
+  strides[axis] = sizeof(int64_t);
+  PyObject *spread = PyArray_New(&PyArray_Type, leading, dims, NPY_INT64, strides, values, 0, NPY_ARRAY_ALIGNED, NULL);
+  if (spread == NULL || PyArray_SetBaseObject((PyArrayObject *)spread, line) < 0) { /* takes over `line` */
+    if (spread == NULL) Py_DECREF(line);
+    Py_XDECREF(spread);
+    return NULL;
+  }
+  return spread;
+}
+
+/* Rows by one array of integers, the commonest key: positions are the indices themselves, made positive. */
+static PyArrayObject *row_positions(PyObject *entry, int64_t size) {
+  PyArrayObject *flat = (PyArrayObject *)PyArray_FromAny(entry, PyArray_DescrFromType(NPY_INT64), 0, 0, NPY_ARRAY_CARRAY | NPY_ARRAY_ENSURECOPY | NPY_ARRAY_FORCECAST, NULL);
+  if (flat == NULL) return NULL;
+  int64_t *values = PyArray_DATA(flat);
+  for (npy_intp i = 0, count = PyArray_SIZE(flat); i < count; i++) {
+    if (values[i] < -size || values[i] >= size) {
+      PyErr_Format(mpg_py->errors[MPG_INDEX_ERROR], "index %lld is out of bounds for axis 0 with size %lld", (long long)values[i], (long long)size);
+      Py_DECREF(flat);
+      return NULL;
+    }
+    if (values[i] < 0) values[i] += size;
+  }
+  return flat;
+}
+
+static int resolve(const mpg_shape *shape, PyObject *key, gather *result) {
+  int status = -1;
+  PyObject *sum = NULL, *entries = PyTuple_Check(key) ? Py_NewRef(key) : PyTuple_Pack(1, key), *clean = NULL;
+  if (entries == NULL) return -1;
+  Py_ssize_t count = PyTuple_GET_SIZE(entries);
+  clean = PyTuple_New(count);
+  if (clean == NULL) goto done;
+  int consumed = 0;
+  bool ellipsis = false;
+  for (Py_ssize_t i = 0; i < count; i++) {
+    PyObject *entry = numpy_entry(PyTuple_GET_ITEM(entries, i));
+    if (entry == NULL) goto done;
+    PyTuple_SET_ITEM(clean, i, entry);
+    consumed += dimensions_of(entry);
+    ellipsis = ellipsis || entry == Py_Ellipsis;
+  }
+  if (consumed > shape->ndim) {
+    too_many(key, shape);
+    goto done;
+  }
+  /* Behind the last dimension that the key touches, whole rows are moved. */
+  int leading = ellipsis ? shape->ndim : consumed;
+  result->rows = (mpg_shape){.ndim = 1 + shape->ndim - leading};
+  result->rows.dims[0] = mpg_shape_product(shape, 0, leading);
+  for (int i = leading; i < shape->ndim; i++) result->rows.dims[1 + i - leading] = shape->dims[i];
+  if (leading == 0) {
+    PyErr_SetString(mpg_py->errors[MPG_INDEX_ERROR], "True and False are no indices; use 1 and 0, None, or a boolean array");
+    goto done;
+  }
+  if (count == 1 && leading == 1 && PyArray_Check(PyTuple_GET_ITEM(clean, 0)) && PyArray_ISINTEGER((PyArrayObject *)PyTuple_GET_ITEM(clean, 0))) {
+    result->flat = row_positions(PyTuple_GET_ITEM(clean, 0), shape->dims[0]);
+    status = result->flat ? 0 : -1;
+    goto done;
+  }
+  int64_t stride = 1;
+  for (int axis = leading - 1; axis >= 0; axis--) {
+    PyObject *positions = axis_positions(shape, leading, axis, stride);
+    PyObject *picked = positions ? PyObject_GetItem(positions, clean) : NULL;
+    Py_XDECREF(positions);
+    if (picked == NULL) {
+      index_error();
+      goto done;
+    }
+    stride *= shape->dims[axis];
+    if (sum == NULL) {
+      sum = picked;
+      continue;
+    }
+    Py_SETREF(sum, PyNumber_Add(sum, picked));
+    Py_DECREF(picked);
+    if (sum == NULL) goto done;
+  }
+  result->flat = (PyArrayObject *)PyArray_FromAny(sum, PyArray_DescrFromType(NPY_INT64), 0, 0, NPY_ARRAY_CARRAY_RO, NULL);
+  status = result->flat ? 0 : -1;
+done:
+  Py_XDECREF(sum);
+  Py_XDECREF(clean);
+  Py_DECREF(entries);
+  return status;
+}
+
+static mpg_shape gathered_shape(const gather *g) {
+  mpg_shape shape = {.ndim = PyArray_NDIM(g->flat) + g->rows.ndim - 1};
+  for (int i = 0; i < PyArray_NDIM(g->flat) && i < MPG_MAX_NDIM; i++) shape.dims[i] = PyArray_DIM(g->flat, i);
+  for (int i = 1; i < g->rows.ndim && PyArray_NDIM(g->flat) + i - 1 < MPG_MAX_NDIM; i++) shape.dims[PyArray_NDIM(g->flat) + i - 1] = g->rows.dims[i];
+  return shape;
+}
+
+static int check_ndim(const mpg_shape *shape) {
+  if (shape->ndim <= MPG_MAX_NDIM) return 0;
+  PyErr_Format(mpg_py->errors[MPG_INDEX_ERROR], "the result would have %d dimensions; an array has at most %d", shape->ndim, MPG_MAX_NDIM);
+  return -1;
+}
+
+/* Positions as an NDArray on the device: int32 where they fit. */
+static PyObject *positions_array(const gather *g, mpg_device_id device) {
+  mpg_dtype dtype = g->rows.dims[0] <= INT32_MAX ? MPG_INT32 : MPG_INT64;
+  PyArrayObject *values = mpg_py_as_ndarray((PyObject *)g->flat, dtype);
+  if (values == NULL) return NULL;
+  PyObject *result = mpg_py_from_ndarray(values, dtype, device);
+  Py_DECREF(values);
+  return result;
+}
+
+static PyObject *take(mpg_array *source, mpg_array *positions) {
+  int64_t axis = 0;
+  mpg_array *inputs[2] = {source, positions};
+  return mpg_py_call_named("take", inputs, 2, NULL, "axis", &axis, NULL);
+}
+
+/* Whether an index array holds nothing but 0 and 1 and has the shape of the array: a comparison's
+ * result, meant as a mask. */
+static bool looks_like_mask(PyObject *key, const mpg_shape *shape, const gather *g) {
+  if (!mpg_py_is_array(key)) return false;
+  const mpg_desc *desc = &mpg_py_array_of(key)->tensor.desc;
+  if (!mpg_dtype_is_float(desc->dtype) || desc->shape.ndim > shape->ndim ||
+      mpg_shape_size(&desc->shape) < 3)
+    return false;
+  if (memcmp(desc->shape.dims, shape->dims, (size_t)desc->shape.ndim * sizeof *shape->dims))
+    return false;
+  const int64_t *rows = PyArray_DATA(g->flat);
+  for (npy_intp i = 0, count = PyArray_SIZE(g->flat); i < count; i++)
+    if (rows[i] != 0 && rows[i] != 1) return false;
+  return true;
+}
+
+static PyObject *get_advanced(PyObject *self, PyObject *key) {
+  mpg_array *array = mpg_py_array_of(self);
+  const mpg_shape *shape = &array->tensor.desc.shape;
+  /* The one index that need not be known on the host: while tracing, rows chosen by an array whose
+   * value isn't. */
+  if (mpg_py_is_array(key) && mpg_trace_takes(mpg_py_array_of(key)) &&
+      mpg_py_array_of(key)->tensor.desc.dtype != MPG_BOOL && shape->ndim > 0)
+    return take(array, mpg_py_array_of(key));
+  if (!mpg_array_traced(array) && mpg_py_expect_value(array, "indexing") < 0) return NULL;
+  gather g = {0};
+  if (resolve(shape, key, &g) < 0) return NULL;
+  mpg_shape wanted = gathered_shape(&g);
+  PyObject *result = NULL, *rows = NULL, *positions = NULL;
+  if (looks_like_mask(key, shape, &g) &&
+      PyErr_WarnEx(PyExc_UserWarning,
+                   "an index array of 0 and 1 takes rows 0 and 1, as in MXNet; for the rows where "
+                   "a mask is 1 use nd.contrib.boolean_mask(x, mask)",
+                   1) < 0)
+    goto done;
+  if (check_ndim(&wanted) < 0) goto done;
+  if (wanted.ndim == 0) wanted = (mpg_shape){.ndim = 1, .dims = {1}};
+  if (mpg_shape_size(&wanted) == 0 && !mpg_py_tracked(array)) {
+    result = empty_like(array, &wanted);
+    goto done;
+  }
+  rows = mpg_shape_equal(&g.rows, shape) ? Py_NewRef(self) : mpg_py_reshape(self, &g.rows);
+  positions = rows ? positions_array(&g, mpg_array_device_id(array)) : NULL;
+  if (positions == NULL) goto done;
+  result = take(mpg_py_array_of(rows), mpg_py_array_of(positions));
+  if (result != NULL && !mpg_shape_equal(&mpg_py_array_of(result)->tensor.desc.shape, &wanted)) Py_SETREF(result, mpg_py_reshape(result, &wanted));
+done:
+  Py_XDECREF(rows);
+  Py_XDECREF(positions);
+  Py_DECREF(g.flat);
+  return result;
+}
+
+static bool basic_only(PyObject *key) {
+  if (!PyTuple_Check(key)) return is_basic(key);
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(key); i++)
+    if (!is_basic(PyTuple_GET_ITEM(key, i))) return false;
+  return true;
+}
+
+PyObject *mpg_py_item(PyObject *self, Py_ssize_t index) {
+  mpg_array *array = mpg_py_array_of(self);
+  const mpg_shape *shape = &array->tensor.desc.shape;
+  if (shape->ndim == 0) {
+    PyErr_SetString(mpg_py->errors[MPG_INDEX_ERROR], "an array without dimensions has no items");
+    return NULL;
+  }
+  if (index < 0 || index >= shape->dims[0])
+    return PyErr_Format(mpg_py->errors[MPG_INDEX_ERROR], "index %zd is out of bounds for axis 0 with size %lld", index, (long long)shape->dims[0]);
+  PyObject *key = PyLong_FromSsize_t(index);
+  if (key == NULL) return NULL;
+  PyObject *result = get_basic(self, key);
+  Py_DECREF(key);
+  return result;
+}
+
+/* x[:], which is x itself, as in MXNet. */
+static bool is_everything(PyObject *key) {
+  if (PyTuple_Check(key)) return PyTuple_GET_SIZE(key) == 0;
+  if (!PySlice_Check(key)) return false;
+  const PySliceObject *slice = (const PySliceObject *)key;
+  return slice->start == Py_None && slice->stop == Py_None && slice->step == Py_None;
+}
+
+PyObject *mpg_py_subscript(PyObject *self, PyObject *key) {
+  mpg_array *array = mpg_py_array_of(self);
+  if (is_everything(key) || (array->tensor.desc.shape.ndim == 0 && PySlice_Check(key)))
+    return Py_NewRef(self);
+  return basic_only(key) ? get_basic(self, key) : get_advanced(self, key);
+}
+
+/* --- Assignment --------------------------------------------------------------------------------------------------- */
+/* The value as an NDArray of the target's dtype and device in the wanted shape; new. Autograd's recording is left alone. */
+static PyObject *prepare(const mpg_array *target, PyObject *value, const mpg_shape *shape) {
+  mpg_device_id device = mpg_array_device_id(target);
+  PyObject *step;
+  if (mpg_py_is_array(value)) {
+    step = mpg_py_to_device(value, device, false);
+    if (step != NULL) Py_SETREF(step, mpg_py_cast(step, target->tensor.desc.dtype));
+  } else {
+    step = mpg_py_from_object(value, target->tensor.desc.dtype, device);
+  }
+  if (step != NULL) Py_SETREF(step, mpg_py_broadcast(step, shape));
+  return step;
+}
+
+static int done_of(PyObject *result) {
+  Py_XDECREF(result);
+  return result ? 0 : -1;
+}
+
+/* No element is selected: a value of another shape is a mistake all the same. */
+static int assign_nothing(const mpg_array *array, PyObject *value, const mpg_shape *shape) {
+  return mpg_py_is_scalar(value) ? 0 : done_of(prepare(array, value, shape));
+}
+
+/* Everything in `array` := value. */
+static int assign_all(mpg_array *array, PyObject *value) {
+  const mpg_desc *desc = mpg_array_desc(array);
+  if (mpg_py_is_scalar(value) && !(desc->dtype == MPG_INT64 && !PyFloat_Check(value))) {
+    double number;
+    if (mpg_py_scalar(value, &number) < 0) return -1;
+    mpg_array *input = array;
+    return done_of(mpg_py_call_named("_full_like", &input, 1, array, "fill_value", &number, NULL));
+  }
+  if (!mpg_py_is_array(value)) return mpg_py_write_object(array, value);
+  mpg_array *source = mpg_py_array_of(value);
+  if (source->tensor.storage == array->tensor.storage && source->tensor.offset == array->tensor.offset && !mpg_array_traced(source) &&
+      source->tensor.storage != NULL && mpg_shape_equal(&source->tensor.desc.shape, &desc->shape))
+    return 0; /* itself */
+  PyObject *prepared = prepare(array, value, &desc->shape);
+  if (prepared == NULL) return -1;
+  source = mpg_py_array_of(prepared);
+  mpg_device_id device = mpg_array_device_id(array);
+  int result = done_of(mpg_py_call_named("_copyto", &source, 1, array, "ctx", &device, NULL));
+  Py_DECREF(prepared);
+  return result;
+}
+
+#define RECORDING "this assignment can't be made while autograd records: "
+
+/* A part of an array can't take over a recorded value: its other elements come from elsewhere. As in MXNet. */
+static int refuse_recorded(PyObject *value) {
+  if (!mpg_py_is_array(value) || !mpg_py_tracked(mpg_py_array_of(value))) return 0;
+  PyErr_SetString(mpg_py->errors[MPG_ERROR], RECORDING "a recorded value is assigned to a part of an array; use nd.concat, nd.where or nd.scatter_nd");
+  return -1;
+}
+
+static int assign_basic(PyObject *self, PyObject *key, PyObject *value) {
+  mpg_array *array = mpg_py_array_of(self);
+  const mpg_shape *shape = &array->tensor.desc.shape;
+  basic_key basic;
+  if (parse_basic(key, shape, &basic) < 0) return -1;
+  if (mpg_shape_size(&basic.sliced) == 0) return assign_nothing(array, value, &basic.result);
+  int64_t first;
+  if (mpg_shape_equal(&basic.result, shape) && contiguous(&basic, shape, &first)) return assign_all(array, value);
+  if (refuse_recorded(value) < 0) return -1;
+  if (contiguous(&basic, shape, &first)) {
+    /* The value is matched to the result's shape, in which integers have no dimension. */
+    mpg_shape target = basic.result;
+    PyObject *part = view(array, first, &target);
+    if (part == NULL) return -1;
+    int result = assign_all(mpg_py_array_of(part), value);
+    Py_DECREF(part);
+    return result;
+  }
+  mpg_tuple begin, end, step;
+  slice_params(&basic, &begin, &end, &step);
+  if (mpg_py_is_scalar(value) && !(array->tensor.desc.dtype == MPG_INT64 && !PyFloat_Check(value))) {
+    double number;
+    if (mpg_py_scalar(value, &number) < 0) return -1;
+    mpg_array *input = array;
+    return done_of(mpg_py_call_named("_slice_assign_scalar", &input, 1, array, "scalar", &number, "begin", &begin, "end", &end, "step", &step, NULL));
+  }
+  PyObject *prepared = prepare(array, value, &basic.result);
+  if (prepared != NULL) Py_SETREF(prepared, mpg_py_reshape(prepared, &basic.sliced));
+  if (prepared == NULL) return -1;
+  mpg_array *inputs[2] = {array, mpg_py_array_of(prepared)};
+  int result = done_of(mpg_py_call_named("_slice_assign", inputs, 2, array, "begin", &begin, "end", &end, "step", &step, NULL));
+  Py_DECREF(prepared);
+  return result;
+}
+
+static int assign_advanced(PyObject *self, PyObject *key, PyObject *value) {
+  mpg_array *array = mpg_py_array_of(self);
+  if (refuse_recorded(value) < 0) return -1;
+  gather g = {0};
+  if (resolve(&array->tensor.desc.shape, key, &g) < 0) return -1;
+  mpg_shape wanted = gathered_shape(&g);
+  PyObject *rows = NULL, *positions = NULL, *prepared = NULL;
+  int result = -1;
+  if (check_ndim(&wanted) < 0) goto done;
+  if (mpg_shape_size(&wanted) == 0) {
+    result = assign_nothing(array, value, &wanted);
+    goto done;
+  }
+  prepared = prepare(array, value, &wanted);
+  if (prepared == NULL) goto done;
+  /* One line of positions, and rows to match. */
+  mpg_shape lines = g.rows;
+  lines.dims[0] = (int64_t)PyArray_SIZE(g.flat);
+  Py_SETREF(prepared, mpg_py_reshape(prepared, &lines));
+  rows = prepared ? mpg_py_reshape(self, &g.rows) : NULL;
+  positions = rows ? positions_array(&g, mpg_array_device_id(array)) : NULL;
+  mpg_shape line = {.ndim = 2, .dims = {1, lines.dims[0]}};
+  if (positions != NULL) Py_SETREF(positions, mpg_py_reshape(positions, &line));
+  if (positions == NULL) goto done;
+  mpg_tuple shape = mpg_py_tuple(&g.rows);
+  mpg_array *inputs[3] = {mpg_py_array_of(rows), mpg_py_array_of(prepared), mpg_py_array_of(positions)};
+  result = done_of(mpg_py_call_named("_scatter_set_nd", inputs, 3, mpg_py_array_of(rows), "shape", &shape, NULL));
+done:
+  Py_XDECREF(rows);
+  Py_XDECREF(positions);
+  Py_XDECREF(prepared);
+  Py_DECREF(g.flat);
+  return result;
+}
+
+int mpg_py_assign_subscript(PyObject *self, PyObject *key, PyObject *value) {
+  mpg_array *array = mpg_py_array_of(self);
+  if (value == NULL) {
+    PyErr_SetString(PyExc_TypeError, "elements of an array can't be deleted");
+    return -1;
+  }
+  if (value == Py_None) { /* NaN, as in MXNet */
+    if (!mpg_dtype_is_float(array->tensor.desc.dtype)) {
+      PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR],
+                   "None is assigned as NaN, which %s does not have",
+                   mpg_dtype_name(array->tensor.desc.dtype));
+      return -1;
+    }
+    PyObject *nan = PyFloat_FromDouble(Py_NAN);
+    int result = nan ? mpg_py_assign_subscript(self, key, nan) : -1;
+    Py_XDECREF(nan);
+    return result;
+  }
+  if (mpg_py_expect_value(array, "x[...] = value") < 0) return -1;
+  MPG_PY_TRY_INT(mpg_trace_check_write(array, "x[...] = value"));
+  if (array->node != NULL && mpg_autograd_recording()) {
+    PyErr_SetString(mpg_py->errors[MPG_ERROR],
+                    RECORDING "the array belongs to what is recorded, and backward needs its values; "
+                    "compute a new array (nd.where, x * mask, ...), or assign under autograd.pause() or before recording");
+    return -1;
+  }
+  if ((PyTuple_Check(key) && PyTuple_GET_SIZE(key) == 0) || (array->tensor.desc.shape.ndim == 0 && (PySlice_Check(key) || key == Py_Ellipsis)))
+    return assign_all(array, value);
+  return basic_only(key) ? assign_basic(self, key, value) : assign_advanced(self, key, value);
+}

@@ -1,0 +1,586 @@
+/* _core.StagedCall and _core.PieceRun: functions compiled in stages, and their runs on the pieces of a batch. See core.h. */
+#include "compile/pipeline_run.h"
+#include "python/core.h"
+
+typedef struct staged_call {
+  PyObject_HEAD
+  mpg_compiled *compiled;
+} staged_call;
+
+typedef struct piece_run {
+  PyObject_HEAD
+  mpg_pieces *run;
+  bool watches; /* `run` is kept for its times only */
+} piece_run;
+
+/* --- Descriptions ------------------------------------------------------------------------------------------------- */
+
+static PyObject *context_of(mpg_device_id id) { return mpg_py_context(id); }
+
+static PyObject *describe_segment(const mpg_program_set *set, const mpg_program_segment *segment) {
+  const mpg_program *program = &set->programs[segment->slot];
+  PyObject *waits = PyList_New(0), *ops = PyList_New(0), *blocks = PyList_New(0),
+           *arrays = PyList_New(0), *result = NULL;
+  size_t sent = 0;
+  unsigned int copies = 0;
+  if (waits == NULL || ops == NULL || blocks == NULL || arrays == NULL) goto done;
+  for (uint32_t i = segment->begin; i < segment->end; i++) {
+    const mpg_instruction *instruction = &program->instructions[i];
+    if (instruction->kind == MPG_SIGNAL) continue;
+    bool waiting = instruction->kind == MPG_WAIT;
+    PyObject *item = waiting ? PyLong_FromUnsignedLong(instruction->segment)
+                             : PyUnicode_FromFormat("%s/%s", mpg_scope_text(instruction->scope), mpg_instruction_name(instruction));
+    int added = item != NULL ? PyList_Append(waiting ? waits : ops, item) : -1;
+    Py_XDECREF(item);
+    if (added < 0) goto done;
+    if (instruction->kind != MPG_COPY) continue;
+    sent += instruction->bytes;
+    copies++;
+  }
+  for (uint32_t i = 0; i < segment->num_accesses; i++) {
+    const mpg_access *access = &segment->accesses[i];
+    bool outside = access->base < set->num_externals;
+    PyObject *item = outside ? Py_BuildValue("IO", (unsigned int)access->base,
+                                             access->writes ? Py_True : Py_False)
+                             : PyLong_FromUnsignedLong(access->base - set->num_externals);
+    int added = item != NULL ? PyList_Append(outside ? arrays : blocks, item) : -1;
+    Py_XDECREF(item);
+    if (added < 0) goto done;
+  }
+  result = Py_BuildValue("{s:N,s:I,s:O,s:O,s:O,s:O,s:O,s:n,s:I}", "device",
+                         context_of(program->device->id), "depth", (unsigned int)segment->depth,
+                         "deferred", segment->deferred ? Py_True : Py_False, "waits", waits, "ops",
+                         ops, "blocks", blocks, "arrays", arrays, "bytes_sent", (Py_ssize_t)sent,
+                         "copies", copies);
+done:
+  Py_XDECREF(waits);
+  Py_XDECREF(ops);
+  Py_XDECREF(blocks);
+  Py_XDECREF(arrays);
+  return result;
+}
+
+/* kept_by: whose prologue's results count; NULL: none. */
+static PyObject *describe_set(const mpg_program_set *set, const mpg_compiled *kept_by) {
+  PyObject *segments = PyList_New(0), *blocks = PyList_New(0), *kept = PyList_New(0);
+  for (uint32_t i = 0; segments != NULL && i < set->num_segments; i++) {
+    PyObject *item = describe_segment(set, &set->segments[i]);
+    if (item == NULL || PyList_Append(segments, item) < 0) Py_CLEAR(segments);
+    Py_XDECREF(item);
+  }
+  for (uint32_t i = 0; blocks != NULL && i < set->num_blocks; i++) {
+    PyObject *item = Py_BuildValue("NnO", context_of(set->programs[set->block_devices[i]].device->id), (Py_ssize_t)mpg_pool_block_size(set->block_sizes[i]),
+                                   set->block_lanes[i] ? Py_True : Py_False);
+    if (item == NULL || PyList_Append(blocks, item) < 0) Py_CLEAR(blocks);
+    Py_XDECREF(item);
+  }
+  for (uint32_t i = 0; kept != NULL && kept_by != NULL && i < kept_by->num_kept; i++) {
+    const mpg_graph_value *value = mpg_graph_at(&kept_by->graph, kept_by->kept[i]);
+    PyObject *item = Py_BuildValue("Nn", context_of(value->device), (Py_ssize_t)mpg_pool_block_size(mpg_desc_bytes(&value->desc)));
+    if (item == NULL || PyList_Append(kept, item) < 0) Py_CLEAR(kept);
+    Py_XDECREF(item);
+  }
+  PyObject *result = segments != NULL && blocks != NULL && kept != NULL
+                         ? Py_BuildValue("{s:O,s:O,s:O}", "segments", segments, "blocks", blocks, "kept", kept) : NULL;
+  Py_XDECREF(kept);
+  Py_XDECREF(segments);
+  Py_XDECREF(blocks);
+  return result;
+}
+
+/* --- StagedCall --------------------------------------------------------------------------------------------------- */
+
+enum { MOST = 4096 };
+
+/* Flags of a sequence of booleans, `count` of them; PyMem_Free. */
+static bool *flags_from(PyObject *object, Py_ssize_t count, const char *what) {
+  bool *flags = PyMem_Calloc((size_t)count + 1, sizeof *flags);
+  if (flags == NULL) return (bool *)PyErr_NoMemory();
+  PyObject *items = mpg_py_items(object, what);
+  if (items != NULL && PyTuple_GET_SIZE(items) != count)
+    PyErr_Format(PyExc_ValueError, "%s: expected %zd flags, got %zd", what, count,
+                 PyTuple_GET_SIZE(items));
+  else
+    for (Py_ssize_t i = 0; items != NULL && i < count; i++) {
+      int flag = PyObject_IsTrue(PyTuple_GET_ITEM(items, i));
+      if (flag < 0) break;
+      flags[i] = flag;
+    }
+  Py_XDECREF(items);
+  if (!PyErr_Occurred()) return flags;
+  PyMem_Free(flags);
+  return NULL;
+}
+
+static PyObject *staged_call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+  static char *names[] = {"trace", "inputs", "wanted", "carried", "recording", "exact", "defer", "shared", NULL};
+  PyObject *trace, *inputs_object, *wanted_object, *carried_object, *shared_object = Py_None, *keep = NULL;
+  int recording = 1, exact = 0, defer = 0;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO|pppO:StagedCall", names, &trace, &inputs_object, &wanted_object, &carried_object,
+                                   &recording, &exact, &defer, &shared_object))
+    return NULL;
+  staged_call *self = NULL;
+  bool *wanted = NULL, *carried = NULL, *shared = NULL;
+  mpg_array **inputs = PyMem_Calloc(MOST, sizeof *inputs);
+  if (inputs == NULL) return PyErr_NoMemory();
+  int count = mpg_py_array_list(inputs_object, inputs, MOST, &keep, "StagedCall");
+  if (count < 0) goto done;
+  wanted = flags_from(wanted_object, count, "StagedCall: wanted");
+  carried = wanted != NULL ? flags_from(carried_object, count, "StagedCall: carried") : NULL;
+  if (carried == NULL || (shared_object != Py_None && (shared = flags_from(shared_object, count, "StagedCall: shared")) == NULL)) goto done;
+  mpg_compile_options options = {.recording = recording, .exact = exact, .wanted = wanted, .carried = carried, .shared = shared,
+                                 .stages = defer ? MPG_STAGES_DEFERRED : MPG_STAGES_WHOLE};
+  mpg_inputs given = {.given = inputs, .num_given = (uint32_t)count};
+  mpg_compiled *compiled = mpg_py_trace_and_compile(trace, &given, &options);
+  if (compiled == NULL) goto done;
+  self = (staged_call *)type->tp_alloc(type, 0);
+  if (self == NULL)
+    mpg_compiled_release(compiled);
+  else
+    self->compiled = compiled;
+done:
+  Py_XDECREF(keep);
+  PyMem_Free(inputs);
+  PyMem_Free(wanted);
+  PyMem_Free(carried);
+  PyMem_Free(shared);
+  return (PyObject *)self;
+}
+
+static void staged_call_dealloc(PyObject *object) {
+  PyTypeObject *type = Py_TYPE(object);
+  mpg_compiled_release(((staged_call *)object)->compiled);
+  type->tp_free(object);
+  Py_DECREF(type);
+}
+
+static PyObject *staged_call_outputs(PyObject *object, void *unused) {
+  (void)unused;
+  const mpg_compiled *c = ((staged_call *)object)->compiled;
+  PyObject *list = PyList_New(0);
+  for (uint32_t i = 0; list != NULL && i < c->num_outputs; i++) {
+    const mpg_compiled_output *output = &c->outputs[i];
+    bool own = output->external >= c->num_inputs;
+    for (uint32_t k = 0; k < i; k++) own = own && c->outputs[k].external != output->external;
+    PyObject *item = Py_BuildValue("NsO", mpg_py_shape_tuple(&output->desc.shape), mpg_dtype_name(output->desc.dtype), own ? Py_True : Py_False);
+    if (item == NULL || PyList_Append(list, item) < 0) Py_CLEAR(list);
+    Py_XDECREF(item);
+  }
+  return list;
+}
+
+static PyObject *staged_call_forward(PyObject *object, PyObject *unused) {
+  (void)unused;
+  const mpg_compiled *c = ((staged_call *)object)->compiled;
+  return describe_set(c->programs, c);
+}
+
+static int numbers_from(PyObject *object, Py_ssize_t count, uint32_t limit, uint32_t *numbers, const char *what) {
+  PyObject *items = mpg_py_items(object, what);
+  if (items == NULL) return -1;
+  if (PyTuple_GET_SIZE(items) != count)
+    PyErr_Format(PyExc_ValueError, "%s: expected %zd numbers, got %zd", what, count,
+                 PyTuple_GET_SIZE(items));
+  for (Py_ssize_t i = 0; i < count && !PyErr_Occurred(); i++) {
+    unsigned long number = PyLong_AsUnsignedLong(PyTuple_GET_ITEM(items, i));
+    if (!PyErr_Occurred() && number >= limit) PyErr_Format(PyExc_ValueError, "%s: %lu is out of range", what, number);
+    numbers[i] = (uint32_t)number;
+  }
+  Py_DECREF(items);
+  return PyErr_Occurred() ? -1 : 0;
+}
+
+static PyObject *staged_call_check(PyObject *object, PyObject *args, PyObject *kwargs) {
+  static char *names[] = {"input_kinds", "output_kinds", "rows", "axis", "along_time", "other", "other_rows", "whole_statistics", NULL};
+  mpg_compiled *c = ((staged_call *)object)->compiled;
+  PyObject *inputs, *outputs, *other = NULL;
+  long long rows, other_rows = 1;
+  int axis, along_time, whole_statistics = 0;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOLip|O!Lp:check", names, &inputs, &outputs, &rows, &axis, &along_time, Py_TYPE(object), &other, &other_rows,
+                                   &whole_statistics))
+    return NULL;
+  if (rows < 1 || other_rows < 1 || axis < 0) return PyErr_Format(PyExc_ValueError, "StagedCall.check: rows must be 1 or more, axis 0 or more");
+  size_t count = (size_t)c->num_given + c->num_outputs;
+  uint32_t *numbers = PyMem_Calloc(count + 1, sizeof *numbers);
+  uint8_t *kinds = PyMem_Calloc(count + 1, 1);
+  PyObject *result = NULL;
+  if (numbers == NULL || kinds == NULL) {
+    PyErr_NoMemory();
+  } else if (numbers_from(inputs, c->num_given, 3, numbers, "StagedCall.check: input_kinds") == 0 &&
+             numbers_from(outputs, c->num_outputs, 3, numbers + c->num_given, "StagedCall.check: output_kinds") == 0) {
+    for (size_t i = 0; i < count; i++) kinds[i] = (uint8_t)numbers[i];
+    mpg_piece_check check = {.input_kinds = kinds, .output_kinds = kinds + c->num_given, .rows = rows, .axis = axis, .along_time = along_time,
+                             .other = other != NULL ? ((staged_call *)other)->compiled : NULL, .other_rows = other_rows,
+                             .whole_statistics = whole_statistics};
+    mpg_status status = mpg_pieces_check(c, &check);
+    result = status == MPG_OK ? Py_NewRef(Py_None) : mpg_py_raise(status);
+  }
+  PyMem_Free(numbers);
+  PyMem_Free(kinds);
+  return result;
+}
+
+static PyMethodDef staged_call_methods[] = {
+    {"forward", staged_call_forward, METH_NOARGS,
+     "forward()\n--\n\nThe forward programs: {'segments': [...], 'blocks': [(device, bytes with "
+     "the pool's rounding, whether it is a lane)]}. A segment is a dict of device,\n"
+     "depth, deferred, waits (segments it waits for), ops, blocks (that it touches), arrays "
+     "(pairs: number of an external array that it touches, and\n"
+     "whether it writes it), bytes_sent and copies (how many of the ops send them)."},
+    {"check", (PyCFunction)(void (*)(void))staged_call_check, METH_VARARGS | METH_KEYWORDS,
+     "check(input_kinds, output_kinds, rows, axis, along_time, other=None, other_rows=1, "
+     "whole_statistics=False)\n--\n\nMXNetError, naming op and block, unless the function does on "
+     "a piece of so many rows what\n"
+     "it does on the whole. Kinds: as in PieceRun; axis: of rows in arrays that the function "
+     "makes itself; other: the same function for other_rows rows;\n"
+     "whole_statistics: no BatchNorm may update its moving averages."},
+    {0}};
+static PyGetSetDef staged_call_properties[] = {
+    {"outputs", staged_call_outputs, NULL, "(shape, dtype, whether it has memory of its own) of each result.", NULL}, {0}};
+static PyType_Slot staged_call_slots[] = {
+    {Py_tp_new, staged_call_new}, {Py_tp_dealloc, staged_call_dealloc}, {Py_tp_methods, staged_call_methods},
+    {Py_tp_getset, staged_call_properties},
+    {Py_tp_doc, "StagedCall(trace, inputs, wanted, carried, recording=True, exact=False, defer=False)\n--\n\n"
+     "trace(*inputs), compiled into segments by stage: what one device does between two changes of device. It runs in a PieceRun."},
+    {0, NULL}};
+static PyType_Spec staged_call_spec = {"mpgluon._core.StagedCall", sizeof(staged_call), 0, Py_TPFLAGS_DEFAULT, staged_call_slots};
+
+/* --- PieceRun ----------------------------------------------------------------------------------------------------- */
+
+static int rows_from(PyObject *object, mpg_rows *rows) {
+  long long begin, count, total;
+  int axis;
+  if (!PyArg_ParseTuple(object, "iLLL:PieceRun", &axis, &begin, &count, &total)) return -1;
+  if (axis < 0 || begin < 0 || count < 0 || total < count || begin > total - count) {
+    PyErr_SetString(PyExc_ValueError, "PieceRun: rows must be (axis, begin, count, total)");
+    return -1;
+  }
+  *rows = (mpg_rows){axis, begin, count, total};
+  return 0;
+}
+
+static PyObject *piece_run_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+  static char *names[] = {"calls", "rows", "input_kinds", "output_kinds", "carried_from", "inputs", NULL};
+  PyObject *calls_object, *rows_object, *input_kinds, *output_kinds, *carried_from, *inputs_object, *keep = NULL;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!OOOO:PieceRun", names, &PyTuple_Type, &calls_object, &PyTuple_Type, &rows_object,
+                                   &input_kinds, &output_kinds, &carried_from, &inputs_object))
+    return NULL;
+  Py_ssize_t count = PyTuple_GET_SIZE(calls_object);
+  if (count != PyTuple_GET_SIZE(rows_object) || count == 0 || count > MOST) {
+    PyErr_Format(PyExc_ValueError, "PieceRun: there must be 1 to %d pieces, with rows each", MOST);
+    return NULL;
+  }
+  piece_run *self = NULL;
+  uint32_t *numbers = PyMem_Calloc(3 * (size_t)MOST, sizeof *numbers), *kinds_in = numbers, *kinds_out = NULL, *from = NULL;
+  uint8_t *kinds = PyMem_Calloc(2 * (size_t)MOST, 1);
+  mpg_array **inputs = PyMem_Calloc(MOST, sizeof *inputs);
+  mpg_compiled **compiled = PyMem_Calloc((size_t)count, sizeof *compiled);
+  mpg_rows *rows = PyMem_Calloc((size_t)count, sizeof *rows);
+  if (numbers == NULL || kinds == NULL || inputs == NULL || compiled == NULL || rows == NULL) {
+    PyErr_NoMemory();
+    goto done;
+  }
+  kinds_out = numbers + MOST;
+  from = kinds_out + MOST;
+  int num_inputs = mpg_py_array_list(inputs_object, inputs, MOST, &keep, "PieceRun");
+  if (num_inputs < 0) goto done;
+  for (Py_ssize_t k = 0; k < count; k++) {
+    PyObject *call = PyTuple_GET_ITEM(calls_object, k);
+    if (Py_TYPE(call)->tp_dealloc != staged_call_dealloc) { /* the type can't be subclassed */
+      PyErr_Format(PyExc_TypeError, "PieceRun: pieces must be StagedCalls, got %s", Py_TYPE(call)->tp_name);
+      goto done;
+    }
+    compiled[k] = ((staged_call *)call)->compiled;
+    if (rows_from(PyTuple_GET_ITEM(rows_object, k), &rows[k]) < 0) goto done;
+  }
+  uint32_t num_outputs = compiled[0]->num_outputs;
+  if (num_outputs > MOST || numbers_from(input_kinds, num_inputs, 3, kinds_in, "PieceRun: input_kinds") < 0 ||
+      numbers_from(output_kinds, num_outputs, 3, kinds_out, "PieceRun: output_kinds") < 0 ||
+      numbers_from(carried_from, num_inputs, MOST, from, "PieceRun: carried_from") < 0)
+    goto done;
+  for (int i = 0; i < num_inputs; i++) kinds[i] = (uint8_t)kinds_in[i];
+  for (uint32_t i = 0; i < num_outputs; i++) kinds[MOST + i] = (uint8_t)kinds_out[i];
+  mpg_pieces_request request = {.num_pieces = (uint32_t)count, .num_inputs = (uint32_t)num_inputs, .num_outputs = num_outputs,
+                                .compiled = compiled, .rows = rows, .input_kinds = kinds, .output_kinds = kinds + MOST,
+                                .carried_from = from, .inputs = inputs};
+  mpg_pieces *run;
+  mpg_status status = mpg_pieces_new(&request, &run);
+  if (status != MPG_OK) {
+    mpg_py_raise(status);
+    goto done;
+  }
+  self = (piece_run *)type->tp_alloc(type, 0);
+  if (self == NULL)
+    mpg_pieces_release(run);
+  else
+    self->run = run;
+done:
+  Py_XDECREF(keep);
+  PyMem_Free(numbers);
+  PyMem_Free(kinds);
+  PyMem_Free(inputs);
+  PyMem_Free(compiled);
+  PyMem_Free(rows);
+  return (PyObject *)self;
+}
+
+static void piece_run_dealloc(PyObject *object) {
+  PyTypeObject *type = Py_TYPE(object);
+  piece_run *self = (piece_run *)object;
+  if (self->watches) mpg_pieces_unwatch(self->run);
+  else mpg_pieces_release(self->run);
+  type->tp_free(object);
+  Py_DECREF(type);
+}
+
+static PyObject *piece_run_outputs(PyObject *object, PyObject *unused) {
+  (void)unused;
+  const mpg_pieces *run = ((piece_run *)object)->run;
+  PyObject *list = PyList_New(run->num_outputs);
+  for (uint32_t i = 0; list != NULL && i < run->num_outputs; i++) {
+    mpg_array array = {.tensor = run->outputs[i]};
+    if (array.tensor.storage == NULL) {
+      PyErr_SetString(PyExc_ValueError, "PieceRun: it is finished");
+      Py_CLEAR(list);
+      break;
+    }
+    mpg_tensor_retain(&array.tensor);
+    PyObject *item = mpg_py_array_take(&array);
+    if (item == NULL) Py_CLEAR(list);
+    else PyList_SET_ITEM(list, i, item);
+  }
+  return list;
+}
+
+static PyObject *piece_run_submit(PyObject *object, PyObject *items) {
+  mpg_pieces *run = ((piece_run *)object)->run;
+  Py_buffer view;
+  if (PyObject_GetBuffer(items, &view, PyBUF_CONTIG_RO) < 0) return NULL;
+  PyObject *result = NULL;
+  const uint32_t *numbers = view.buf;
+  size_t count = (size_t)view.len / (4 * sizeof *numbers);
+  mpg_piece_item *list = PyMem_Malloc((count + 1) * sizeof *list);
+  if (list == NULL) {
+    PyErr_NoMemory();
+  } else if ((size_t)view.len != count * 4 * sizeof *numbers) {
+    PyErr_SetString(PyExc_ValueError, "PieceRun.submit takes an array of (phase, piece, segment, stage) as 32-bit numbers");
+  } else {
+    mpg_status status = MPG_OK;
+    for (size_t i = 0; i < count; i++) {
+      const uint32_t *item = numbers + 4 * i;
+      if (item[0] > 1) status = mpg_fail(MPG_VALUE_ERROR, "PieceRun.submit: there is no phase %u", item[0]);
+      list[i] = (mpg_piece_item){item[1], item[2], item[3], item[0] ? MPG_PHASE_BACKWARD : MPG_PHASE_FORWARD};
+    }
+    if (status == MPG_OK) status = mpg_pieces_submit(run, list, count);
+    result = status == MPG_OK ? Py_NewRef(Py_None) : mpg_py_raise(status);
+  }
+  PyMem_Free(list);
+  PyBuffer_Release(&view);
+  return result;
+}
+
+static PyObject *piece_run_train(PyObject *object, PyObject *args) {
+  mpg_pieces *run = ((piece_run *)object)->run;
+  PyObject *heads_object;
+  int train = 1;
+  if (!PyArg_ParseTuple(args, "O!|p:train", &PyList_Type, &heads_object, &train)) return NULL;
+  if (PyList_GET_SIZE(heads_object) != run->num_outputs)
+    return PyErr_Format(PyExc_ValueError, "PieceRun.train: expected %u heads", run->num_outputs);
+  mpg_array **heads = PyMem_Calloc(run->num_outputs + 1, sizeof *heads);
+  PyObject *kept = PyList_AsTuple(heads_object); /* the list may change while the call waits */
+  if (heads == NULL || kept == NULL) {
+    PyMem_Free(heads);
+    Py_XDECREF(kept);
+    return PyErr_NoMemory();
+  }
+  for (uint32_t i = 0; i < run->num_outputs; i++) {
+    PyObject *head = PyTuple_GET_ITEM(kept, i);
+    if (head != Py_None && (heads[i] = mpg_py_expect_array(head, "PieceRun.train")) == NULL) break;
+  }
+  if (!PyErr_Occurred()) {
+    mpg_status status = mpg_pieces_train(run, heads, train);
+    if (status != MPG_OK) mpg_py_raise(status);
+  }
+  PyMem_Free(heads);
+  Py_DECREF(kept);
+  if (PyErr_Occurred()) return NULL;
+  Py_RETURN_NONE;
+}
+
+/* The driver of a recorded run is a Python callable that takes the run. */
+static mpg_status drive_backward(mpg_pieces *pieces, void *driver) {
+  PyTypeObject *type = (PyTypeObject *)PyTuple_GET_ITEM((PyObject *)driver, 1);
+  piece_run *run = (piece_run *)type->tp_alloc(type, 0);
+  if (run == NULL) return mpg_py_host_exception();
+  run->run = pieces;
+  pieces->references++;
+  PyObject *result = PyObject_CallOneArg(PyTuple_GET_ITEM((PyObject *)driver, 0), (PyObject *)run);
+  Py_DECREF(run);
+  if (result == NULL) return mpg_py_host_exception();
+  Py_DECREF(result);
+  return MPG_OK;
+}
+static void release_driver(void *driver) { Py_DECREF((PyObject *)driver); }
+static const mpg_pieces_schedule python_schedule = {drive_backward, release_driver};
+
+static PyObject *piece_run_record(PyObject *object, PyObject *driver) {
+  mpg_pieces *run = ((piece_run *)object)->run;
+  if (run->finished || run->driver != NULL) return PyErr_Format(PyExc_ValueError, "PieceRun.record: it is recorded already");
+  PyObject *arrays = piece_run_outputs(object, NULL), *pair = arrays != NULL ? PyTuple_Pack(2, driver, (PyObject *)Py_TYPE(object)) : NULL;
+  mpg_array *outputs = PyMem_Calloc(run->num_outputs + 1, sizeof *outputs);
+  if (pair == NULL || outputs == NULL) {
+    if (!PyErr_Occurred()) PyErr_NoMemory();
+    Py_XDECREF(pair);
+    Py_CLEAR(arrays);
+  } else {
+    mpg_status status = mpg_pieces_record(run, &python_schedule, pair, outputs);
+    for (uint32_t i = 0; i < run->num_outputs; i++) {
+      mpg_array *array = mpg_py_array_of(PyList_GET_ITEM(arrays, i));
+      array->node = outputs[i].node; /* the reference moves */
+      array->output = outputs[i].output;
+    }
+    if (status != MPG_OK) {
+      mpg_py_raise(status);
+      Py_CLEAR(arrays);
+    }
+  }
+  PyMem_Free(outputs);
+  return arrays;
+}
+
+/* (piece, phase) -> the piece; NULL with an exception. */
+static const mpg_piece *piece_at(PyObject *object, PyObject *args, int *phase) {
+  const mpg_pieces *run = ((piece_run *)object)->run;
+  unsigned int piece;
+  if (!PyArg_ParseTuple(args, "Ii", &piece, phase)) return NULL;
+  if (piece >= run->num_pieces || *phase < 0 || *phase > 1 || (*phase == 1 && run->pieces[piece].backward == NULL)) {
+    PyErr_SetString(PyExc_ValueError, "PieceRun: there is no such piece or phase");
+    return NULL;
+  }
+  return &run->pieces[piece];
+}
+
+static PyObject *piece_run_describe(PyObject *object, PyObject *args) {
+  int phase;
+  const mpg_piece *piece = piece_at(object, args, &phase);
+  if (piece == NULL) return NULL;
+  const mpg_pieces *run = ((piece_run *)object)->run;
+  bool keeps = !phase && mpg_piece_first_alike(run, (uint32_t)(piece - run->pieces)) == (uint32_t)(piece - run->pieces);
+  const mpg_program_set *set = phase ? piece->backward->programs : piece->compiled->programs;
+  PyObject *arrays = PyList_New(0), *result = describe_set(set, keeps ? piece->compiled : NULL);
+  for (uint32_t i = 0; arrays != NULL && i < set->num_externals; i++) {
+    const mpg_tensor *array = &piece->externals[i];
+    PyObject *item =
+        array->storage != NULL
+            ? Py_BuildValue("Nn", PyLong_FromVoidPtr(array->storage), (Py_ssize_t)array->offset)
+            : Py_NewRef(Py_None);
+    if (item == NULL || PyList_Append(arrays, item) < 0) Py_CLEAR(arrays);
+    Py_XDECREF(item);
+  }
+  if (arrays == NULL || (result != NULL && PyDict_SetItemString(result, "arrays", arrays) < 0))
+    Py_CLEAR(result);
+  Py_XDECREF(arrays);
+  return result;
+}
+
+static PyObject *piece_run_program(PyObject *object, PyObject *args) {
+  int phase;
+  const mpg_piece *piece = piece_at(object, args, &phase);
+  if (piece == NULL) return NULL;
+  return PyLong_FromVoidPtr(phase ? (void *)piece->backward->programs : (void *)piece->compiled->programs);
+}
+
+static PyObject *piece_run_times(PyObject *object, PyObject *args) {
+  int phase;
+  const mpg_piece *piece = piece_at(object, args, &phase);
+  if (piece == NULL) return NULL;
+  const mpg_call_frame *frame = piece->flights[phase].frame;
+  PyObject *list = PyList_New(0);
+  for (uint32_t s = 0; list != NULL && frame != NULL && frame->times != NULL && s < frame->set->num_segments; s++) {
+    const mpg_device *device = frame->set->programs[frame->set->segments[s].slot].device;
+    /* Read what the worker wrote only when it has signalled that the segment is done. */
+    mpg_tick last = frame->first_ticks[s] + frame->set->segments[s].num_signals;
+    bool done = frame->first_ticks[s] && mpg_tick_reached(device, last);
+    PyObject *item = Py_BuildValue("LL", done ? (long long)frame->times[s].begin : 0LL, done ? (long long)frame->times[s].end : 0LL);
+    if (item == NULL || PyList_Append(list, item) < 0) Py_CLEAR(list);
+    Py_XDECREF(item);
+  }
+  return list;
+}
+
+static PyObject *piece_run_watch(PyObject *object, PyObject *unused) {
+  (void)unused;
+  PyTypeObject *type = Py_TYPE(object);
+  piece_run *watcher = (piece_run *)type->tp_alloc(type, 0);
+  if (watcher == NULL) return NULL;
+  watcher->run = ((piece_run *)object)->run;
+  watcher->watches = true;
+  watcher->run->watchers++;
+  return (PyObject *)watcher;
+}
+
+static PyObject *piece_run_finish(PyObject *object, PyObject *unused) {
+  (void)unused;
+  mpg_pieces_finish(((piece_run *)object)->run);
+  Py_RETURN_NONE;
+}
+
+static PyMethodDef piece_run_methods[] = {
+    {"outputs", piece_run_outputs, METH_NOARGS,
+     "outputs()\n--\n\nThe results, of all pieces together, not on the tape."},
+    {"submit", piece_run_submit, METH_O,
+     "submit(items)\n--\n\nQueues segments in that order; items: array('I') of phase (0 forward, "
+     "1 backward), piece, segment, stage, ...\n"
+     "A segment must come after those it waits for; MXNetError otherwise."},
+    {"record", piece_run_record, METH_O,
+     "record(driver)\n--\n\nPuts the run on the tape as one call and returns its results. "
+     "backward calls driver(run), which submits the\n"
+     "backward items."},
+    {"train", piece_run_train, METH_VARARGS,
+     "train(heads, train=True)\n--\n\nPrepares the backward of all pieces, heads being the "
+     "gradients of the results (None: zero), towards the\n"
+     "gradient arrays of the inputs; then backward items can be submitted."},
+    {"describe", piece_run_describe, METH_VARARGS,
+     "describe(piece, phase)\n--\n\nThe programs of a piece, as of StagedCall.forward, with "
+     "arrays: which array each external one is, or None."},
+    {"program", piece_run_program, METH_VARARGS,
+     "program(piece, phase)\n--\n\nA number that tells whether two pieces run the same programs."},
+    {"times", piece_run_times, METH_VARARGS,
+     "times(piece, phase)\n--\n\n(begin, end) of each segment in ns, zeros while it has not run."},
+    {"watch", piece_run_watch, METH_NOARGS,
+     "watch()\n--\n\nThe same run, for its times: it keeps no memory of the run's."},
+    {"finish", piece_run_finish, METH_NOARGS,
+     "finish()\n--\n\nGives memory back; all that is wanted has been submitted."},
+    {0}};
+static PyObject *piece_run_pieces(PyObject *object, void *unused) {
+  (void)unused;
+  return PyLong_FromUnsignedLong(((piece_run *)object)->run->num_pieces);
+}
+static PyGetSetDef piece_run_properties[] = {
+    {"pieces", piece_run_pieces, NULL, "How many pieces there are.", NULL}, {0}};
+static PyType_Slot piece_run_slots[] = {
+    {Py_tp_new, piece_run_new},
+    {Py_tp_dealloc, piece_run_dealloc},
+    {Py_tp_methods, piece_run_methods},
+    {Py_tp_getset, piece_run_properties},
+    {Py_tp_doc,
+     "PieceRun(calls, rows, input_kinds, output_kinds, carried_from, inputs)\n--\n\n"
+     "StagedCalls on the pieces of a batch, one each. Kinds: 0 shared by all pieces, 1 split "
+     "along the first axis, 2 carried from result\n"
+     "carried_from[i] of the piece before. rows: (axis, begin, count, total) of each piece, by "
+     "which random numbers are drawn."},
+    {0, NULL}};
+static PyType_Spec piece_run_spec = {"mpgluon._core.PieceRun", sizeof(piece_run), 0, Py_TPFLAGS_DEFAULT, piece_run_slots};
+
+int mpg_py_pieces_init(PyObject *module) {
+  PyType_Spec *specs[] = {&staged_call_spec, &piece_run_spec};
+  const char *names[] = {"StagedCall", "PieceRun"};
+  for (int i = 0; i < 2; i++) {
+    PyObject *type = PyType_FromModuleAndSpec(module, specs[i], NULL);
+    if (type == NULL) return -1;
+    int result = PyModule_AddObjectRef(module, names[i], type);
+    Py_DECREF(type);
+    if (result < 0) return -1;
+  }
+  return 0;
+}

@@ -1,0 +1,305 @@
+/* _core.Routine: compiled functions put together by loops, branches and sequences. See compile/routine.h and core.h. */
+#include "compile/routine.h"
+#include "base/memory.h"
+#include "python/core.h"
+
+typedef struct py_routine {
+  PyObject_HEAD
+  mpg_routine routine;
+  PyObject *called; /* list of what it calls; owned */
+} py_routine;
+
+/* --- What is called ------------------------------------------------------------------------------------------------ */
+
+/* Code of the host between compiled functions: a function from a list of arrays to a list of arrays. */
+static mpg_status call_host(void *function, mpg_array *const *inputs, uint32_t num_inputs, mpg_array *outputs, uint32_t num_outputs) {
+  PyObject *list = PyList_New(num_inputs), *results = NULL, *items = NULL;
+  for (uint32_t i = 0; list != NULL && i < num_inputs; i++) {
+    mpg_array array = {0};
+    mpg_array_copy(&array, inputs[i]);
+    PyObject *item = mpg_py_array_take(&array);
+    if (item == NULL) Py_CLEAR(list);
+    else PyList_SET_ITEM(list, i, item);
+  }
+  if (list != NULL) results = PyObject_CallOneArg(function, list);
+  if (results != NULL)
+    items = mpg_py_items(results, "Routine: a function has to return a list of arrays");
+  bool good = items != NULL;
+  if (good && PyTuple_GET_SIZE(items) != (Py_ssize_t)num_outputs) {
+    PyErr_Format(PyExc_ValueError, "Routine: a function returned %zd arrays, not %u",
+                 PyTuple_GET_SIZE(items), (unsigned)num_outputs);
+    good = false;
+  }
+  for (uint32_t i = 0; good && i < num_outputs; i++) {
+    mpg_array *array = mpg_py_expect_array(PyTuple_GET_ITEM(items, i), "Routine");
+    good = array != NULL;
+    if (good) mpg_array_copy(&outputs[i], array);
+  }
+  for (uint32_t i = 0; !good && i < num_outputs; i++) mpg_array_clear(&outputs[i]);
+  Py_XDECREF(items);
+  Py_XDECREF(results);
+  Py_XDECREF(list);
+  return good ? MPG_OK : mpg_py_host_exception();
+}
+
+static int is_routine(PyObject *object);
+
+/* Something that may be called; `self` keeps it. */
+static int callee_from(py_routine *self, PyObject *object, mpg_callee *callee) {
+  if (!PyCallable_Check(object)) {
+    PyErr_Format(PyExc_TypeError, "Routine: expected a CachedOp, a Routine or a function, got %s", Py_TYPE(object)->tp_name);
+    return -1;
+  }
+  if (is_routine(object))
+    *callee = (mpg_callee){mpg_routine_call, &((py_routine *)object)->routine};
+  else if (mpg_py_is_cached_op(object))
+    *callee = (mpg_callee){mpg_py_call_compiled, object};
+  else
+    *callee = (mpg_callee){call_host, object};
+  return PyList_Append(self->called, object);
+}
+
+/* --- Making -------------------------------------------------------------------------------------------------------- */
+
+static PyObject *allocate(mpg_routine_kind kind);
+
+/* Slots below `limit`; -1 with an exception. */
+static int slots_from(PyObject *object, uint32_t limit, uint32_t **slots, uint32_t *count) {
+  PyObject *items = PySequence_Tuple(object);
+  if (items == NULL) return -1;
+  *count = (uint32_t)PyTuple_GET_SIZE(items);
+  *slots = mpg_calloc((size_t)*count + 1, sizeof **slots);
+  if (*slots == NULL) PyErr_NoMemory();
+  for (uint32_t i = 0; *slots != NULL && i < *count; i++) {
+    long slot = PyLong_AsLong(PyTuple_GET_ITEM(items, i));
+    if (slot < 0 || slot >= (long)limit) {
+      if (!PyErr_Occurred()) PyErr_Format(PyExc_ValueError, "Routine: slot %ld is not within [0, %u)", slot, (unsigned)limit);
+      break;
+    }
+    (*slots)[i] = (uint32_t)slot;
+  }
+  Py_DECREF(items);
+  return PyErr_Occurred() ? -1 : 0;
+}
+
+/* From (function, scope or None, slots of its inputs, number of its outputs). */
+static int sequence_call_from(py_routine *self, PyObject *item, mpg_sequence_call *call) {
+  mpg_sequence *sequence = &self->routine.sequence;
+  PyObject *function, *scope, *inputs;
+  if (!PyTuple_Check(item) || !PyArg_ParseTuple(item, "OOOI:Routine.sequence", &function, &scope, &inputs, &call->num_outputs)) {
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "Routine.sequence: a call is a tuple");
+    return -1;
+  }
+  call->scope = MPG_SCOPE_INHERITED;
+  if (scope != Py_None) {
+    unsigned long number = PyLong_AsUnsignedLong(scope);
+    if (PyErr_Occurred()) return -1;
+    call->scope = (uint32_t)number;
+  }
+  if (slots_from(inputs, sequence->num_slots, &call->inputs, &call->num_inputs) < 0) return -1;
+  sequence->num_slots += call->num_outputs;
+  return callee_from(self, function, &call->callee);
+}
+
+static PyObject *make_sequence(PyObject *type, PyObject *args) {
+  (void)type;
+  unsigned num_inputs;
+  PyObject *calls, *results, *items = NULL;
+  if (!PyArg_ParseTuple(args, "IOO:Routine.sequence", &num_inputs, &calls, &results)) return NULL;
+  py_routine *self = (py_routine *)allocate(MPG_SEQUENCE);
+  if (self == NULL) return NULL;
+  mpg_sequence *sequence = &self->routine.sequence;
+  sequence->num_inputs = sequence->num_slots = num_inputs;
+  if ((items = PySequence_Tuple(calls)) == NULL) goto fail;
+  sequence->calls = mpg_calloc((size_t)PyTuple_GET_SIZE(items) + 1, sizeof *sequence->calls);
+  if (sequence->calls == NULL) {
+    PyErr_NoMemory();
+    goto fail;
+  }
+  for (; sequence->num_calls < PyTuple_GET_SIZE(items); sequence->num_calls++)
+    if (sequence_call_from(self, PyTuple_GET_ITEM(items, sequence->num_calls), &sequence->calls[sequence->num_calls]) < 0) {
+      sequence->num_calls++; /* it may own something */
+      goto fail;
+    }
+  if (slots_from(results, sequence->num_slots, &sequence->results, &sequence->num_results) < 0) goto fail;
+  mpg_status status = mpg_sequence_finish(sequence);
+  if (status != MPG_OK) {
+    mpg_py_raise(status);
+    goto fail;
+  }
+  self->routine.num_inputs = num_inputs;
+  self->routine.num_outputs = sequence->num_results;
+  Py_DECREF(items);
+  return (PyObject *)self;
+fail:
+  Py_XDECREF(items);
+  Py_DECREF(self);
+  return NULL;
+}
+
+static PyObject *make_branch(PyObject *type, PyObject *args) {
+  (void)type;
+  unsigned num_first, num_second, num_outputs;
+  PyObject *first, *second;
+  if (!PyArg_ParseTuple(args, "OIOII:Routine.branch", &first, &num_first, &second, &num_second, &num_outputs)) return NULL;
+  py_routine *self = (py_routine *)allocate(MPG_BRANCH);
+  if (self == NULL) return NULL;
+  mpg_branch *branch = &self->routine.branch;
+  branch->num_first = num_first;
+  branch->num_second = num_second;
+  self->routine.num_inputs = 1 + num_first + num_second;
+  self->routine.num_outputs = num_outputs;
+  if (callee_from(self, first, &branch->first) < 0 || callee_from(self, second, &branch->second) < 0) Py_CLEAR(self);
+  return (PyObject *)self;
+}
+
+/* From (shape, dtype, ctx). */
+static int loop_output_from(PyObject *item, mpg_loop_output *output) {
+  PyObject *shape, *dtype, *ctx;
+  if (!PyTuple_Check(item) || !PyArg_ParseTuple(item, "OOO:Routine.loop", &shape, &dtype, &ctx)) {
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "Routine.loop: an output is described by a tuple");
+    return -1;
+  }
+  if (mpg_py_shape_from(shape, &output->desc.shape, "Routine.loop") < 0 || mpg_py_device_id(ctx, &output->device) < 0) return -1;
+  return (output->desc.dtype = mpg_py_dtype(dtype)) == MPG_DTYPE_NONE ? -1 : 0;
+}
+
+static PyObject *make_loop(PyObject *type, PyObject *args) {
+  (void)type;
+  const char *name;
+  long long limit;
+  unsigned num_data, num_states, step_captures, condition_captures;
+  PyObject *step, *condition, *outputs, *items = NULL;
+  if (!PyArg_ParseTuple(args, "sLIIOIOIO:Routine.loop", &name, &limit, &num_data, &num_states, &step, &step_captures, &condition, &condition_captures, &outputs)) return NULL;
+  if (limit < 0 || (condition != Py_None && num_data)) {
+    PyErr_SetString(PyExc_ValueError, "Routine.loop: the number of steps is not negative, and a loop with a condition has no data");
+    return NULL;
+  }
+  py_routine *self = (py_routine *)allocate(MPG_LOOP);
+  if (self == NULL) return NULL;
+  mpg_loop *loop = &self->routine.loop;
+  loop->num_data = num_data;
+  loop->num_states = num_states;
+  loop->num_step_captures = step_captures;
+  loop->num_condition_captures = condition_captures;
+  loop->limit = limit;
+  if (callee_from(self, step, &loop->step) < 0 || (condition != Py_None && callee_from(self, condition, &loop->condition) < 0)) goto fail;
+  if ((items = PySequence_Tuple(outputs)) == NULL) goto fail;
+  loop->num_outputs = (uint32_t)PyTuple_GET_SIZE(items);
+  loop->outputs = mpg_calloc((size_t)loop->num_outputs + 1, sizeof *loop->outputs);
+  loop->name = mpg_strdup(name);
+  if (loop->outputs == NULL || loop->name == NULL) {
+    PyErr_NoMemory();
+    goto fail;
+  }
+  for (uint32_t i = 0; i < loop->num_outputs; i++)
+    if (loop_output_from(PyTuple_GET_ITEM(items, i), &loop->outputs[i]) < 0) goto fail;
+  self->routine.num_inputs = num_data + num_states + step_captures + condition_captures;
+  self->routine.num_outputs = loop->num_outputs + num_states;
+  Py_DECREF(items);
+  return (PyObject *)self;
+fail:
+  Py_XDECREF(items);
+  Py_DECREF(self);
+  return NULL;
+}
+
+/* --- The type ------------------------------------------------------------------------------------------------------ */
+
+static PyObject *routine_call(PyObject *object, PyObject *args, PyObject *kwargs) {
+  mpg_routine *routine = &((py_routine *)object)->routine;
+  PyObject *given, *items = NULL, *list = NULL;
+  if (kwargs != NULL && PyDict_GET_SIZE(kwargs)) {
+    PyErr_SetString(PyExc_TypeError, "Routine takes a list of arrays, without keywords");
+    return NULL;
+  }
+  if (!PyArg_ParseTuple(args, "O:Routine", &given) || (items = PySequence_Tuple(given)) == NULL) return NULL;
+  uint32_t num_inputs = (uint32_t)PyTuple_GET_SIZE(items), num_outputs = routine->num_outputs;
+  mpg_array **inputs = PyMem_Calloc((size_t)num_inputs + 1, sizeof *inputs);
+  mpg_array *outputs = PyMem_Calloc((size_t)num_outputs + 1, sizeof *outputs);
+  if (inputs == NULL || outputs == NULL) {
+    PyErr_NoMemory();
+    goto done;
+  }
+  for (uint32_t i = 0; i < num_inputs; i++) {
+    inputs[i] = mpg_py_expect_array(PyTuple_GET_ITEM(items, i), "Routine");
+    if (inputs[i] == NULL || mpg_py_expect_value(inputs[i], "Routine") < 0) goto done;
+  }
+  mpg_status status = mpg_routine_call(routine, inputs, num_inputs, outputs, num_outputs);
+  if (status != MPG_OK)
+    mpg_py_raise(status);
+  else
+    list = mpg_py_array_take_all(outputs, num_outputs);
+done:
+  PyMem_Free(inputs);
+  PyMem_Free(outputs);
+  Py_DECREF(items);
+  return list;
+}
+
+static int routine_traverse(PyObject *object, visitproc visit, void *arg) {
+  Py_VISIT(Py_TYPE(object));
+  Py_VISIT(((py_routine *)object)->called);
+  return 0;
+}
+
+/* What is called goes with the routine only, so this breaks cycles by making the routine refuse calls. */
+static int routine_break(PyObject *object) {
+  py_routine *self = (py_routine *)object;
+  mpg_routine_clear(&self->routine);
+  memset(&self->routine, 0, sizeof self->routine);
+  self->routine.num_inputs = self->routine.num_outputs = UINT32_MAX;
+  Py_CLEAR(self->called);
+  return 0;
+}
+
+static void routine_dealloc(PyObject *object) {
+  PyTypeObject *type = Py_TYPE(object);
+  PyObject_GC_UnTrack(object);
+  (void)routine_break(object);
+  type->tp_free(object);
+  Py_DECREF(type);
+}
+
+static PyMethodDef routine_methods[] = {
+    {"sequence", make_sequence, METH_VARARGS | METH_STATIC,
+     "sequence(num_inputs, calls, results)\n--\n\nCalls one behind the other. A call is (function, scope, inputs, num_outputs); scope: the number of a block path, or None.\n"
+     "Inputs and results are slots: the inputs of the sequence, then what its calls return, in their order."},
+    {"branch", make_branch, METH_VARARGS | METH_STATIC,
+     "branch(first, num_first, second, num_second, num_outputs)\n--\n\nTakes an array of one number, the inputs of `first`, the inputs of `second`; calls `first` where the number is not 0."},
+    {"loop", make_loop, METH_VARARGS | METH_STATIC,
+     "loop(name, limit, num_data, num_states, step, step_captures, condition, condition_captures, outputs)\n--\n\nTakes data, states, and the two numbers of captures. Calls "
+     "step(*rows, *states, *captures) for each of `limit` rows of\nthe data, or while condition(*states, *captures) (None: always) is not 0, at most `limit` times; a step returns outputs and the next\n"
+     "states. outputs: (shape, dtype, ctx) of a step's. Returns the outputs of all steps along a new first axis, zeros behind the last step,\nthen the last states."},
+    {0}};
+static PyType_Slot routine_slots[] = {
+    {Py_tp_dealloc, routine_dealloc},
+    {Py_tp_traverse, routine_traverse},
+    {Py_tp_clear, routine_break},
+    {Py_tp_call, routine_call},
+    {Py_tp_methods, routine_methods},
+    {Py_tp_doc,
+     "CachedOps, other Routines, and functions from a list of arrays to one, put together; called with a list of arrays it returns one. All of it runs in\n"
+     "the core, and on the tape what is called stands by itself. Made by `sequence`, `branch` and `loop`."},
+    {0, NULL}};
+static PyType_Spec routine_spec = {.name = "mpgluon._core.Routine",
+                                   .basicsize = sizeof(py_routine),
+                                   .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                                   .slots = routine_slots};
+
+static int is_routine(PyObject *object) { return Py_TYPE(object) == mpg_py->routine_type; }
+
+static PyObject *allocate(mpg_routine_kind kind) {
+  py_routine *self = (py_routine *)mpg_py->routine_type->tp_alloc(mpg_py->routine_type, 0);
+  if (self == NULL) return NULL;
+  self->routine.kind = kind;
+  self->called = PyList_New(0);
+  if (self->called == NULL) Py_CLEAR(self);
+  return (PyObject *)self;
+}
+
+int mpg_py_routine_init(PyObject *module) {
+  mpg_py->routine_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &routine_spec, NULL);
+  if (mpg_py->routine_type == NULL) return -1;
+  return PyModule_AddObjectRef(module, "Routine", (PyObject *)mpg_py->routine_type);
+}

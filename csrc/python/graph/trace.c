@@ -1,0 +1,403 @@
+/* _core.Trace and _core.Function: traces that Python code takes apart. A block that has to look at values on the way is traced as one
+ * Trace and cut into Functions; bodies of loops and branches are Functions of traces of their own. See compile/function.h.
+ */
+#include "compile/function.h"
+#include "autograd/tape.h"
+#include "python/core.h"
+
+typedef struct py_trace {
+  PyObject_HEAD
+  mpg_trace *trace; /* owned reference; NULL: cleared */
+  bool begun;       /* active in this thread, and to be ended */
+} py_trace;
+
+typedef struct py_function {
+  PyObject_HEAD
+  mpg_function *function; /* owned */
+} py_function;
+
+/* --- Function ----------------------------------------------------------------------------------------------------- */
+static PyObject *function_call(PyObject *object, PyObject *args, PyObject *kwargs) {
+  const mpg_function *function = ((py_function *)object)->function;
+  mpg_trace *trace = mpg_trace_active();
+  if (kwargs != NULL && PyDict_GET_SIZE(kwargs)) {
+    PyErr_SetString(PyExc_TypeError, "Function takes arrays, without keywords");
+    return NULL;
+  }
+  if (trace == NULL) {
+    PyErr_SetString(mpg_py->errors[MPG_ERROR], "a Function is traced, by CachedOp or within a trace; it doesn't run by itself");
+    return NULL;
+  }
+  if (PyTuple_GET_SIZE(args) != (Py_ssize_t)function->num_inputs) {
+    PyErr_Format(PyExc_TypeError, "Function: takes %u arrays, %zd given", (unsigned)function->num_inputs, PyTuple_GET_SIZE(args));
+    return NULL;
+  }
+  PyObject *list = NULL;
+  mpg_array **inputs = PyMem_Calloc((size_t)function->num_inputs + 1, sizeof *inputs);
+  mpg_array *outputs = PyMem_Calloc((size_t)function->num_outputs + 1, sizeof *outputs);
+  if (inputs == NULL || outputs == NULL) {
+    PyErr_NoMemory();
+    goto done;
+  }
+  for (uint32_t i = 0; i < function->num_inputs; i++)
+    if ((inputs[i] = mpg_py_expect_array(PyTuple_GET_ITEM(args, i), "Function")) == NULL) goto done;
+  mpg_status status = mpg_function_call(function, trace, inputs, outputs);
+  if (status != MPG_OK) {
+    mpg_py_raise(status);
+    goto done;
+  }
+  list = mpg_py_array_take_all(outputs, function->num_outputs);
+done:
+  PyMem_Free(inputs);
+  PyMem_Free(outputs);
+  return list;
+}
+
+static PyObject *ids_tuple(const uint32_t *ids, uint32_t count) {
+  PyObject *tuple = PyTuple_New(count);
+  for (uint32_t i = 0; tuple != NULL && i < count; i++) {
+    PyObject *number = PyLong_FromUnsignedLong(ids[i]);
+    if (number == NULL)
+      Py_CLEAR(tuple);
+    else
+      PyTuple_SET_ITEM(tuple, i, number);
+  }
+  return tuple;
+}
+
+static PyObject *function_inputs(PyObject *object, void *unused) {
+  (void)unused;
+  const mpg_function *function = ((py_function *)object)->function;
+  return ids_tuple(function->input_ids, function->num_inputs);
+}
+static PyObject *function_outputs(PyObject *object, void *unused) {
+  (void)unused;
+  const mpg_function *function = ((py_function *)object)->function;
+  return ids_tuple(function->output_ids, function->num_outputs);
+}
+static PyObject *function_nodes(PyObject *object, void *unused) {
+  (void)unused;
+  const mpg_function *function = ((py_function *)object)->function;
+  return PyLong_FromSize_t(function->graph.num_nodes - function->num_inputs);
+}
+
+static void function_dealloc(PyObject *object) {
+  PyTypeObject *type = Py_TYPE(object);
+  mpg_function_free(((py_function *)object)->function);
+  type->tp_free(object);
+  Py_DECREF(type);
+}
+
+static PyGetSetDef function_properties[] = {
+    {"inputs", function_inputs, NULL, "The ids of the values it takes.", NULL},
+    {"outputs", function_outputs, NULL, "The ids of the values it computes.", NULL},
+    {"nodes", function_nodes, NULL, "How many ops it has.", NULL},
+    {0}};
+static PyType_Slot function_slots[] = {{Py_tp_call, function_call},
+                                       {Py_tp_dealloc, function_dealloc},
+                                       {Py_tp_getset, function_properties},
+                                       {Py_tp_doc, "A stretch of a Trace as a function of its own, made by `Trace.cut`. Calling it with arrays emits its ops\n"
+                                                   "into the active trace; ``CachedOp(function, flags)`` compiles it."},
+                                       {0, NULL}};
+static PyType_Spec function_spec = {.name = "mpgluon._core.Function",
+                                    .basicsize = sizeof(py_function),
+                                    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                                    .slots = function_slots};
+
+/* --- Trace -------------------------------------------------------------------------------------------------------- */
+static mpg_trace *open_trace(PyObject *object) {
+  mpg_trace *trace = ((py_trace *)object)->trace;
+  if (trace != NULL && !trace->closed) return trace;
+  PyErr_SetString(mpg_py->errors[MPG_ERROR], "the trace is not going on");
+  return NULL;
+}
+
+static PyObject *trace_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+  if (PyTuple_GET_SIZE(args) || (kwargs != NULL && PyDict_GET_SIZE(kwargs))) {
+    PyErr_SetString(PyExc_TypeError, "Trace() takes no arguments");
+    return NULL;
+  }
+  return type->tp_alloc(type, 0);
+}
+
+static PyObject *trace_enter(PyObject *object, PyObject *unused) {
+  (void)unused;
+  py_trace *self = (py_trace *)object;
+  if (self->trace != NULL) {
+    PyErr_SetString(mpg_py->errors[MPG_ERROR], "a trace begins once");
+    return NULL;
+  }
+  MPG_PY_TRY(mpg_trace_begin(&self->trace));
+  self->begun = true;
+  return Py_NewRef(object);
+}
+
+static void end(py_trace *self) {
+  if (!self->begun) return;
+  self->begun = false;
+  mpg_trace *active = mpg_trace_active(), *outer = self->trace->outer;
+  mpg_trace_end(self->trace);
+  mpg_trace_swap(active == self->trace ? outer : active);
+}
+
+static PyObject *trace_exit(PyObject *object, PyObject *const *args, Py_ssize_t count) {
+  (void)args, (void)count;
+  end((py_trace *)object);
+  Py_RETURN_NONE;
+}
+
+static PyObject *new_input(mpg_trace *trace, const mpg_desc *desc, mpg_device_id device) {
+  mpg_array array = {0};
+  MPG_PY_TRY(mpg_trace_input(trace, desc, device, &array));
+  return mpg_py_array_take(&array);
+}
+
+static PyObject *trace_input(PyObject *object, PyObject *like) {
+  mpg_trace *trace = open_trace(object);
+  const mpg_array *array = trace ? mpg_py_expect_array(like, "Trace.input") : NULL;
+  if (array == NULL) return NULL;
+  return new_input(trace, &array->tensor.desc, mpg_array_device_id(array));
+}
+
+static PyObject *trace_new_input(PyObject *object, PyObject *args) {
+  mpg_trace *trace = open_trace(object);
+  PyObject *shape, *dtype, *ctx;
+  mpg_desc desc;
+  mpg_device_id device;
+  if (trace == NULL || !PyArg_ParseTuple(args, "OOO:new_input", &shape, &dtype, &ctx)) return NULL;
+  if (mpg_py_shape_from(shape, &desc.shape, "new_input") < 0 || mpg_py_device_id(ctx, &device) < 0) return NULL;
+  if ((desc.dtype = mpg_py_dtype(dtype)) == MPG_DTYPE_NONE) return NULL;
+  return new_input(trace, &desc, device);
+}
+
+static PyObject *trace_value(PyObject *object, PyObject *item) {
+  mpg_trace *trace = open_trace(object);
+  mpg_array *array = trace ? mpg_py_expect_array(item, "Trace.value") : NULL;
+  mpg_value value;
+  if (array == NULL) return NULL;
+  MPG_PY_TRY(mpg_trace_value(trace, array, "the block's result", &value));
+  return PyLong_FromUnsignedLong(mpg_value_index(&trace->graph, value));
+}
+
+static PyObject *constant_array(const mpg_array *constant) {
+  mpg_array array = {0};
+  mpg_array_copy(&array, constant);
+  return mpg_py_array_take(&array);
+}
+
+static PyObject *trace_constants(PyObject *object, PyObject *from) {
+  mpg_trace *trace = open_trace(object);
+  Py_ssize_t begin = trace ? PyLong_AsSsize_t(from) : -1;
+  if (begin < 0) {
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "Trace.constants: a number of constants is not negative");
+    return NULL;
+  }
+  PyObject *list = PyList_New(0);
+  for (size_t i = (size_t)begin; list != NULL && i < trace->num_constants; i++) {
+    PyObject *item = Py_BuildValue("kN", (unsigned long)mpg_value_index(&trace->graph, trace->constants[i].value), constant_array(&trace->constants[i].array));
+    if (item == NULL || PyList_Append(list, item) < 0) Py_CLEAR(list);
+    Py_XDECREF(item);
+  }
+  return list;
+}
+
+static PyObject *trace_live(PyObject *object, PyObject *unused) {
+  (void)unused;
+  mpg_trace *trace = open_trace(object);
+  PyObject *list = trace ? PyList_New(0) : NULL;
+  for (size_t i = 0; list != NULL && i < trace->graph.num_values && i < trace->live_capacity; i++) {
+    if (!trace->live[i]) continue;
+    PyObject *number = PyLong_FromSize_t(i);
+    if (number == NULL || PyList_Append(list, number) < 0) Py_CLEAR(list);
+    Py_XDECREF(number);
+  }
+  return list;
+}
+
+static PyObject *trace_cut(PyObject *object, PyObject *args) {
+  mpg_trace *trace = open_trace(object);
+  Py_ssize_t begin;
+  PyObject *results = Py_None;
+  if (trace == NULL || !PyArg_ParseTuple(args, "n|O:cut", &begin, &results)) return NULL;
+  if (begin < 0) {
+    PyErr_SetString(PyExc_ValueError, "Trace.cut: a number of nodes is not negative");
+    return NULL;
+  }
+  mpg_value *values = NULL;
+  Py_ssize_t count = 0;
+  if (results != Py_None) {
+    PyObject *items = mpg_py_items(results, "Trace.cut: the results are a list of arrays");
+    if (items == NULL) return NULL;
+    count = PyTuple_GET_SIZE(items);
+    values = PyMem_Calloc((size_t)count + 1, sizeof *values);
+    if (values == NULL) PyErr_NoMemory();
+    for (Py_ssize_t i = 0; values != NULL && i < count; i++) {
+      mpg_array *array = mpg_py_expect_array(PyTuple_GET_ITEM(items, i), "Trace.cut");
+      mpg_status status = array ? mpg_trace_value(trace, array, "the block's result", &values[i]) : MPG_OK;
+      if (status != MPG_OK) mpg_py_raise(status);
+      if (array != NULL && status == MPG_OK) continue;
+      PyMem_Free(values);
+      values = NULL;
+    }
+    Py_DECREF(items);
+    if (values == NULL) return NULL;
+  }
+  mpg_function *function;
+  mpg_status status = mpg_function_cut(trace, (size_t)begin, values, (size_t)count, &function);
+  PyMem_Free(values);
+  if (status != MPG_OK) return mpg_py_raise(status);
+  if (function == NULL) Py_RETURN_NONE;
+  py_function *made = (py_function *)mpg_py->function_type->tp_alloc(mpg_py->function_type, 0);
+  if (made == NULL) {
+    mpg_function_free(function);
+    return NULL;
+  }
+  made->function = function;
+  return (PyObject *)made;
+}
+
+/* Copies between groups that a part made are not passed over the cut: they aren't arrays of anybody's. */
+static PyObject *trace_forget_moves(PyObject *object, PyObject *unused) {
+  (void)unused;
+  mpg_trace *trace = open_trace(object);
+  if (trace == NULL) return NULL;
+  trace->num_copies = 0;
+  Py_RETURN_NONE;
+}
+
+static PyObject *trace_nodes(PyObject *object, void *unused) {
+  (void)unused;
+  mpg_trace *trace = open_trace(object);
+  return trace ? PyLong_FromSize_t(trace->graph.num_nodes) : NULL;
+}
+
+static PyObject *trace_paused(PyObject *object, void *unused) {
+  (void)unused;
+  mpg_trace *trace = open_trace(object);
+  return trace ? PyBool_FromLong(mpg_trace_paused(trace)) : NULL;
+}
+
+static void trace_dealloc(PyObject *object) {
+  py_trace *self = (py_trace *)object;
+  PyTypeObject *type = Py_TYPE(object);
+  end(self);
+  mpg_trace_release(self->trace);
+  type->tp_free(object);
+  Py_DECREF(type);
+}
+
+static PyMethodDef trace_methods[] = {
+    {"__enter__", trace_enter, METH_NOARGS, NULL},
+    {"__exit__", (PyCFunction)(void (*)(void))trace_exit, METH_FASTCALL, NULL},
+    {"input", trace_input, METH_O, "input(like)\n--\n\nA new traced array with the shape, dtype and device of an array."},
+    {"new_input", trace_new_input, METH_VARARGS, "new_input(shape, dtype, ctx)\n--\n\nA new traced array."},
+    {"value", trace_value, METH_O, "value(array)\n--\n\nThe id of the array's value; it becomes a constant where it is none of this trace."},
+    {"constants", trace_constants, METH_O, "constants(begin)\n--\n\nThe constants from that number on, as (id, array)."},
+    {"live", trace_live, METH_NOARGS, "live()\n--\n\nThe ids of the values that some array stands for."},
+    {"forget_moves", trace_forget_moves, METH_NOARGS, "forget_moves()\n--\n\nArrays that were moved between groups are moved anew from now on."},
+    {"cut", trace_cut, METH_VARARGS,
+     "cut(begin, results=None)\n--\n\nThe ops from node number `begin` on as a Function, or None where there are none. Its outputs are the live values among\n"
+     "theirs, or those that are among the results."},
+    {0}};
+static PyGetSetDef trace_properties[] = {
+    {"nodes", trace_nodes, NULL, "How many nodes it has.", NULL},
+    {"paused", trace_paused, NULL, "Whether autograd was recording when it began, and is not now.",
+     NULL},
+    {0}};
+static PyType_Slot trace_slots[] = {{Py_tp_new, trace_new},
+                                    {Py_tp_dealloc, trace_dealloc},
+                                    {Py_tp_methods, trace_methods},
+                                    {Py_tp_getset, trace_properties},
+                                    {Py_tp_doc,
+                                     "Trace()\n--\n\nA with-statement that is traced: in this "
+                                     "thread, inside the active trace if there is one."},
+                                    {0, NULL}};
+static PyType_Spec trace_spec = {
+    .name = "mpgluon._core.Trace", .basicsize = sizeof(py_trace), .flags = Py_TPFLAGS_DEFAULT, .slots = trace_slots};
+
+static PyObject *swap_trace(PyObject *module, PyObject *item) {
+  (void)module;
+  mpg_trace *trace = NULL;
+  if (item != Py_None) {
+    if (!PyObject_TypeCheck(item, mpg_py->trace_type)) {
+      PyErr_Format(PyExc_TypeError, "swap_trace: expected a Trace or None, got %s", Py_TYPE(item)->tp_name);
+      return NULL;
+    }
+    trace = ((py_trace *)item)->trace;
+    if (trace->closed) trace = NULL;
+  }
+  mpg_trace *former = mpg_trace_swap(trace);
+  if (former == NULL) Py_RETURN_NONE;
+  py_trace *result = (py_trace *)mpg_py->trace_type->tp_alloc(mpg_py->trace_type, 0);
+  if (result == NULL) {
+    mpg_trace_swap(former);
+    return NULL;
+  }
+  result->trace = former;
+  former->references++;
+  return (PyObject *)result;
+}
+
+static PyObject *captured_arrays(PyObject *module, PyObject *unused) {
+  (void)module, (void)unused;
+  const mpg_trace *trace = mpg_trace_active();
+  PyObject *list = PyList_New(0);
+  for (size_t i = 0; list != NULL && trace != NULL && i < trace->num_constants; i++) {
+    if (trace->constants[i].array.trace) continue;
+    PyObject *item = constant_array(&trace->constants[i].array);
+    if (item == NULL || PyList_Append(list, item) < 0) Py_CLEAR(list);
+    Py_XDECREF(item);
+  }
+  return list;
+}
+
+/* Finalizers that the collector runs in the middle of a trace are no part of it. Owned
+ * reference. */
+static _Thread_local mpg_trace *aside;
+
+static PyObject *collecting(PyObject *module, PyObject *args) {
+  (void)module;
+  const char *phase;
+  PyObject *info;
+  if (!PyArg_ParseTuple(args, "sO:_collecting", &phase, &info)) return NULL;
+  mpg_trace *trace = aside;
+  aside = NULL;
+  if (strcmp(phase, "start") == 0) {
+    if ((aside = mpg_trace_swap(NULL)) != NULL) aside->references++;
+  } else if (trace != NULL && !trace->closed) { /* else it was garbage itself */
+    mpg_trace_swap(trace);
+  }
+  mpg_trace_release(trace);
+  Py_RETURN_NONE;
+}
+
+static int watch_collector(PyObject *module) {
+  PyObject *gc = PyImport_ImportModule("gc"),
+           *callbacks = gc != NULL ? PyObject_GetAttrString(gc, "callbacks") : NULL;
+  PyObject *function = callbacks != NULL ? PyObject_GetAttrString(module, "_collecting") : NULL;
+  int result = function != NULL ? PyList_Append(callbacks, function) : -1;
+  Py_XDECREF(function);
+  Py_XDECREF(callbacks);
+  Py_XDECREF(gc);
+  return result;
+}
+
+static PyMethodDef methods[] = {
+    {"_collecting", collecting, METH_VARARGS,
+     "_collecting(phase, info)\n--\n\nSets the active trace aside while the garbage collector "
+     "runs; one of gc.callbacks."},
+    {"captured_arrays", captured_arrays, METH_NOARGS,
+     "captured_arrays()\n--\n\nThe arrays with contents that the active trace has met so far."},
+    {"swap_trace", swap_trace, METH_O,
+     "swap_trace(trace)\n--\n\nMakes the trace (None: no trace) the active one of this thread; "
+     "returns the former."},
+    {0}};
+
+int mpg_py_trace_init(PyObject *module) {
+  mpg_py->trace_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &trace_spec, NULL);
+  mpg_py->function_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &function_spec, NULL);
+  if (mpg_py->trace_type == NULL || mpg_py->function_type == NULL || PyModule_AddObjectRef(module, "Trace", (PyObject *)mpg_py->trace_type) < 0 ||
+      PyModule_AddObjectRef(module, "Function", (PyObject *)mpg_py->function_type) < 0)
+    return -1;
+  return PyModule_AddFunctions(module, methods) < 0 ? -1 : watch_collector(module);
+}

@@ -1,0 +1,262 @@
+/* Op parameters from and to Python values, straight into the structs: no text in between. */
+#include "python/core.h"
+#include "python/array/numpy.h"
+
+static int wrong(const mpg_param *param, const char *op, PyObject *value, const char *expected) {
+  if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_TypeError) && !PyErr_ExceptionMatches(PyExc_OverflowError)) return -1;
+  PyErr_Clear();
+  PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s: %s has to be %s, got %R", op, param->name, expected, value);
+  return -1;
+}
+
+static int as_int(PyObject *object, int64_t *value) {
+  if (PyLong_CheckExact(object)) {
+    *value = PyLong_AsLongLong(object);
+  } else {
+    PyObject *index = PyNumber_Index(object);
+    if (index == NULL) {
+      double number;
+      /* 3.0 stands for 3, as MXNet's text form did. */
+      if (!PyErr_ExceptionMatches(PyExc_TypeError) || !PyFloat_Check(object)) return -1;
+      number = PyFloat_AsDouble(object);
+      if (!(number >= -9007199254740992.0 && number <= 9007199254740992.0) || number != (double)(int64_t)number) return -1;
+      PyErr_Clear();
+      *value = (int64_t)number;
+      return 0;
+    }
+    *value = PyLong_AsLongLong(index);
+    Py_DECREF(index);
+  }
+  return *value == -1 && PyErr_Occurred() ? -1 : 0;
+}
+
+/* The items of a list, tuple, ndarray or NDArray of numbers as a tuple; new. A single number gives
+ * NULL without an exception. */
+static PyObject *items_of(PyObject *value) {
+  if (PyTuple_Check(value) || PyList_Check(value)) return mpg_py_items(value, "");
+  if (PyFloat_Check(value) || PyLong_Check(value)) return NULL;
+  if (PyArray_Check(value) ? PyArray_NDIM((PyArrayObject *)value) == 0 : (!PySequence_Check(value) || PyUnicode_Check(value))) return NULL;
+  return mpg_py_items(value, "");
+}
+
+static int set_tuple(const mpg_param *param, const char *op, mpg_tuple *tuple, PyObject *value) {
+  static const char expected[] = "an integer or a tuple of integers";
+  memset(tuple, 0, sizeof *tuple);
+  if (value == Py_None) {
+    tuple->count = -1;
+    return 0;
+  }
+  PyObject *items = items_of(value);
+  if (items == NULL) {
+    if (PyErr_Occurred()) return wrong(param, op, value, expected);
+    tuple->count = 1;
+    return as_int(value, &tuple->values[0]) < 0 ? wrong(param, op, value, expected) : 0;
+  }
+  Py_ssize_t count = PyTuple_GET_SIZE(items);
+  if (count > MPG_MAX_TUPLE) {
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: %s has %zd entries; at most %d can be given", op, param->name, count, MPG_MAX_TUPLE);
+    Py_DECREF(items);
+    return -1;
+  }
+  tuple->count = (int32_t)count;
+  for (Py_ssize_t i = 0; i < count; i++) {
+    PyObject *item = PyTuple_GET_ITEM(items, i);
+    if (item == Py_None) {
+      tuple->values[i] = MPG_TUPLE_NONE;
+    } else if (as_int(item, &tuple->values[i]) < 0) {
+      Py_DECREF(items);
+      return wrong(param, op, value, expected);
+    }
+  }
+  Py_DECREF(items);
+  return 0;
+}
+
+static int set_floats(const mpg_param *param, const char *op, mpg_floats *floats, PyObject *value) {
+  static const char expected[] = "a number or a tuple of numbers";
+  memset(floats, 0, sizeof *floats);
+  PyObject *items = items_of(value);
+  if (items == NULL) {
+    if (PyErr_Occurred()) return wrong(param, op, value, expected);
+    floats->count = 1;
+    return mpg_py_scalar(value, &floats->values[0]) < 0 ? wrong(param, op, value, expected) : 0;
+  }
+  Py_ssize_t count = PyTuple_GET_SIZE(items);
+  if (count > MPG_MAX_FLOATS) {
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: %s has %zd entries; at most %d can be given", op, param->name, count, MPG_MAX_FLOATS);
+    Py_DECREF(items);
+    return -1;
+  }
+  floats->count = (int32_t)count;
+  for (Py_ssize_t i = 0; i < count; i++)
+    if (mpg_py_scalar(PyTuple_GET_ITEM(items, i), &floats->values[i]) < 0) {
+      Py_DECREF(items);
+      return wrong(param, op, value, expected);
+    }
+  Py_DECREF(items);
+  return 0;
+}
+
+static int set_enum(const mpg_param *param, const char *op, int32_t *field, PyObject *value) {
+  Py_ssize_t length = 4;
+  const char *word = "None";
+  PyObject *text = NULL;
+  if (value != Py_None) {
+    text = PyUnicode_Check(value) ? Py_NewRef(value) : PyObject_Str(value);
+    word = text ? PyUnicode_AsUTF8AndSize(text, &length) : NULL;
+    if (word == NULL) {
+      Py_XDECREF(text);
+      return -1;
+    }
+  }
+  *field = mpg_param_enum_find(param->constraint, word, (size_t)length);
+  if (*field < 0 && value == Py_None && !mpg_param_required(param)) /* None: not given */
+    *field = mpg_param_enum_find(param->constraint, param->default_text, strlen(param->default_text));
+  if (*field < 0) PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: %s is one of %s, got %R", op, param->name, param->constraint, value);
+  Py_XDECREF(text);
+  return *field < 0 ? -1 : 0;
+}
+
+int mpg_py_param_set(const mpg_param_table *table, const char *op, void *params, int index, PyObject *value) {
+  const mpg_param *param = &table->params[index];
+  char *field = (char *)params + param->offset;
+  if (PyUnicode_Check(value) && param->kind != MPG_PARAM_STRING && param->kind != MPG_PARAM_ENUM && param->kind != MPG_PARAM_DTYPE &&
+      param->kind != MPG_PARAM_DEVICE) {
+    /* The text form, as -symbol.json has it: some programs pass attributes they read there. */
+    const char *text = PyUnicode_AsUTF8(value);
+    if (text == NULL) return -1;
+    MPG_PY_TRY_INT(mpg_params_set_text(table, op, params, index, text));
+    return 0;
+  }
+  int64_t integer;
+  double number;
+  switch (param->kind) {
+    case MPG_PARAM_BOOL: {
+      if (value == Py_True || value == Py_False) {
+        *(bool *)field = value == Py_True;
+        return 0;
+      }
+      if (!PyArray_IsScalar(value, Bool) && as_int(value, &integer) < 0) return wrong(param, op, value, "True or False");
+      int truth = PyObject_IsTrue(value);
+      if (truth < 0) return -1;
+      *(bool *)field = truth;
+      return 0;
+    }
+    case MPG_PARAM_INT:
+      if (as_int(value, &integer) < 0) return wrong(param, op, value, "an integer");
+      *(int64_t *)field = integer;
+      break;
+    case MPG_PARAM_OPT_INT:
+      if (value == Py_None) {
+        *(mpg_opt_int *)field = (mpg_opt_int){0};
+        return 0;
+      }
+      if (as_int(value, &integer) < 0) return wrong(param, op, value, "an integer or None");
+      *(mpg_opt_int *)field = (mpg_opt_int){integer, 1};
+      break;
+    case MPG_PARAM_FLOAT:
+      if (mpg_py_scalar(value, &number) < 0) return wrong(param, op, value, "a number");
+      *(double *)field = number;
+      break;
+    case MPG_PARAM_OPT_FLOAT:
+      if (value == Py_None) {
+        *(mpg_opt_float *)field = (mpg_opt_float){0};
+        return 0;
+      }
+      if (mpg_py_scalar(value, &number) < 0) return wrong(param, op, value, "a number or None");
+      *(mpg_opt_float *)field = (mpg_opt_float){number, 1};
+      break;
+    case MPG_PARAM_SHAPE:
+      if (set_tuple(param, op, (mpg_tuple *)field, value) < 0) return -1;
+      if (((mpg_tuple *)field)->count < 0 && strcmp(param->default_text, "None") != 0) {
+        if (mpg_param_required(param)) return wrong(param, op, value, "an integer or a tuple of integers");
+        ((mpg_tuple *)field)->count = 0; /* None where MXNet's default is (): not given */
+        MPG_PY_TRY_INT(mpg_params_set_text(table, op, params, index, param->default_text));
+        return 0;
+      }
+      break;
+    case MPG_PARAM_FLOATS:
+      if (set_floats(param, op, (mpg_floats *)field, value) < 0) return -1;
+      break;
+    case MPG_PARAM_DTYPE:
+      if (value == Py_None && strcmp(param->default_text, "None") != 0 && !mpg_param_required(param)) {
+        MPG_PY_TRY_INT(mpg_params_set_text(table, op, params, index, param->default_text));
+        return 0;
+      }
+      if (value == Py_None && !mpg_param_required(param)) {
+        *(int32_t *)field = MPG_DTYPE_NONE;
+        return 0;
+      }
+      *(int32_t *)field = mpg_py_dtype(value);
+      if (*(int32_t *)field == MPG_DTYPE_NONE) return -1;
+      break;
+    case MPG_PARAM_ENUM:
+      return set_enum(param, op, (int32_t *)field, value);
+    case MPG_PARAM_STRING: {
+      if (value == Py_None) {
+        *(const char **)field = NULL;
+        return 0;
+      }
+      const char *text = PyUnicode_Check(value) ? PyUnicode_AsUTF8(value) : NULL;
+      if (text == NULL) return wrong(param, op, value, "a string");
+      if ((*(const char **)field = mpg_intern(text)) == NULL) {
+        PyErr_NoMemory();
+        return -1;
+      }
+      break;
+    }
+    case MPG_PARAM_DEVICE:
+      if (value == Py_None) {
+        *(mpg_device_id *)field = (mpg_device_id){0};
+        return 0;
+      }
+      return mpg_py_device_id(value, (mpg_device_id *)field);
+  }
+  if (param->constraint[0] != 0) MPG_PY_TRY_INT(mpg_params_check(table, op, params, index));
+  return 0;
+}
+
+int mpg_py_params_set(const mpg_op *op, void *params, PyObject *given, uint64_t *present) {
+  const mpg_param_table *table = op->params;
+  if (table->size) mpg_params_defaults(table, params);
+  /* converting a value may run Python code that changes the dict */
+  PyObject *own = PyDict_Copy(given);
+  if (own == NULL) return -1;
+  PyObject *name, *value;
+  Py_ssize_t place = 0;
+  int result = 0;
+  while (result == 0 && PyDict_Next(own, &place, &name, &value)) {
+    const char *text = PyUnicode_Check(name) ? PyUnicode_AsUTF8(name) : NULL;
+    int index = text && table->size ? mpg_params_find(table, text) : -1;
+    if (index >= 0) {
+      result = mpg_py_param_set(table, op->name, params, index, value);
+      if (present) *present |= (uint64_t)1 << index;
+    } else {
+      if (!PyErr_Occurred())
+        PyErr_Format(mpg_py->errors[MPG_TYPE_ERROR], "%s has no parameter %R", op->name, name);
+      result = -1;
+    }
+  }
+  Py_DECREF(own);
+  return result;
+}
+
+int mpg_py_shape_from(PyObject *object, mpg_shape *shape, const char *what) {
+  static const mpg_param param = {.name = "shape", .default_text = "required", .constraint = "", .doc = "", .kind = MPG_PARAM_SHAPE};
+  mpg_tuple tuple;
+  if (object == Py_None) {
+    wrong(&param, what, object, "an integer or a tuple of integers");
+    return -1;
+  }
+  if (set_tuple(&param, what, &tuple, object) < 0) return -1;
+  if (tuple.count > MPG_MAX_NDIM) {
+    PyErr_Format(mpg_py->errors[MPG_VALUE_ERROR], "%s: an array has at most %d dimensions, got %d", what, MPG_MAX_NDIM, tuple.count);
+    return -1;
+  }
+  *shape = (mpg_shape){.ndim = tuple.count};
+  for (int i = 0; i < tuple.count; i++) {
+    if (tuple.values[i] == MPG_TUPLE_NONE) return wrong(&param, what, object, "a tuple of integers");
+    shape->dims[i] = tuple.values[i];
+  }
+  return 0;
+}

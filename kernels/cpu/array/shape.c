@@ -1,0 +1,43 @@
+/* Ops that rearrange elements, on CPUs: kernels/common/shape.inc. */
+#include <string.h>
+
+#include "kernels/cpu/convert.h"
+#include "kernels/cpu/array/move.h"
+
+#define MPG_KERNEL(name) MPG_CPU_KERNEL(name)
+
+static mpg_status run_move(const mpg_kernel_call *call, const mpg_move *move, const void *in, void *out, size_t item) {
+  mpg_cpu_move(call, move, in, out, item);
+  return MPG_OK;
+}
+
+static mpg_status spread(const mpg_kernel_call *call, const mpg_move *move, const void *element, void *out, size_t item) {
+  return run_move(call, move, element, out, item);
+}
+
+static mpg_status fill(const mpg_kernel_call *call, void *out, int64_t count, size_t item, const void *element) {
+  mpg_cpu_fill(call, out, count, item, element);
+  return MPG_OK;
+}
+
+static uint64_t element_of(mpg_dtype dtype, double value) {
+  uint64_t element = 0;
+  mpg_cpu_store(MPG_COMPUTE_F64, dtype, &element, 0, 1, &value);
+  if (dtype == MPG_FLOAT64) memcpy(&element, &value, sizeof value);
+  return element;
+}
+
+#include "kernels/common/shape.inc"
+
+/* --- Shapes as arrays ------------------------------------------------------------------------------------------------ */
+
+MPG_CPU_KERNEL(shape_array) {
+  const mpg_shape *shape = &call->inputs[0].desc.shape;
+  for (int i = 0; i < shape->ndim; i++) ((int64_t *)call->outputs[0].data)[i] = shape->dims[i];
+  return MPG_OK;
+}
+
+MPG_CPU_KERNEL(size_array) {
+  *(int64_t *)call->outputs[0].data = count_of(&call->inputs[0]);
+  return MPG_OK;
+}

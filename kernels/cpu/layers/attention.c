@@ -1,0 +1,201 @@
+/* Attention without the matrix of scores: blocks of query rows against blocks of keys, with the sums of the softmax kept up to
+ * date from block to block; backward, blocks of weights are worked out again from those sums.
+ *
+ * Every element is summed over keys (or rows) in ascending order, block by block, whichever threads share the work. */
+#include <math.h>
+#include <omp.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "kernels/cpu/convert.h"
+#include "kernels/cpu/philox_words.h"
+#include "kernels/common/vector_math.h"
+
+#if defined(__AVX512F__)
+enum { TILE = 12 }; /* rows of the product held in registers */
+#elif defined(__AVX__)
+enum { TILE = 6 };
+#else
+enum { TILE = 4 };
+#endif
+
+/* Rows of the query and keys in a block: multiples of every tile's size, so that tiles never reach beyond a block. */
+enum { BLOCK_ROWS = 48, BLOCK_KEYS = 96 };
+
+typedef struct place { /* elements of type T from `data` on */
+  char *data;
+  int64_t by_batch, by_head, by_row;
+} place;
+
+typedef struct attention {
+  const mpg_kernel_call *call;
+  int64_t batch, heads, rows, keys, width, value_width;
+  place query, key, value, result, query_grad, key_grad, value_grad, grad, output;
+  const char *mask; /* NULL: none */
+  int64_t mask_batch, mask_head, mask_row, mask_key;
+  void *sums; /* of each head: the largest score of each row, then the sum of exponentials */
+  double scale;
+  bool causal, drops;
+  mpg_random_key draw;
+  uint32_t threshold; /* kept when the upper 24 bits of the word are below */
+  double kept_scale;
+  bool all_at_once; /* backward: one unit does all of a head; else rows and keys are units of their own */
+  bool for_keys;    /* of those: this time keys */
+  char *scratch;
+  size_t scratch_bytes; /* of a thread */
+} attention;
+
+static int64_t blocks_of(int64_t n, int64_t block) { return (n + block - 1) / block; }
+static int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+#define T float
+#define NAME(x) single_##x
+#define BITS int32_t
+#define EXP mpg_expf
+#include "kernels/cpu/products/lanes.h"
+#include "kernels/cpu/layers/attention_block.h"
+#undef T
+#undef NAME
+#undef BITS
+#undef EXP
+
+#define T double
+#define NAME(x) double_##x
+#define BITS int64_t
+#define EXP exp
+#define LANES_OF_DOUBLE
+#include "kernels/cpu/products/lanes.h"
+#include "kernels/cpu/layers/attention_block.h"
+#undef LANES_OF_DOUBLE
+
+static place place_of(const mpg_view *view, const mpg_tuple *at) {
+  return (place){(char *)view->data + (size_t)at->values[0] * mpg_dtype_size(view->desc.dtype), at->values[1], at->values[2], at->values[3]};
+}
+
+static attention attention_of(const mpg_kernel_call *call, const mpg_view *inputs, const mpg_view *mask) {
+  const mpg_attention_params *p = call->params;
+  const int64_t *s = p->sizes.values, *m = p->mask_at.values;
+  attention a = {.call = call, .batch = s[0], .heads = s[1], .rows = s[2], .keys = s[3], .width = s[4], .value_width = s[5],
+                 .query = place_of(&inputs[0], &p->query_at), .key = place_of(&inputs[1], &p->key_at), .value = place_of(&inputs[2], &p->value_at),
+                 .scale = p->scale, .causal = p->causal, .drops = p->p > 0};
+  if (p->mask_at.count == 4) {
+    a.mask = mask->data;
+    a.mask_batch = m[0], a.mask_head = m[1], a.mask_row = m[2], a.mask_key = m[3];
+  }
+  double keep = 1 - p->p;
+  a.threshold = (uint32_t)(keep * 0x1p24 + 0.5);
+  a.kept_scale = keep > 0 ? 1 / keep : 0;
+  return a;
+}
+
+static mpg_status get_scratch(attention *a, size_t bytes) {
+  a->scratch_bytes = (bytes + 63) & ~(size_t)63;
+  a->scratch = mpg_device_scratch(a->call->device, a->scratch_bytes * (size_t)a->call->num_threads);
+  return a->scratch ? MPG_OK : MPG_DEVICE_OUT_OF_MEMORY;
+}
+
+static mpg_status forward(const mpg_kernel_call *call) {
+  const mpg_attention_params *p = call->params;
+  bool wide = call->inputs[0].desc.dtype == MPG_FLOAT64;
+  attention a = attention_of(call, call->inputs, &call->inputs[3]);
+  a.result = place_of(&call->outputs[0], &p->result_at);
+  a.sums = call->outputs[1].data;
+  if (call->num_outputs > 2) {
+    uint64_t *draw = call->outputs[2].data;
+    a.draw = call->random;
+    draw[0] = a.draw.seed, draw[1] = a.draw.call, draw[2] = a.draw.position, draw[3] = a.draw.run, draw[4] = a.draw.stride;
+  }
+  MPG_TRY(get_scratch(&a, wide ? double_forward_bytes(&a) : single_forward_bytes(&a)));
+  mpg_cpu_parallel_for(call, a.batch * a.heads * blocks_of(a.rows, BLOCK_ROWS), 1, wide ? double_forward : single_forward, &a);
+  return MPG_OK;
+}
+
+static mpg_status backward(const mpg_kernel_call *call) {
+  const mpg_attention_params *p = call->params;
+  bool wide = call->inputs[0].desc.dtype == MPG_FLOAT64, drops = p->p > 0;
+  attention a = attention_of(call, call->inputs + 1, &call->inputs[6 + drops]);
+  a.grad = place_of(&call->inputs[0], &p->result_at);
+  a.output = place_of(&call->inputs[4], &p->result_at);
+  a.sums = call->inputs[5].data;
+  a.query_grad = place_of(&call->outputs[0], &p->query_at);
+  a.key_grad = place_of(&call->outputs[p->packed ? 0 : 1], &p->key_at);
+  a.value_grad = place_of(&call->outputs[p->packed ? 0 : 2], &p->value_at);
+  if (drops) {
+    const uint64_t *draw = call->inputs[6].data;
+    a.draw = (mpg_random_key){.seed = draw[0], .call = draw[1], .position = draw[2], .run = draw[3], .stride = draw[4]};
+  }
+  MPG_TRY(get_scratch(&a, wide ? double_backward_bytes(&a) : single_backward_bytes(&a)));
+  mpg_range_fn backward = wide ? double_backward : single_backward;
+  int64_t heads = a.batch * a.heads;
+  a.all_at_once = heads >= call->num_threads;
+  if (a.all_at_once) {
+    mpg_cpu_parallel_for(call, heads, 1, backward, &a);
+    return MPG_OK;
+  }
+  a.for_keys = true;
+  mpg_cpu_parallel_for(call, heads * blocks_of(a.keys, BLOCK_KEYS), 1, backward, &a);
+  a.for_keys = false;
+  mpg_cpu_parallel_for(call, heads * blocks_of(a.rows, BLOCK_ROWS), 1, backward, &a);
+  return MPG_OK;
+}
+
+/* --- Halves: widened on the way in, computed in float32, narrowed again -------------------------------------------------------- */
+typedef struct conversion {
+  mpg_dtype dtype; /* of `half` */
+  void *half;
+  float *wide;
+  bool narrows;
+} conversion;
+
+static void convert_range(void *context, int64_t begin, int64_t end) {
+  const conversion *c = context;
+  mpg_block_buffer buffer;
+  for (int64_t i = begin; i < end; i += MPG_CPU_BLOCK) {
+    int64_t count = end - i < MPG_CPU_BLOCK ? end - i : MPG_CPU_BLOCK;
+    if (c->narrows) mpg_cpu_store(MPG_COMPUTE_F32, c->dtype, c->half, i, count, c->wide + i);
+    else memcpy(c->wide + i, mpg_cpu_load(MPG_COMPUTE_F32, c->dtype, c->half, i, count, &buffer), (size_t)count * sizeof(float));
+  }
+}
+
+enum { MOST_INPUTS = 8, MOST_OUTPUTS = 3 };
+
+static mpg_status run_wide(const mpg_kernel_call *call, mpg_status (*run)(const mpg_kernel_call *)) {
+  mpg_dtype dtype = call->inputs[0].desc.dtype;
+  if (dtype == MPG_FLOAT32 || dtype == MPG_FLOAT64) return run(call);
+  mpg_view inputs[MOST_INPUTS], outputs[MOST_OUTPUTS];
+  const mpg_view *views[2] = {call->inputs, call->outputs};
+  mpg_view *wide[2] = {inputs, outputs};
+  int counts[2] = {call->num_inputs, call->num_outputs};
+  size_t total = 0;
+  char *next = NULL;
+  for (int pass = 0; pass < 2; pass++) { /* sizes, then addresses and contents */
+    for (int side = 0; side < 2; side++)
+      for (int i = 0; i < counts[side]; i++) {
+        const mpg_view *view = &views[side][i];
+        wide[side][i] = *view;
+        if (view->desc.dtype != dtype) continue;
+        bool again = side == 0 && i > 0 && view->data == views[0][i - 1].data; /* parts of one array */
+        int64_t count = mpg_shape_size(&view->desc.shape);
+        wide[side][i].desc.dtype = MPG_FLOAT32;
+        if (pass) wide[side][i].data = again ? wide[side][i - 1].data : next;
+        if (again) continue;
+        if (pass == 0) total += mpg_align_up((size_t)count * sizeof(float), 64);
+        if (pass) next += mpg_align_up((size_t)count * sizeof(float), 64);
+        conversion c = {dtype, view->data, wide[side][i].data, false};
+        if (pass && side == 0) mpg_cpu_parallel_for(call, count, 16384, convert_range, &c);
+      }
+    if (pass == 0 && !(next = mpg_device_scratch_slot(call->device, MPG_SCRATCH_WIDENED, total))) return MPG_DEVICE_OUT_OF_MEMORY;
+  }
+  mpg_kernel_call widened = *call;
+  widened.inputs = inputs;
+  widened.outputs = outputs;
+  MPG_TRY(run(&widened));
+  for (int i = 0; i < call->num_outputs; i++) {
+    conversion c = {dtype, call->outputs[i].data, outputs[i].data, true};
+    if (call->outputs[i].desc.dtype == dtype) mpg_cpu_parallel_for(call, mpg_shape_size(&call->outputs[i].desc.shape), 16384, convert_range, &c);
+  }
+  return MPG_OK;
+}
+
+MPG_CPU_KERNEL(attention) { return run_wide(call, forward); }
+MPG_CPU_KERNEL(attention_backward) { return run_wide(call, backward); }

@@ -1,0 +1,168 @@
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+#include "kernels/cpu/cpu.h"
+#include "kernels/common/half.h"
+#include "kernels/cpu/math/reduce.h"
+#include "op/layers/convolution.h"
+
+enum { POOL_AVG, POOL_LP, POOL_MAX, POOL_SUM }; /* pool_type */
+
+typedef struct pooling {
+  mpg_window window; /* with three axes */
+  int type, p;
+  bool count_pad, last; /* last: the channels are */
+  int64_t channels;
+  const void *data, *grad, *result;
+  void *out;
+  uint8_t *index; /* of the largest */
+} pooling;
+
+typedef struct upsampling {
+  int64_t channels, height, width, scale, out_channels, first_channel;
+  bool add;
+  const void *data;
+  void *out;
+} upsampling;
+
+#define MIN(a, b) ((a) < (b) ? (a) : (b))
+#define MAX(a, b) ((a) > (b) ? (a) : (b))
+#define AS_IS(x) (x)
+
+#define S float
+#define A float
+#define LANE_INT int32_t
+#define LOAD AS_IS
+#define STORE AS_IS
+#define NAME(x) float32_##x
+#define LOWEST (-FLT_MAX)
+#include "kernels/cpu/layers/pooling_impl.h"
+#define S double
+#define A double
+#define LANE_INT int64_t
+#define LOAD AS_IS
+#define STORE AS_IS
+#define NAME(x) float64_##x
+#define LOWEST (-DBL_MAX)
+#include "kernels/cpu/layers/pooling_impl.h"
+#define S uint16_t
+#define A float
+#define LANE_INT int32_t
+#define LOAD mpg_half_to_float
+#define STORE mpg_float_to_half
+#define NAME(x) float16_##x
+#define LOWEST (-65504.0f)
+#include "kernels/cpu/layers/pooling_impl.h"
+#define S uint16_t
+#define A float
+#define LANE_INT int32_t
+#define LOAD mpg_bfloat16_to_float
+#define STORE mpg_float_to_bfloat16
+#define NAME(x) bfloat16_##x
+#define LOWEST (-0x1.fep127f)
+#include "kernels/cpu/layers/pooling_impl.h"
+
+#define INSTANCE(dtype, function)                  \
+  ((dtype) == MPG_FLOAT32   ? float32_##function   \
+   : (dtype) == MPG_FLOAT64 ? float64_##function   \
+   : (dtype) == MPG_FLOAT16 ? float16_##function   \
+                            : bfloat16_##function)
+
+enum { BLOCK = 64 }; /* CHANNELS of pooling_last_impl.h */
+
+/* Sets t up for planes of `data` pooled to `out`; the number of planes, or of blocks of channels where those are last. */
+static int64_t setup(pooling *t, const mpg_pooling_params *p, const mpg_shape *data, const mpg_shape *out) {
+  mpg_window w;
+  mpg_pooling_window(p, data, out, &w);
+  *t = (pooling){.type = p->pool_type, .p = (int)p->p_value.value, .count_pad = p->count_include_pad, .window = mpg_window_with_axes(&w, 3)};
+  t->last = mpg_layout_of(p->layout) != MPG_CHANNELS_FIRST;
+  t->channels = data->dims[t->last ? data->ndim - 1 : 1];
+  return data->dims[0] * (t->last ? (t->channels + BLOCK - 1) / BLOCK : t->channels);
+}
+
+static int64_t grain(const pooling *t) {
+  int64_t work = 1 + mpg_window_product(t->window.out, 3) * mpg_window_product(t->window.kernel, 3);
+  if (t->last) work *= t->channels < BLOCK ? t->channels : BLOCK;
+  return 1 + 16384 / work;
+}
+
+/* One window, which is the whole plane; the channels second. */
+static bool one_window(const pooling *t) {
+  for (int k = 0; k < 3; k++)
+    if (t->window.out[k] != 1 || t->window.pad[k] || t->window.kernel[k] != t->window.in[k]) return false;
+  return !t->last;
+}
+
+MPG_CPU_KERNEL(pooling) {
+  const mpg_view *data = &call->inputs[0], *out = &call->outputs[0];
+  pooling t;
+  int64_t planes = setup(&t, call->params, &data->desc.shape, &out->desc.shape);
+  if (planes == 0) return MPG_OK;
+  t.data = data->data, t.out = out->data;
+  if (one_window(&t) && !(t.type == POOL_LP && t.p > 1)) {
+    mpg_reduction f = {.how = t.type == POOL_MAX ? MPG_LARGEST : MPG_ADD, .prepare = MPG_PLAIN, .mean = t.type == POOL_AVG};
+    return mpg_cpu_reduce_lines(call, data, planes, out, f);
+  }
+  mpg_cpu_parallel_for(call, planes, grain(&t), t.last ? INSTANCE(data->desc.dtype, forward_last) : INSTANCE(data->desc.dtype, forward), &t);
+  return MPG_OK;
+}
+
+MPG_CPU_KERNEL(pooling_backward) {
+  const mpg_view *grad = &call->inputs[0], *data = &call->inputs[1];
+  pooling t;
+  int64_t planes = setup(&t, call->params, &data->desc.shape, &grad->desc.shape);
+  if (planes == 0) return MPG_OK;
+  t.data = data->data, t.grad = grad->data, t.result = call->inputs[2].data, t.out = call->outputs[0].data;
+  mpg_cpu_parallel_for(call, planes, grain(&t), t.last ? INSTANCE(data->desc.dtype, backward_last) : INSTANCE(data->desc.dtype, backward), &t);
+  return MPG_OK;
+}
+
+MPG_CPU_KERNEL(pooling_at_max) {
+  const mpg_view *data = &call->inputs[1], *out = &call->outputs[0];
+  pooling t;
+  int64_t planes = setup(&t, call->params, &data->desc.shape, &out->desc.shape);
+  if (planes == 0) return MPG_OK;
+  t.data = data->data, t.grad = call->inputs[0].data, t.out = out->data;
+  mpg_cpu_parallel_for(call, planes, grain(&t), t.last ? INSTANCE(data->desc.dtype, at_max_last) : INSTANCE(data->desc.dtype, at_max), &t);
+  return MPG_OK;
+}
+
+MPG_CPU_KERNEL(max_pooling) {
+  const mpg_view *data = &call->inputs[0], *out = &call->outputs[0];
+  pooling t;
+  int64_t pieces = setup(&t, call->params, &data->desc.shape, &out->desc.shape);
+  if (pieces == 0) return MPG_OK;
+  t.data = data->data, t.out = out->data, t.index = call->outputs[1].data;
+  mpg_cpu_parallel_for(call, pieces, grain(&t), INSTANCE(data->desc.dtype, forward_index), &t);
+  return MPG_OK;
+}
+
+MPG_CPU_KERNEL(max_pooling_backward) {
+  const mpg_pooling_index_params *p = call->params;
+  const mpg_view *grad = &call->inputs[0], *data = &call->outputs[0];
+  mpg_pooling_params params = {.kernel = p->kernel, .pool_type = POOL_MAX, .stride = p->stride, .pad = p->pad, .layout = 5 /* NWC, or alike */};
+  pooling t;
+  int64_t pieces = setup(&t, &params, &data->desc.shape, &grad->desc.shape);
+  if (pieces == 0) return MPG_OK;
+  t.grad = grad->data, t.out = data->data, t.index = call->inputs[1].data;
+  mpg_cpu_parallel_for(call, pieces, grain(&t), INSTANCE(data->desc.dtype, backward_index), &t);
+  return MPG_OK;
+}
+
+MPG_CPU_KERNEL(upsampling) {
+  const mpg_upsampling_params *p = call->params;
+  const mpg_view *out = &call->outputs[0];
+  int64_t channel = 0;
+  if (mpg_shape_size(&out->desc.shape) == 0) return MPG_OK;
+  for (int i = 0; i < call->num_inputs; i++) {
+    const mpg_shape *shape = &call->inputs[i].desc.shape;
+    upsampling t = {.channels = shape->dims[1], .height = shape->dims[2], .width = shape->dims[3],
+                    .scale = out->desc.shape.dims[2] / shape->dims[2], .out_channels = out->desc.shape.dims[1], .first_channel = channel,
+                    .add = p->multi_input_mode == 1 && i > 0, .data = call->inputs[i].data, .out = out->data};
+    if (p->multi_input_mode == 0) channel += t.channels;
+    int64_t plane = t.height * t.width * t.scale * t.scale;
+    mpg_cpu_parallel_for(call, shape->dims[0] * t.channels, 1 + 16384 / plane, INSTANCE(out->desc.dtype, upsample), &t);
+  }
+  return MPG_OK;
+}

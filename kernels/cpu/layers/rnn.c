@@ -1,0 +1,213 @@
+/* Recurrent layers. */
+#include "op/layers/rnn.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "kernels/cpu/products/gemm.h"
+#include "kernels/common/half.h"
+#include "kernels/common/vector_math.h"
+
+#define T float
+#define DTYPE MPG_FLOAT32
+#define NAME(x) single_##x
+#define SIGMOID mpg_sigmoidf
+#define TANH mpg_tanhf
+#include "kernels/cpu/products/lanes.h"
+#include "kernels/cpu/layers/rnn_layers.h"
+#undef T
+#undef DTYPE
+#undef NAME
+#undef SIGMOID
+#undef TANH
+
+static inline double sigmoid_double(double x) { return 1 / (1 + exp(-x)); }
+#define T double
+#define DTYPE MPG_FLOAT64
+#define NAME(x) double_##x
+#define SIGMOID sigmoid_double
+#define TANH tanh
+#define LANES_OF_DOUBLE
+#include "kernels/cpu/products/lanes.h"
+#include "kernels/cpu/layers/rnn_layers.h"
+#undef T
+#undef DTYPE
+#undef NAME
+#undef SIGMOID
+#undef TANH
+
+enum { MAX_WEIGHTS = 64 * 2 };
+
+/* Addresses of the weights per layer and direction: separate arrays, or parts of one flat vector. */
+typedef struct weight_set {
+  void *wi[MAX_WEIGHTS], *wh[MAX_WEIGHTS], *bi[MAX_WEIGHTS], *bh[MAX_WEIGHTS];
+} weight_set;
+
+static void separate_weights(const mpg_rnn_size *s, const mpg_view *views, weight_set *set) {
+  int count = s->layers * s->directions;
+  for (int i = 0; i < count; i++) {
+    set->wi[i] = views[2 * i].data;
+    set->wh[i] = views[2 * i + 1].data;
+    set->bi[i] = views[2 * (count + i)].data;
+    set->bh[i] = views[2 * (count + i) + 1].data;
+  }
+}
+
+static void flat_weights(const mpg_rnn_size *s, void *flat, size_t element, weight_set *set) {
+  char *next = flat;
+  size_t rows = (size_t)(s->gates * s->hidden);
+  for (int i = 0; i < s->layers * s->directions; i++) {
+    set->wi[i] = next;
+    next += rows * (size_t)mpg_rnn_layer_input(s, i / s->directions) * element;
+    set->wh[i] = next;
+    next += rows * (size_t)s->hidden * element;
+  }
+  for (int i = 0; i < s->layers * s->directions; i++) {
+    set->bi[i] = next;
+    next += rows * element;
+    set->bh[i] = next;
+    next += rows * element;
+  }
+}
+
+/* The call in float32: half precision is converted on the way in and out. */
+typedef struct rnn_call {
+  const mpg_kernel_call *call;
+  const mpg_rnn_params *params;
+  mpg_rnn_size size;
+  bool flat, dropped;
+} rnn_call;
+
+#define FILL(KIND, TYPE)                                                                                              \
+  KIND##_rnn r = {.call = c->call, .s = c->size, .dropped = c->dropped, .keep = 1 - c->params->p, .data = inputs[0].data, \
+                  .wi = (const TYPE **)set.wi, .wh = (const TYPE **)set.wh, .bi = (const TYPE **)set.bi,              \
+                  .bh = (const TYPE **)set.bh, .clip_nan = c->params->lstm_state_clip_nan,                            \
+                  .clip = c->params->lstm_state_clip_min.present || c->params->lstm_state_clip_max.present,           \
+                  .clip_min = c->params->lstm_state_clip_min.present ? (TYPE)c->params->lstm_state_clip_min.value : (TYPE)-INFINITY, \
+                  .clip_max = c->params->lstm_state_clip_max.present ? (TYPE)c->params->lstm_state_clip_max.value : (TYPE)INFINITY}; \
+  r.h0 = inputs[states].data;                                                                                         \
+  r.c0 = r.s.is_lstm ? inputs[states + 1].data : NULL
+
+static void read_weights(const rnn_call *c, const mpg_view *inputs, weight_set *set) {
+  if (c->flat)
+    flat_weights(&c->size, inputs[1].data, mpg_dtype_size(inputs[1].desc.dtype), set);
+  else
+    separate_weights(&c->size, inputs + 1 + c->size.states, set);
+}
+
+static mpg_status forward_in(const rnn_call *c, const mpg_view *inputs, const mpg_view *outputs) {
+  weight_set set;
+  int states = c->flat ? 2 : 1, last = c->call->num_outputs - 1;
+  bool with_states = c->params->state_outputs;
+  read_weights(c, inputs, &set);
+  if (inputs[0].desc.dtype == MPG_FLOAT64) {
+    FILL(double, double);
+    r.output = outputs[0].data;
+    r.hn = with_states ? outputs[1].data : NULL;
+    r.cn = with_states && r.s.is_lstm ? outputs[2].data : NULL;
+    r.reserve = outputs[last].data;
+    return double_forward(&r);
+  }
+  FILL(single, float);
+  r.output = outputs[0].data;
+  r.hn = with_states ? outputs[1].data : NULL;
+  r.cn = with_states && r.s.is_lstm ? outputs[2].data : NULL;
+  r.reserve = outputs[last].data;
+  return single_forward(&r);
+}
+
+static mpg_status backward_in(const rnn_call *c, const mpg_view *inputs, const mpg_view *outputs) {
+  weight_set set, gradients;
+  int states = c->flat ? 2 : 1, forward = c->call->num_outputs; /* as many gradients as forward inputs */
+  bool with_states = c->params->state_outputs;
+  read_weights(c, inputs, &set);
+  read_weights(c, outputs, &gradients);
+  const mpg_view *d_out = inputs + forward + 2;
+#define BACKWARD(KIND, TYPE)                                                                                                      \
+  FILL(KIND, TYPE);                                                                                                               \
+  r.output = inputs[forward].data;                                                                                                \
+  r.reserve = inputs[forward + 1].data;                                                                                           \
+  KIND##_rnn_gradients d = {.d_output = d_out[0].data, .d_hn = with_states ? d_out[1].data : NULL,                                \
+                            .d_cn = with_states && r.s.is_lstm ? d_out[2].data : NULL, .d_data = outputs[0].data,                 \
+                            .d_h0 = outputs[states].data, .d_c0 = r.s.is_lstm ? outputs[states + 1].data : NULL,                  \
+                            .d_wi = (TYPE **)gradients.wi, .d_wh = (TYPE **)gradients.wh, .d_bi = (TYPE **)gradients.bi,          \
+                            .d_bh = (TYPE **)gradients.bh};                                                                       \
+  return KIND##_backward(&r, &d)
+  if (inputs[0].desc.dtype == MPG_FLOAT64) {
+    BACKWARD(double, double);
+  }
+  BACKWARD(single, float);
+#undef BACKWARD
+}
+
+typedef mpg_status (*run_fn)(const rnn_call *, const mpg_view *, const mpg_view *);
+
+static void widen(mpg_dtype dtype, const uint16_t *from, float *to, int64_t count) {
+  if (dtype == MPG_FLOAT16)
+    for (int64_t i = 0; i < count; i++) to[i] = mpg_half_to_float(from[i]);
+  else
+    for (int64_t i = 0; i < count; i++) to[i] = mpg_bfloat16_to_float(from[i]);
+}
+
+static void narrow(mpg_dtype dtype, const float *from, uint16_t *to, int64_t count) {
+  if (dtype == MPG_FLOAT16)
+    for (int64_t i = 0; i < count; i++) to[i] = mpg_float_to_half(from[i]);
+  else
+    for (int64_t i = 0; i < count; i++) to[i] = mpg_float_to_bfloat16(from[i]);
+}
+
+/* Half precision: everything widened into scratch, computed in float32, narrowed again. */
+static mpg_status run_widened(const rnn_call *c, run_fn run) {
+  const mpg_kernel_call *call = c->call;
+  mpg_view inputs[MPG_RNN_MAX_INPUTS + 5], outputs[MPG_RNN_MAX_INPUTS];
+  size_t total = 0;
+  for (int i = 0; i < call->num_inputs; i++) total += mpg_align_up((size_t)mpg_shape_size(&call->inputs[i].desc.shape) * sizeof(float), 64);
+  for (int i = 0; i < call->num_outputs; i++) total += mpg_align_up((size_t)mpg_shape_size(&call->outputs[i].desc.shape) * sizeof(float), 64);
+  char *next = mpg_device_scratch_slot(call->device, MPG_SCRATCH_WIDENED, total);
+  if (!next) return MPG_DEVICE_OUT_OF_MEMORY;
+  mpg_dtype dtype = call->inputs[0].desc.dtype;
+  for (int i = 0; i < call->num_inputs; i++) {
+    int64_t count = mpg_shape_size(&call->inputs[i].desc.shape);
+    inputs[i] = (mpg_view){next, call->inputs[i].desc};
+    inputs[i].desc.dtype = MPG_FLOAT32;
+    widen(dtype, call->inputs[i].data, (float *)next, count);
+    next += mpg_align_up((size_t)count * sizeof(float), 64);
+  }
+  for (int i = 0; i < call->num_outputs; i++) {
+    outputs[i] = (mpg_view){next, call->outputs[i].desc};
+    outputs[i].desc.dtype = MPG_FLOAT32;
+    next += mpg_align_up((size_t)mpg_shape_size(&call->outputs[i].desc.shape) * sizeof(float), 64);
+  }
+  MPG_TRY(run(c, inputs, outputs));
+  for (int i = 0; i < call->num_outputs; i++)
+    narrow(dtype, outputs[i].data, call->outputs[i].data, mpg_shape_size(&call->outputs[i].desc.shape));
+  return MPG_OK;
+}
+
+static mpg_status run_any(const rnn_call *c, run_fn run) {
+  mpg_dtype dtype = c->call->inputs[0].desc.dtype;
+  return dtype == MPG_FLOAT32 || dtype == MPG_FLOAT64 ? run(c, c->call->inputs, c->call->outputs) : run_widened(c, run);
+}
+
+static rnn_call describe(const mpg_kernel_call *call, bool flat, bool dropped) {
+  const int64_t *dims = call->inputs[0].desc.shape.dims;
+  const mpg_rnn_params *params = call->params;
+  return (rnn_call){call, params, mpg_rnn_size_of(params, dims[0], dims[1], dims[2]), flat, dropped};
+}
+
+MPG_CPU_KERNEL(rnn) {
+  rnn_call c = describe(call, true, call->train && ((const mpg_rnn_params *)call->params)->p > 0);
+  return run_any(&c, forward_in);
+}
+
+MPG_CPU_KERNEL(rnn_separate) {
+  rnn_call c = describe(call, false, call->train && ((const mpg_rnn_params *)call->params)->p > 0);
+  return run_any(&c, forward_in);
+}
+
+MPG_CPU_KERNEL(rnn_backward) {
+  const mpg_rnn_backward_params *params = call->params;
+  rnn_call c = describe(call, params->flat, params->dropped);
+  return run_any(&c, backward_in);
+}

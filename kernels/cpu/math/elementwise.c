@@ -1,0 +1,337 @@
+/* Ops of one array: a row function computes a run of elements, one per compute type (convert.h). Integers are computed
+ * in int64_t where the function is one of whole numbers, else in double. Results may be written over the input.
+ */
+#include <math.h>
+
+#include "kernels/common/unary.h"
+#include "kernels/cpu/math/binary.h"
+#include "kernels/cpu/convert.h"
+#include "kernels/cpu/halves.h"
+
+typedef void (*row_fn)(const void *in, void *out, int64_t count, const double *constants);
+
+#define ROW(name, suffix, T, expression)                                                              \
+  static void name##_##suffix(const void *in, void *out, int64_t count, const double *numbers) {     \
+    const double constants[3] = {numbers[0], numbers[1], numbers[2]}; /* read here: no branch then */ \
+    (void)constants;                                                                                  \
+    const T *source = in;                                                                             \
+    T *target = out;                                                                                  \
+    MPG_INDEPENDENT for (int64_t i = 0; i < count; i++) {                                                       \
+      T x = source[i];                                                                                \
+      target[i] = (expression);                                                                       \
+    }                                                                                                 \
+  }
+/* Of halves, without a buffer between: for formulas that take less time than that. The last elements are a group with zeros behind. */
+#define HALF_ROW(name, suffix, expression)                                                                              \
+  MPG_HALVES_INLINE void name##_group_##suffix(const uint16_t *source, uint16_t *target, const double *constants) {     \
+    (void)constants;                                                                                                    \
+    float values[MPG_HALVES], results[MPG_HALVES];                                                                      \
+    mpg_load_##suffix(source, values);                                                                                  \
+    for (int k = 0; k < MPG_HALVES; k++) {                                                                              \
+      float x = values[k];                                                                                              \
+      results[k] = (expression);                                                                                        \
+    }                                                                                                                   \
+    mpg_store_##suffix(results, target);                                                                                \
+  }                                                                                                                     \
+  __attribute__((unused)) static void name##_##suffix(const void *in, void *out, int64_t count, const double *numbers) { \
+    const double constants[3] = {numbers[0], numbers[1], numbers[2]};                                                   \
+    const uint16_t *source = in;                                                                                        \
+    uint16_t *target = out, rest[MPG_HALVES] = {0};                                                                     \
+    int64_t i = 0;                                                                                                      \
+    for (; i + MPG_HALVES <= count; i += MPG_HALVES) name##_group_##suffix(source + i, target + i, constants);          \
+    if (i == count) return;                                                                                             \
+    memcpy(rest, source + i, (size_t)(count - i) * sizeof *rest);                                                       \
+    name##_group_##suffix(rest, rest, constants);                                                                       \
+    memcpy(target + i, rest, (size_t)(count - i) * sizeof *rest);                                                       \
+  }
+#define FLOAT_ROWS(name, expression_f, expression_d) \
+  ROW(name, f32, float, expression_f) ROW(name, f64, double, expression_d) HALF_ROW(name, f16, expression_f) HALF_ROW(name, bf16, expression_f)
+#define WHOLE_ROW(name, expression) ROW(name, i64, int64_t, expression)
+/* Two formulas, of which the first is right in a part of the range only; by element, whatever its neighbours are. */
+#define LIMITED_ROW(name, suffix, T, right, near, far)                                              \
+  static void name##_##suffix(const void *in, void *out, int64_t count, const double *constants) {  \
+    (void)constants;                                                                                \
+    const T *source = in;                                                                           \
+    T *target = out, kept[MPG_CPU_BLOCK];                                                           \
+    for (int64_t done = 0; done < count; done += MPG_CPU_BLOCK, source += MPG_CPU_BLOCK, target += MPG_CPU_BLOCK) { \
+      int64_t n = count - done < MPG_CPU_BLOCK ? count - done : MPG_CPU_BLOCK;                      \
+      int outside = 0;                                                                              \
+      for (int64_t i = 0; i < n; i++) {                                                             \
+        T x = source[i];                                                                            \
+        outside |= !(right);                                                                        \
+      }                                                                                             \
+      if (outside) memcpy(kept, source, (size_t)n * sizeof *kept);                                  \
+      MPG_INDEPENDENT for (int64_t i = 0; i < n; i++) {                                             \
+        T x = source[i];                                                                            \
+        target[i] = near;                                                                           \
+      }                                                                                             \
+      for (int64_t i = 0; outside && i < n; i++) {                                                  \
+        T x = kept[i];                                                                              \
+        if (!(right)) target[i] = far;                                                              \
+      }                                                                                             \
+    }                                                                                               \
+  }
+#define LIMITED_FLOAT_ROWS(name, right_f, near_f, far_f, expression_d) \
+  LIMITED_ROW(name, f32, float, right_f, near_f, far_f) ROW(name, f64, double, expression_d)
+#define LIMITED_ROWS(name, right_f, near_f, far_f, right_d, near_d, far_d) \
+  LIMITED_ROW(name, f32, float, right_f, near_f, far_f) LIMITED_ROW(name, f64, double, right_d, near_d, far_d)
+#include "kernels/common/unary.def"
+
+typedef struct unary_op {
+  row_fn f32, f64, i64; /* i64 NULL: integers in double */
+  row_fn f16, bf16;     /* NULL: as float, block by block */
+  bool cheap;
+} unary_op;
+
+#define HALVES(name) name##_f16, name##_bf16, true
+#define CHEAP(name) {name##_f32, name##_f64, NULL, HALVES(name)}
+#define DEAR(name) {name##_f32, name##_f64, NULL, NULL, NULL, false}
+#define WHOLE(name) {name##_f32, name##_f64, name##_i64, HALVES(name)}
+#define ROUNDING(name) {name##_f32, name##_f64, whole_i64, HALVES(name)}
+
+static const unary_op *find(mpg_op_id id) {
+  static const unary_op ops[MPG_OP_COUNT] = {
+#define UNARY(op, row, kind) [MPG_OP_##op] = kind(row),
+#include "kernels/common/unary.def"
+  };
+  return &ops[id];
+}
+
+typedef struct unary_plan {
+  row_fn row;
+  mpg_compute compute;
+  mpg_dtype dtype;
+  bool direct; /* the row takes elements of the dtype */
+  const void *in;
+  void *out;
+  double constants[3];
+} unary_plan;
+
+static void run_unary(void *context, int64_t begin, int64_t end) {
+  const unary_plan *p = context;
+  if (p->direct) {
+    int64_t size = (int64_t)mpg_dtype_size(p->dtype);
+    p->row((const char *)p->in + begin * size, (char *)p->out + begin * size, end - begin, p->constants);
+    return;
+  }
+  mpg_block_buffer in, result;
+  for (int64_t i = begin; i < end; i += MPG_CPU_BLOCK) {
+    int64_t n = end - i < MPG_CPU_BLOCK ? end - i : MPG_CPU_BLOCK;
+    const void *values = mpg_cpu_load(p->compute, p->dtype, p->in, i, n, &in);
+    p->row(values, &result, n, p->constants);
+    mpg_cpu_store(p->compute, p->dtype, p->out, i, n, &result);
+  }
+}
+
+static mpg_status unary(const mpg_kernel_call *call, const unary_op *op, double c0, double c1, double c2) {
+  mpg_dtype dtype = call->inputs[0].desc.dtype;
+  unary_plan p = {op->f32, MPG_COMPUTE_F32, dtype, false, call->inputs[0].data, call->outputs[0].data, {c0, c1, c2}};
+  if (dtype == MPG_FLOAT64 || (!mpg_dtype_is_float(dtype) && !op->i64)) {
+    p.row = op->f64;
+    p.compute = MPG_COMPUTE_F64;
+  } else if (!mpg_dtype_is_float(dtype)) {
+    p.row = op->i64;
+    p.compute = MPG_COMPUTE_I64;
+  }
+  row_fn half = dtype == MPG_FLOAT16 ? op->f16 : dtype == MPG_BFLOAT16 ? op->bf16 : NULL;
+  if (half) p.row = half;
+  p.direct = half || mpg_compute_direct(p.compute, dtype);
+  mpg_cpu_parallel_for(call, mpg_shape_size(&call->outputs[0].desc.shape), op->cheap ? 32768 : 4096, run_unary, &p);
+  return MPG_OK;
+}
+
+MPG_CPU_KERNEL(unary) {
+  double c0 = 0, c1 = 0, c2 = 0;
+  switch (call->op->id) {
+    case MPG_OP_hard_sigmoid: {
+      const mpg_hard_sigmoid_params *p = call->params;
+      c0 = p->alpha;
+      c1 = p->beta;
+      break;
+    }
+    case MPG_OP_clip: {
+      const mpg_clip_params *p = call->params;
+      c0 = p->a_min;
+      c1 = p->a_max;
+      break;
+    }
+    case MPG_OP__contrib_quadratic: {
+      const mpg_quadratic_params *p = call->params;
+      c0 = p->a;
+      c1 = p->b;
+      c2 = p->c;
+      break;
+    }
+    case MPG_OP__contrib_div_sqrt_dim: {
+      const mpg_shape *shape = &call->inputs[0].desc.shape;
+      c0 = 1 / sqrt((double)shape->dims[shape->ndim - 1]);
+      break;
+    }
+    case MPG_OP_Activation: {
+      static const unary_op functions[] = {WHOLE(relu), DEAR(sigmoid), DEAR(hyperbolic_tangent), DEAR(softrelu), CHEAP(softsign)};
+      const mpg_activation_params *p = call->params;
+      return unary(call, &functions[p->act_type], 0, 0, 0);
+    }
+    default: break;
+  }
+  return unary(call, find(call->op->id), c0, c1, c2);
+}
+
+/* Positions of the words of leaky_relu's act_type. */
+enum { ELU, GELU, LEAKY, PRELU, RRELU, SELU };
+
+typedef struct rrelu_plan {
+  mpg_compute compute;
+  mpg_dtype dtype;
+  const void *in;
+  void *out, *mask;
+  mpg_random_key key;
+  double lower, upper;
+  bool random;
+} rrelu_plan;
+
+#define RRELU_LOOP(T)                                                                         \
+  do {                                                                                        \
+    const T *x = values;                                                                      \
+    T *y = place;                                                                             \
+    for (int64_t j = 0; j < n; j++) mask.f64[j] = x[j] > 0 ? 1 : slopes[j];                   \
+    for (int64_t j = 0; j < n; j++) y[j] = x[j] > 0 ? x[j] : x[j] * (T)slopes[j];             \
+  } while (0)
+
+static void run_rrelu(void *context, int64_t begin, int64_t end) {
+  const rrelu_plan *p = context;
+  mpg_block_buffer in, result, mask; /* the factor of each element */
+  double slopes[MPG_CPU_BLOCK];
+  for (int64_t i = begin; i < end; i += MPG_CPU_BLOCK) {
+    int64_t n = end - i < MPG_CPU_BLOCK ? end - i : MPG_CPU_BLOCK;
+    const void *values = mpg_cpu_load(p->compute, p->dtype, p->in, i, n, &in);
+    for (int64_t j = 0; j < n; j++) {
+      if (p->random) {
+        uint64_t position = mpg_random_position(&p->key, (uint64_t)(i + j));
+        uint32_t word = mpg_philox(p->key.seed, p->key.call, position >> 2).value[position & 3];
+        slopes[j] = p->lower + (p->upper - p->lower) * (double)mpg_philox_uniform(word);
+      } else {
+        slopes[j] = (p->lower + p->upper) / 2;
+      }
+    }
+    void *place = mpg_cpu_place(p->compute, p->dtype, p->out, i, &result);
+    if (p->compute == MPG_COMPUTE_F64)
+      RRELU_LOOP(double);
+    else
+      RRELU_LOOP(float);
+    mpg_cpu_store(MPG_COMPUTE_F64, p->dtype, p->mask, i, n, &mask);
+    mpg_cpu_store(p->compute, p->dtype, p->out, i, n, place);
+  }
+}
+
+MPG_CPU_KERNEL(leaky_relu) {
+  static const unary_op functions[] = {[ELU] = DEAR(elu), [GELU] = DEAR(gelu), [LEAKY] = CHEAP(leaky), [SELU] = DEAR(selu)};
+  const mpg_leaky_relu_params *params = call->params;
+  if (params->act_type != PRELU && params->act_type != RRELU) return unary(call, &functions[params->act_type], params->slope, 0, 0);
+  const mpg_desc *desc = &call->inputs[0].desc;
+  if (params->act_type == PRELU) {
+    mpg_view gamma = call->inputs[1]; /* as it is broadcast: along axis 1 */
+    int ndim = desc->shape.ndim, axis = ndim > 1;
+    int64_t channels = mpg_shape_size(&gamma.desc.shape);
+    gamma.desc.shape = (mpg_shape){.ndim = ndim};
+    for (int d = 0; d < ndim; d++) gamma.desc.shape.dims[d] = d == axis ? channels : 1;
+    mpg_cpu_leak(call, &call->inputs[0], &gamma, &call->outputs[0]);
+    return MPG_OK;
+  }
+  rrelu_plan p = {.compute = mpg_compute_of(desc->dtype), .dtype = desc->dtype, .in = call->inputs[0].data, .out = call->outputs[0].data, .mask = call->outputs[1].data,
+                  .key = call->random, .lower = params->lower_bound, .upper = params->upper_bound, .random = call->train};
+  mpg_cpu_parallel_for(call, mpg_shape_size(&desc->shape), 4096, run_rrelu, &p);
+  return MPG_OK;
+}
+
+/* grad times the derivative of LeakyReLU at data. */
+typedef struct backward_plan {
+  const void *grad, *data;
+  void *out;
+  mpg_dtype dtype;
+  int act_type;
+  double slope;
+} backward_plan;
+
+#define BACKWARD_LOOPS(T, exp_function, gelu_slope)                                                                   \
+  do {                                                                                                                \
+    const T *g = grads, *d = values, s = (T)p->slope;                                                                 \
+    T *y = place;                                                                                                     \
+    if (p->act_type == LEAKY) {                                                                                       \
+      MPG_INDEPENDENT for (int64_t j = 0; j < n; j++) y[j] = d[j] > 0 ? g[j] : g[j] * s;                                        \
+    } else if (p->act_type == ELU) {                                                                                  \
+      MPG_INDEPENDENT for (int64_t j = 0; j < n; j++) y[j] = d[j] > 0 ? g[j] : g[j] * (s * exp_function(d[j]));                 \
+    } else if (p->act_type == SELU) {                                                                                 \
+      MPG_INDEPENDENT for (int64_t j = 0; j < n; j++)                                                                           \
+        y[j] = g[j] * (T)SELU_SCALE * (d[j] > 0 ? 1 : (T)SELU_ALPHA * exp_function(d[j]));                            \
+    } else {                                                                                                          \
+      MPG_INDEPENDENT for (int64_t j = 0; j < n; j++) y[j] = g[j] * gelu_slope(d[j]);                                           \
+    }                                                                                                                 \
+  } while (0)
+
+static void run_backward(void *context, int64_t begin, int64_t end) {
+  const backward_plan *p = context;
+  mpg_compute compute = mpg_compute_of(p->dtype);
+  mpg_block_buffer a, b, result;
+  int64_t step = mpg_compute_direct(compute, p->dtype) ? end - begin : MPG_CPU_BLOCK;
+  for (int64_t i = begin; i < end; i += step) {
+    int64_t n = end - i < step ? end - i : step;
+    const void *grads = mpg_cpu_load(compute, p->dtype, p->grad, i, n, &a), *values = mpg_cpu_load(compute, p->dtype, p->data, i, n, &b);
+    void *place = mpg_cpu_place(compute, p->dtype, p->out, i, &result);
+    if (compute == MPG_COMPUTE_F64)
+      BACKWARD_LOOPS(double, mpg_exp, GELU_SLOPE_D);
+    else
+      BACKWARD_LOOPS(float, mpg_expf, GELU_SLOPE_F);
+    mpg_cpu_store(compute, p->dtype, p->out, i, n, place);
+  }
+}
+
+MPG_CPU_KERNEL(backward_leaky_relu) {
+  const mpg_leaky_relu_params *params = call->params;
+  backward_plan p = {call->inputs[0].data, call->inputs[1].data, call->outputs[0].data, call->inputs[0].desc.dtype, params->act_type, params->slope};
+  mpg_cpu_parallel_for(call, mpg_shape_size(&call->outputs[0].desc.shape), params->act_type == LEAKY ? 32768 : 4096, run_backward, &p);
+  return MPG_OK;
+}
+
+/* add_n: block by block, in the order of the arrays. */
+typedef struct sum_plan {
+  const mpg_kernel_call *call;
+  mpg_compute compute;
+  mpg_dtype dtype;
+} sum_plan;
+
+#define ACCUMULATE(T, field)                                              \
+  do {                                                                    \
+    const T *values = source;                                             \
+    for (int64_t j = 0; j < n; j++) sum.field[j] += values[j];            \
+  } while (0)
+
+static void run_add_n(void *context, int64_t begin, int64_t end) {
+  const sum_plan *p = context;
+  const mpg_kernel_call *call = p->call;
+  mpg_block_buffer buffer, sum;
+  size_t size = mpg_dtype_size(mpg_compute_dtype(p->compute));
+  for (int64_t i = begin; i < end; i += MPG_CPU_BLOCK) {
+    int64_t n = end - i < MPG_CPU_BLOCK ? end - i : MPG_CPU_BLOCK;
+    memcpy(&sum, mpg_cpu_load(p->compute, p->dtype, call->inputs[0].data, i, n, &buffer), (size_t)n * size);
+    for (int k = 1; k < call->num_inputs; k++) {
+      const void *source = mpg_cpu_load(p->compute, p->dtype, call->inputs[k].data, i, n, &buffer);
+      switch (p->compute) {
+        case MPG_COMPUTE_F32: ACCUMULATE(float, f32); break;
+        case MPG_COMPUTE_F64: ACCUMULATE(double, f64); break;
+        default: { /* unsigned: sums wrap around */
+          const uint64_t *values = source;
+          for (int64_t j = 0; j < n; j++) sum.i64[j] = (int64_t)((uint64_t)sum.i64[j] + values[j]);
+        }
+      }
+    }
+    mpg_cpu_store(p->compute, p->dtype, call->outputs[0].data, i, n, &sum);
+  }
+}
+
+MPG_CPU_KERNEL(add_n) {
+  mpg_dtype dtype = call->inputs[0].desc.dtype;
+  sum_plan p = {call, mpg_dtype_is_float(dtype) ? mpg_compute_of(dtype) : MPG_COMPUTE_I64, dtype};
+  mpg_cpu_parallel_for(call, mpg_shape_size(&call->outputs[0].desc.shape), 16384, run_add_n, &p);
+  return MPG_OK;
+}

@@ -1,0 +1,198 @@
+/* Softmax, its logarithm, cross-entropy, and their gradients. A row (all elements along the axis) is brought into contiguous
+ * float or double memory, unless it lies there already, and worked on there: softmax_rows.h. */
+#include <math.h>
+#include <omp.h>
+#include <string.h>
+
+#include "kernels/cpu/convert.h"
+#include "kernels/cpu/index.h"
+#include "kernels/common/vector_math_double.h"
+
+enum {
+  ROW_BLOCK = 512,
+  STRIP = 64,
+  TILE = 16,
+  GRAIN = 8192,
+  MPG_SOFTMAX_TILE = 512,
+  TILE_BYTES = 524288,
+  SHORT_ROW = 16
+};
+enum { KIND_SOFTMAX, KIND_LOG_SOFTMAX, KIND_SOFTMAX_BACK, KIND_LOG_SOFTMAX_BACK };
+
+typedef struct job { /* arrays seen as (before, n, after) */
+  int kind;
+  const mpg_view *in[2], *out, *length;
+  int64_t before, n, after, tile;
+  double scale;
+  bool direct_in[2], direct_out; /* rows lie contiguously and in the type computed in */
+  char *buffers;                 /* one for each thread */
+  size_t buffer_bytes;
+} job;
+
+typedef struct ce {
+  const mpg_view *data, *label, *loss, *max, *log_sum, *out; /* loss: the losses, or their gradient */
+  int64_t n;
+  void *losses; /* where they go instead, as numbers of the type computed in */
+  bool direct;
+  char *buffers;
+  size_t buffer_bytes;
+} ce;
+
+#define T float
+#define COMPUTE MPG_COMPUTE_F32
+#define NAME(name) name##_f32
+#define EXP mpg_expf
+#define EXP_NONPOSITIVE mpg_exp_nonpositive
+#define LOG mpg_logf
+#include "kernels/cpu/math/softmax_rows.h"
+#undef T
+#undef NAME
+#undef EXP
+#undef EXP_NONPOSITIVE
+#undef LOG
+#undef COMPUTE
+#define T double
+#define COMPUTE MPG_COMPUTE_F64
+#define NAME(name) name##_f64
+#define EXP mpg_exp
+#define EXP_NONPOSITIVE mpg_exp
+#define LOG mpg_log
+#include "kernels/cpu/math/softmax_rows.h"
+#undef T
+#undef NAME
+#undef EXP
+#undef EXP_NONPOSITIVE
+#undef LOG
+
+static mpg_status run_job(const mpg_kernel_call *call, job *p) {
+  if (p->before == 0 || p->n == 0 || p->after == 0) return MPG_OK;
+  int inputs = p->kind >= KIND_SOFTMAX_BACK ? 2 : 1;
+  bool wide = p->out->desc.dtype == MPG_FLOAT64, all_direct;
+  for (int k = 0; k < inputs; k++) wide = wide || p->in[k]->desc.dtype == MPG_FLOAT64;
+  mpg_dtype own = wide ? MPG_FLOAT64 : MPG_FLOAT32;
+  if (!p->length && (p->after > 1 || p->n < SHORT_ROW) &&
+      p->n <= TILE_BYTES / (16 * (int64_t)sizeof(double))) {
+    int64_t item = wide ? sizeof(double) : sizeof(float), columns = p->before * p->after;
+    p->tile = TILE_BYTES / (p->n * item) / 16 * 16;
+    if (p->tile > MPG_SOFTMAX_TILE) p->tile = MPG_SOFTMAX_TILE;
+    if (p->tile > (columns + 15) / 16 * 16) p->tile = (columns + 15) / 16 * 16;
+    p->buffer_bytes = (size_t)((inputs + 1) * p->tile * p->n * item);
+    p->buffers = mpg_device_scratch(call->device, p->buffer_bytes * (size_t)call->num_threads);
+    if (!p->buffers) return MPG_DEVICE_OUT_OF_MEMORY;
+    mpg_cpu_parallel_for(call, (columns + p->tile - 1) / p->tile, 1 + GRAIN / (p->n * p->tile),
+                         wide ? run_columns_f64 : run_columns_f32, p);
+    return MPG_OK;
+  }
+  p->tile = p->after < TILE ? p->after : TILE;
+  all_direct = p->direct_out = p->after == 1 && p->out->desc.dtype == own;
+  for (int k = 0; k < inputs; k++) {
+    p->direct_in[k] = p->after == 1 && p->in[k]->desc.dtype == own;
+    all_direct = all_direct && p->direct_in[k];
+  }
+  if (!all_direct) {
+    p->buffer_bytes = ((size_t)(inputs + 1) * (size_t)p->tile * (size_t)p->n * (wide ? sizeof(double) : sizeof(float)) + 63) & ~(size_t)63;
+    p->buffers = mpg_device_scratch(call->device, p->buffer_bytes * (size_t)call->num_threads);
+    if (!p->buffers) return MPG_DEVICE_OUT_OF_MEMORY;
+  }
+  int64_t units = p->before * ((p->after + p->tile - 1) / p->tile);
+  mpg_cpu_parallel_for(call, units, 1 + GRAIN / (p->n * p->tile), wide ? run_units_f64 : run_units_f32, p);
+  return MPG_OK;
+}
+
+static void set_axis(job *p, const mpg_shape *shape, int64_t axis_param) {
+  int axis = (int)(axis_param < 0 ? axis_param + shape->ndim : axis_param);
+  p->before = mpg_shape_product(shape, 0, axis);
+  p->n = shape->dims[axis];
+  p->after = mpg_shape_product(shape, axis + 1, shape->ndim);
+}
+
+static double scale_of(const mpg_opt_float *temperature) { return temperature->present ? 1 / temperature->value : 1; }
+
+static mpg_status softmax_with(const mpg_kernel_call *call, double sign) {
+  const mpg_softmax_params *params = call->params;
+  job p = {.kind = KIND_SOFTMAX, .in = {&call->inputs[0]}, .out = &call->outputs[0], .length = call->num_inputs > 1 ? &call->inputs[1] : NULL,
+           .scale = sign * scale_of(&params->temperature)};
+  set_axis(&p, &call->inputs[0].desc.shape, params->axis);
+  return run_job(call, &p);
+}
+
+MPG_CPU_KERNEL(softmax) { return softmax_with(call, 1); }
+MPG_CPU_KERNEL(softmin) { return softmax_with(call, -1); }
+
+MPG_CPU_KERNEL(log_softmax) {
+  const mpg_log_softmax_params *params = call->params;
+  job p = {.kind = KIND_LOG_SOFTMAX, .in = {&call->inputs[0]}, .out = &call->outputs[0], .scale = scale_of(&params->temperature)};
+  set_axis(&p, &call->inputs[0].desc.shape, params->axis);
+  return run_job(call, &p);
+}
+
+static mpg_status back_with(const mpg_kernel_call *call, int kind) {
+  const mpg_softmax_back_params *params = call->params;
+  job p = {.kind = kind, .in = {&call->inputs[0], &call->inputs[1]}, .out = &call->outputs[0], .scale = params->scale};
+  set_axis(&p, &call->inputs[0].desc.shape, params->axis);
+  return run_job(call, &p);
+}
+
+MPG_CPU_KERNEL(softmax_back) { return back_with(call, KIND_SOFTMAX_BACK); }
+MPG_CPU_KERNEL(log_softmax_back) { return back_with(call, KIND_LOG_SOFTMAX_BACK); }
+
+MPG_CPU_KERNEL(softmax_activation) {
+  const mpg_softmax_activation_params *params = call->params;
+  const mpg_shape *shape = &call->inputs[0].desc.shape;
+  job p = {.kind = KIND_SOFTMAX, .in = {&call->inputs[0]}, .out = &call->outputs[0], .scale = 1};
+  set_axis(&p, shape, params->mode == 0 ? 1 : -1);
+  return run_job(call, &p);
+}
+
+/* SoftmaxOutput's forward pass: along dimension 1 (multi_output), the last (preserve_shape), or all but the first. */
+MPG_CPU_KERNEL(softmax_output) {
+  const mpg_softmax_output_params *params = call->params;
+  const mpg_shape *shape = &call->inputs[0].desc.shape;
+  job p = {.kind = KIND_SOFTMAX, .in = {&call->inputs[0]}, .out = &call->outputs[0], .scale = 1};
+  set_axis(&p, shape, params->multi_output ? 1 : params->preserve_shape ? -1 : shape->ndim > 1 ? 1 : 0);
+  if (!params->multi_output && !params->preserve_shape) {
+    p.n *= p.after;
+    p.after = 1;
+  }
+  return run_job(call, &p);
+}
+
+/* --- Cross-entropy ---------------------------------------------------------------------------------------------------------- */
+
+static mpg_status run_ce(const mpg_kernel_call *call, ce *p, bool sum, mpg_range_fn narrow_body, mpg_range_fn wide_body) {
+  const mpg_shape *shape = &p->data->desc.shape;
+  int64_t rows = mpg_shape_product(shape, 0, shape->ndim - 1);
+  bool wide = p->data->desc.dtype == MPG_FLOAT64;
+  size_t item = wide ? sizeof(double) : sizeof(float), losses = 0;
+  p->n = shape->dims[shape->ndim - 1];
+  p->direct = wide || p->data->desc.dtype == MPG_FLOAT32;
+  if (sum) losses = ((size_t)rows * item + 63) & ~(size_t)63;
+  if (!p->direct) p->buffer_bytes = ((size_t)p->n * item + 63) & ~(size_t)63;
+  size_t bytes = losses + p->buffer_bytes * (size_t)call->num_threads;
+  if (bytes > 0) {
+    char *scratch = mpg_device_scratch(call->device, bytes);
+    if (!scratch) return MPG_DEVICE_OUT_OF_MEMORY;
+    p->losses = sum ? scratch : NULL;
+    p->buffers = scratch + losses;
+  }
+  if (rows > 0 && p->n > 0) mpg_cpu_parallel_for(call, rows, 1 + GRAIN / p->n, wide ? wide_body : narrow_body, p);
+  if (sum && wide) store_one_f64(p->loss, 0, rows > 0 ? row_sum_f64(p->losses, rows) : 0);
+  if (sum && !wide) store_one_f32(p->loss, 0, rows > 0 ? row_sum_f32(p->losses, rows) : 0);
+  return MPG_OK;
+}
+
+MPG_CPU_KERNEL(softmax_cross_entropy) {
+  ce p = {.data = &call->inputs[0], .label = &call->inputs[1], .loss = &call->outputs[0]};
+  return run_ce(call, &p, true, ce_rows_f32, ce_rows_f64);
+}
+
+MPG_CPU_KERNEL(softmax_ce) {
+  ce p = {.data = &call->inputs[0], .label = &call->inputs[1], .loss = &call->outputs[0], .max = &call->outputs[1], .log_sum = &call->outputs[2]};
+  return run_ce(call, &p, false, ce_rows_f32, ce_rows_f64);
+}
+
+MPG_CPU_KERNEL(softmax_ce_back) {
+  ce p = {.data = &call->inputs[1], .label = &call->inputs[2], .loss = &call->inputs[0], .max = &call->inputs[3],
+          .log_sum = &call->inputs[4], .out = &call->outputs[0]};
+  return run_ce(call, &p, false, ce_back_rows_f32, ce_back_rows_f64);
+}

@@ -1,0 +1,21 @@
+/* Ops that rearrange elements, on GPUs: kernels/common/shape.inc. */
+#include "kernels/cuda/array/move.h"
+
+#define MPG_KERNEL(name)                                        \
+  mpg_status mpg_cuda_##name(const mpg_kernel_call *call);      \
+  mpg_status mpg_cuda_##name(const mpg_kernel_call *call)
+#define run_move mpg_cuda_move
+#define spread mpg_cuda_spread
+#define fill mpg_cuda_fill
+#define element_of mpg_cuda_element
+#include "kernels/common/shape.inc"
+
+MPG_KERNEL(shape_array) {
+  const mpg_shape *shape = &call->inputs[0].desc.shape;
+  return mpg_cuda_write(call, shape->dims, shape->ndim, call->outputs[0].data);
+}
+
+MPG_KERNEL(size_array) {
+  int64_t count = count_of(&call->inputs[0]);
+  return mpg_cuda_write(call, &count, 1, call->outputs[0].data);
+}

@@ -1,0 +1,97 @@
+/* What the source of a specialised group begins with: formulas, rounding, loads and stores. Also the interpreter's, so that both compute the same.
+ * Everything here and all that it includes is compiled by NVRTC, which has no headers of its own but those it is given (specialise.cu). */
+#ifndef KERNELS_CUDA_FUSION_GENERATED_H
+#define KERNELS_CUDA_FUSION_GENERATED_H
+
+#ifdef __CUDACC_RTC__
+typedef unsigned char uint8_t;
+typedef signed char int8_t;
+typedef unsigned short uint16_t;
+typedef int int32_t;
+typedef unsigned uint32_t;
+typedef long long int64_t;
+typedef unsigned long long uint64_t;
+#define INT32_MIN (-2147483647 - 1)
+#define INT64_MIN (-9223372036854775807LL - 1)
+#define INFINITY __int_as_float(0x7f800000)
+#define NAN __int_as_float(0x7fffffff)
+#define M_PI 3.14159265358979323846
+#else
+#include <cuda_runtime.h>
+#include <math.h>
+#endif
+
+#include "kernels/common/binary.h"
+#include "kernels/common/unary.h"
+#include "kernels/cuda/elements.h"
+
+enum { MPG_GROUP_ELEMENTS = 4 }; /* of a thread */
+
+/* --- Formulas: mpg_unary::NAME::at(x, constants), mpg_binary::NAME::at(x, y) --------------------------------------------------- */
+namespace mpg_unary {
+#define FLOAT_ROWS(name, expression_f, expression_d)      \
+  struct name {                                           \
+    static MPG_MEMBER float at(float x, const float *constants) { \
+      (void)constants;                                    \
+      return (float)(expression_f);                       \
+    }                                                     \
+  };
+#include "kernels/common/unary.def"
+} // namespace mpg_unary
+namespace mpg_binary {
+#define FLOAT_ROWS(name, expression_f, expression_d)                                       \
+  struct name {                                                                            \
+    static MPG_MEMBER float at(float x, float y) { return (float)(expression_f); }         \
+  };
+#include "kernels/common/binary.def"
+} // namespace mpg_binary
+
+template <class T> MPG_ANYWHERE float mpg_rounded(float x) { return mpg_to<float>(mpg_to<T>(x)); }
+
+/* --- Memory ------------------------------------------------------------------------------------------------------------------- */
+template <class T>
+struct __align__(MPG_GROUP_ELEMENTS * sizeof(T)) mpg_few {
+  T values[MPG_GROUP_ELEMENTS];
+};
+
+/* `place(i, &where)` finds element i of the domain in an operand; false: where it moves it is another element's to store. */
+struct mpg_everywhere {
+  static __device__ __forceinline__ bool at(int64_t i, int64_t *place) {
+    *place = i;
+    return true;
+  }
+};
+template <class T, class P>
+__device__ __forceinline__ void mpg_load_few(const void *memory, bool packed, int64_t begin, int count, float *to) {
+  const T *data = (const T *)memory;
+  if (packed && count == MPG_GROUP_ELEMENTS) {
+    mpg_few<T> all = ((const mpg_few<T> *)data)[begin / MPG_GROUP_ELEMENTS];
+#pragma unroll
+    for (int k = 0; k < MPG_GROUP_ELEMENTS; k++) to[k] = mpg_to<float>(all.values[k]);
+    return;
+  }
+#pragma unroll
+  for (int k = 0; k < MPG_GROUP_ELEMENTS; k++) {
+    int64_t place = 0;
+    if (k < count) P::at(begin + k, &place);
+    to[k] = k < count ? mpg_to<float>(data[place]) : 0.0f;
+  }
+}
+template <class T, class P>
+__device__ __forceinline__ void mpg_store_few(void *memory, bool packed, int64_t begin, int count, const float *from) {
+  T *data = (T *)memory;
+  if (packed && count == MPG_GROUP_ELEMENTS) {
+    mpg_few<T> all;
+#pragma unroll
+    for (int k = 0; k < MPG_GROUP_ELEMENTS; k++) all.values[k] = mpg_to<T>(from[k]);
+    ((mpg_few<T> *)data)[begin / MPG_GROUP_ELEMENTS] = all;
+    return;
+  }
+#pragma unroll
+  for (int k = 0; k < MPG_GROUP_ELEMENTS; k++) {
+    int64_t place = 0;
+    if (k < count && P::at(begin + k, &place)) data[place] = mpg_to<T>(from[k]);
+  }
+}
+
+#endif

@@ -1,0 +1,408 @@
+/* Attention without the matrix of scores: tiles of query rows against tiles of keys, with the sums of the softmax kept up to date from tile to tile; backward,
+ * tiles of weights are worked out again from those sums. cuDNN's is not used: it has no float32, and its dropout draws other numbers than the CPU's.
+ *
+ * Every element is summed over keys (or rows) in ascending order by one block, without atomics: the same bits each time. A block has 16 x 16 threads, each with
+ * EACH x EACH neighbours of a tile. Of wide heads each block makes a tile's width of the result's columns. */
+#include "kernels/common/vector_math.h"
+#include "kernels/cuda/layers/attention.h"
+
+namespace {
+
+enum { SIDE = 16, THREADS = SIDE * SIDE, CHUNK = 32 /* features at a time in a product */ };
+
+/* Neighbours of a thread along either side of a tile: what shared memory has room for. */
+template <class C> struct tiling { enum { EACH = 4, TILE = EACH * SIDE, LINE = TILE + 4 }; };
+template <> struct tiling<double> { enum { EACH = 2, TILE = EACH * SIDE, LINE = TILE + 2 }; };
+
+MPG_ANYWHERE float exponential(float x) { return mpg_expf(x); }
+MPG_ANYWHERE double exponential(double x) { return exp(x); }
+MPG_ANYWHERE float sum_of(float x, float y, float sum) { return fmaf(x, y, sum); }
+MPG_ANYWHERE double sum_of(double x, double y, double sum) { return fma(x, y, sum); }
+
+/* Where a thread stands in tiles, and which head its block works on. */
+template <class C>
+struct unit {
+  int tx, ty;
+  int64_t index, batch, head, first; /* first: row or key of the block's tile */
+  C *tile_a, *tile_b;                /* shared: TILE lines each */
+  C *chunk_a, *chunk_b;              /* shared: CHUNK lines each */
+};
+template <class T>
+__device__ __forceinline__ unit<mpg_compute_t<T>> unit_of(const mpg_attention<T> &p, int64_t extent, bool last_first) {
+  typedef mpg_compute_t<T> C;
+  typedef tiling<C> t;
+  unit<C> u;
+  int64_t tiles = (extent + t::TILE - 1) / t::TILE, tile = blockIdx.x % tiles;
+  u.tx = threadIdx.x % SIDE, u.ty = threadIdx.x / SIDE;
+  u.index = blockIdx.x / tiles;
+  u.batch = u.index / p.heads, u.head = u.index % p.heads;
+  u.first = (last_first ? tiles - 1 - tile : tile) * t::TILE; /* where later rows see more, they start first */
+  u.tile_a = mpg_cuda_shared<C>();
+  u.tile_b = u.tile_a + t::TILE * t::LINE;
+  u.chunk_a = u.tile_b + t::TILE * t::LINE;
+  u.chunk_b = u.chunk_a + CHUNK * t::LINE;
+  return u;
+}
+template <class C>
+size_t shared_bytes() {
+  typedef tiling<C> t;
+  return (size_t)(2 * t::TILE + 2 * CHUNK) * t::LINE * sizeof(C);
+}
+
+/* Rows [first, first + TILE) of features [from, from + CHUNK), transposed, times a factor; zeros beyond. */
+template <class T, class C>
+__device__ __forceinline__ void load_transposed(const T *rows, int64_t by_row, int64_t first, int64_t count, int64_t from, int64_t width, C factor, C *to) {
+  typedef tiling<C> t;
+  for (int i = threadIdx.x; i < t::TILE * CHUNK; i += THREADS) {
+    int e = i % CHUNK, r = i / CHUNK;
+    bool there = first + r < count && from + e < width;
+    to[e * t::LINE + r] = there ? mpg_to<C>(rows[(first + r) * by_row + from + e]) * factor : (C)0;
+  }
+}
+/* Rows of TILE features from `from` on, as they lie. */
+template <class T, class C>
+__device__ __forceinline__ void load_rows(const T *rows, int64_t by_row, int64_t first, int64_t count, int64_t from, int64_t width, C factor, C *to) {
+  typedef tiling<C> t;
+  for (int i = threadIdx.x; i < t::TILE * t::TILE; i += THREADS) {
+    int e = i % t::TILE, r = i / t::TILE;
+    bool there = first + r < count && from + e < width;
+    to[r * t::LINE + e] = there ? mpg_to<C>(rows[(first + r) * by_row + from + e]) * factor : (C)0;
+  }
+}
+
+/* s[r][k] = <a's row a_first + ty * EACH + r, b's row b_first + tx * EACH + k> */
+template <class T, class C>
+__device__ __forceinline__ void multiply_rows(const unit<C> &u, const T *a, int64_t a_by, int64_t a_first, int64_t a_count, C factor, const T *b, int64_t b_by, int64_t b_first,
+                                              int64_t b_count, int64_t width, C (*s)[tiling<C>::EACH]) {
+  typedef tiling<C> t;
+  for (int r = 0; r < t::EACH; r++)
+    for (int k = 0; k < t::EACH; k++) s[r][k] = 0;
+  for (int64_t from = 0; from < width; from += CHUNK) {
+    __syncthreads(); /* what was there has been read */
+    load_transposed(a, a_by, a_first, a_count, from, width, factor, u.chunk_a);
+    load_transposed(b, b_by, b_first, b_count, from, width, (C)1, u.chunk_b);
+    __syncthreads();
+    int n = width - from < CHUNK ? (int)(width - from) : CHUNK;
+    for (int e = 0; e < n; e++) {
+      const C *x = u.chunk_a + e * t::LINE + u.ty * t::EACH, *y = u.chunk_b + e * t::LINE + u.tx * t::EACH;
+#pragma unroll
+      for (int r = 0; r < t::EACH; r++)
+#pragma unroll
+        for (int k = 0; k < t::EACH; k++) s[r][k] = sum_of(x[r], y[k], s[r][k]);
+    }
+  }
+}
+
+/* sums[r][k] += sum over lines l < n of a[l][ty * EACH + r] * b[l][tx * EACH + k]; both in shared memory */
+template <class C>
+__device__ __forceinline__ void add_products(const unit<C> &u, const C *a, const C *b, int n, C (*sums)[tiling<C>::EACH]) {
+  typedef tiling<C> t;
+  for (int l = 0; l < n; l++) {
+    const C *x = a + l * t::LINE + u.ty * t::EACH, *y = b + l * t::LINE + u.tx * t::EACH;
+#pragma unroll
+    for (int r = 0; r < t::EACH; r++)
+#pragma unroll
+      for (int k = 0; k < t::EACH; k++) sums[r][k] = sum_of(x[r], y[k], sums[r][k]);
+  }
+}
+
+/* Adds the mask; what is not seen becomes -inf. */
+template <class T, class C>
+__device__ __forceinline__ void hide(const mpg_attention<T> &p, const unit<C> &u, int64_t row, int64_t key, C (*s)[tiling<C>::EACH]) {
+  typedef tiling<C> t;
+  const T *mask = p.mask ? p.mask + u.batch * p.mask_batch + u.head * p.mask_head : NULL;
+  for (int r = 0; r < t::EACH; r++)
+    for (int k = 0; k < t::EACH; k++) {
+      if (!mpg_sees(p, row + r, key + k)) s[r][k] = -(C)INFINITY;
+      else if (mask) s[r][k] += mpg_to<C>(mask[(row + r) * p.mask_row + (key + k) * p.mask_key]);
+    }
+}
+
+/* Which of a thread's weights stay: bit r * EACH + k. */
+template <class T, class C>
+__device__ __forceinline__ uint32_t kept_of(const mpg_attention<T> &p, const unit<C> &u, int64_t row, int64_t key) {
+  typedef tiling<C> t;
+  uint32_t kept = 0;
+  mpg_random_key drawn = mpg_key_of(p);
+  for (int r = 0; r < t::EACH; r++) {
+    uint64_t first = mpg_random_position(&drawn, (uint64_t)((u.index * p.rows + row + r) * p.keys + key)), block = ~(uint64_t)0;
+    mpg_philox_block words = {{0, 0, 0, 0}};
+    for (int k = 0; k < t::EACH; k++) {
+      if ((first + (uint64_t)k) >> 2 != block) {
+        block = (first + (uint64_t)k) >> 2;
+        words = mpg_philox(drawn.seed, drawn.call, block);
+      }
+      if ((words.value[(first + (uint64_t)k) & 3] >> 8) < p.threshold) kept |= 1u << (r * t::EACH + k);
+    }
+  }
+  return kept;
+}
+
+/* Over the 16 threads that share rows. */
+template <class C, class F>
+__device__ __forceinline__ C across_row(C value, F combine) {
+  for (int lanes = SIDE / 2; lanes; lanes >>= 1) value = combine(value, __shfl_xor_sync(0xffffffffu, value, lanes));
+  return value;
+}
+struct more { /* NaN is left out */
+  template <class C> MPG_MEMBER C operator()(C a, C b) const { return b > a ? b : a; }
+};
+
+template <class T>
+__global__ void __launch_bounds__(THREADS) forward_kernel(mpg_attention<T> p) {
+  typedef mpg_compute_t<T> C;
+  typedef tiling<C> t;
+  unit<C> u = unit_of(p, p.rows, p.causal);
+  int64_t row = u.first + u.ty * t::EACH, column = (int64_t)blockIdx.y * t::TILE, end = p.causal && u.first + t::TILE < p.keys ? u.first + t::TILE : p.keys;
+  const T *query = mpg_at(p.query, u.batch, u.head), *keys = mpg_at(p.key, u.batch, u.head), *values = mpg_at(p.value, u.batch, u.head);
+  C max[t::EACH], total[t::EACH], out[t::EACH][t::EACH], s[t::EACH][t::EACH];
+  for (int r = 0; r < t::EACH; r++) {
+    max[r] = -(C)INFINITY, total[r] = 0;
+    for (int k = 0; k < t::EACH; k++) out[r][k] = 0;
+  }
+  for (int64_t first = 0; first < end; first += t::TILE) {
+    int64_t key = first + u.tx * t::EACH;
+    multiply_rows(u, query, p.query.by_row, u.first, p.rows, p.scale, keys, p.key.by_row, first, p.keys, p.width, s);
+    hide(p, u, row, key, s);
+    load_rows(values, p.value.by_row, first, p.keys, column, p.value_width, (C)1, u.tile_b); /* its readers have met in multiply_rows */
+    uint32_t kept = p.drops ? kept_of(p, u, row, key) : 0;
+    for (int r = 0; r < t::EACH; r++) {
+      C most = s[r][0], sum = 0;
+      for (int k = 1; k < t::EACH; k++) most = more()(most, s[r][k]);
+      most = more()(max[r], across_row(most, more()));
+      C shift = most == -(C)INFINITY ? (C)0 : most, shrink = exponential(max[r] - shift);
+      for (int k = 0; k < t::EACH; k++) {
+        s[r][k] = exponential(s[r][k] - shift);
+        sum += s[r][k];
+      }
+      total[r] = total[r] * shrink + across_row(sum, mpg_plus());
+      max[r] = most;
+      for (int k = 0; k < t::EACH; k++) {
+        out[r][k] *= shrink;
+        if (p.drops) s[r][k] = kept >> (r * t::EACH + k) & 1 ? s[r][k] * p.kept_scale : (C)0;
+        u.tile_a[(u.tx * t::EACH + k) * t::LINE + u.ty * t::EACH + r] = s[r][k];
+      }
+    }
+    __syncthreads();
+    add_products(u, u.tile_a, u.tile_b, end - first < t::TILE ? (int)(end - first) : (int)t::TILE, out);
+  }
+  T *result = mpg_at(p.result, u.batch, u.head);
+  C *sums = p.sums + 2 * u.index * p.rows;
+  for (int r = 0; r < t::EACH && row + r < p.rows; r++) {
+    C factor = 1 / total[r];
+    for (int k = 0; k < t::EACH; k++) {
+      int64_t c = column + u.tx * t::EACH + k;
+      if (c < p.value_width) result[(row + r) * p.result.by_row + c] = mpg_to<T>(out[r][k] * factor);
+    }
+    if (u.tx == 0 && blockIdx.y == 0) sums[row + r] = max[r], sums[p.rows + row + r] = total[r];
+  }
+}
+
+/* One warp a row. */
+template <class T>
+__global__ void inner_kernel(mpg_attention<T> p, int64_t count) {
+  typedef mpg_compute_t<T> C;
+  int64_t i = MPG_CUDA_INDEX / 32, index = i / p.rows, row = i % p.rows;
+  if (i >= count) return;
+  const T *grad = mpg_at(p.grad, index / p.heads, index % p.heads) + row * p.grad.by_row, *output = mpg_at(p.output, index / p.heads, index % p.heads) + row * p.output.by_row;
+  C sum = 0;
+  for (int64_t e = threadIdx.x & 31; e < p.value_width; e += 32) sum = sum_of(mpg_to<C>(grad[e]), mpg_to<C>(output[e]), sum);
+  sum = mpg_warp_reduce(sum, mpg_plus());
+  if ((threadIdx.x & 31) == 0) p.inner[i] = sum;
+}
+
+/* The weights of a tile once more (as they were dropped), and the gradients of its scores. */
+template <class T, class C>
+__device__ __forceinline__ void weights_again(const mpg_attention<T> &p, const unit<C> &u, int64_t rows, int64_t keys, C (*s)[tiling<C>::EACH], C (*d)[tiling<C>::EACH]) {
+  typedef tiling<C> t;
+  int64_t row = rows + u.ty * t::EACH, key = keys + u.tx * t::EACH;
+  multiply_rows(u, (const T *)mpg_at(p.query, u.batch, u.head), p.query.by_row, rows, p.rows, p.scale, (const T *)mpg_at(p.key, u.batch, u.head), p.key.by_row, keys, p.keys, p.width, s);
+  hide(p, u, row, key, s);
+  multiply_rows(u, (const T *)mpg_at(p.grad, u.batch, u.head), p.grad.by_row, rows, p.rows, (C)1, (const T *)mpg_at(p.value, u.batch, u.head), p.value.by_row, keys, p.keys, p.value_width, d);
+  uint32_t kept = p.drops ? kept_of(p, u, row, key) : 0;
+  const C *sums = p.sums + 2 * u.index * p.rows, *inner = p.inner + u.index * p.rows;
+  for (int r = 0; r < t::EACH; r++) {
+    bool there = row + r < p.rows;
+    C shift = there ? sums[row + r] : (C)0, factor = there ? 1 / sums[p.rows + row + r] : (C)0, less = there ? inner[row + r] : (C)0;
+    for (int k = 0; k < t::EACH; k++) {
+      bool seen = mpg_sees(p, row + r, key + k), stays = !p.drops || (kept >> (r * t::EACH + k) & 1);
+      C weight = seen ? exponential(s[r][k] - shift) * factor : (C)0;
+      s[r][k] = !p.drops ? weight : stays ? weight * p.kept_scale : (C)0;
+      if (p.drops) d[r][k] = stays ? d[r][k] * p.kept_scale : (C)0;
+      d[r][k] = seen ? weight * (d[r][k] - less) : (C)0;
+    }
+  }
+}
+
+/* A thread's part of a tile, with a line for each row. */
+template <class C>
+__device__ __forceinline__ void store_tile(const unit<C> &u, const C (*s)[tiling<C>::EACH]) {
+  typedef tiling<C> t;
+  for (int r = 0; r < t::EACH; r++)
+    for (int k = 0; k < t::EACH; k++) u.tile_a[(u.ty * t::EACH + r) * t::LINE + u.tx * t::EACH + k] = s[r][k];
+}
+
+/* The gradients of a tile of keys and values: rows in ascending order. */
+template <class T>
+__global__ void __launch_bounds__(THREADS) keys_kernel(mpg_attention<T> p) {
+  typedef mpg_compute_t<T> C;
+  typedef tiling<C> t;
+  unit<C> u = unit_of(p, p.keys, false);
+  int64_t column = (int64_t)blockIdx.y * t::TILE;
+  const T *query = mpg_at(p.query, u.batch, u.head), *grad = mpg_at(p.grad, u.batch, u.head);
+  C key_grads[t::EACH][t::EACH], value_grads[t::EACH][t::EACH], s[t::EACH][t::EACH], d[t::EACH][t::EACH];
+  for (int r = 0; r < t::EACH; r++)
+    for (int k = 0; k < t::EACH; k++) key_grads[r][k] = value_grads[r][k] = 0;
+  for (int64_t first = p.causal ? u.first : 0; first < p.rows; first += t::TILE) {
+    int n = p.rows - first < t::TILE ? (int)(p.rows - first) : (int)t::TILE;
+    weights_again(p, u, first, u.first, s, d);
+    store_tile(u, s);
+    load_rows(grad, p.grad.by_row, first, p.rows, column, p.value_width, (C)1, u.tile_b);
+    __syncthreads();
+    add_products(u, u.tile_a, u.tile_b, n, value_grads);
+    __syncthreads();
+    store_tile(u, d);
+    load_rows(query, p.query.by_row, first, p.rows, column, p.width, p.scale, u.tile_b);
+    __syncthreads();
+    add_products(u, u.tile_a, u.tile_b, n, key_grads);
+  }
+  T *key_grad = mpg_at(p.key_grad, u.batch, u.head), *value_grad = mpg_at(p.value_grad, u.batch, u.head);
+  for (int r = 0; r < t::EACH; r++)
+    for (int k = 0; k < t::EACH; k++) {
+      int64_t key = u.first + u.ty * t::EACH + r, c = column + u.tx * t::EACH + k;
+      if (key < p.keys && c < p.width) key_grad[key * p.key_grad.by_row + c] = mpg_to<T>(key_grads[r][k]);
+      if (key < p.keys && c < p.value_width) value_grad[key * p.value_grad.by_row + c] = mpg_to<T>(value_grads[r][k]);
+    }
+}
+
+/* The gradients of a tile of rows: keys in ascending order. */
+template <class T>
+__global__ void __launch_bounds__(THREADS) rows_kernel(mpg_attention<T> p) {
+  typedef mpg_compute_t<T> C;
+  typedef tiling<C> t;
+  unit<C> u = unit_of(p, p.rows, p.causal);
+  int64_t column = (int64_t)blockIdx.y * t::TILE, end = p.causal && u.first + t::TILE < p.keys ? u.first + t::TILE : p.keys;
+  const T *keys = mpg_at(p.key, u.batch, u.head);
+  C grads[t::EACH][t::EACH], s[t::EACH][t::EACH], d[t::EACH][t::EACH];
+  for (int r = 0; r < t::EACH; r++)
+    for (int k = 0; k < t::EACH; k++) grads[r][k] = 0;
+  for (int64_t first = 0; first < end; first += t::TILE) {
+    weights_again(p, u, u.first, first, s, d);
+    __syncthreads();
+    for (int r = 0; r < t::EACH; r++)
+      for (int k = 0; k < t::EACH; k++) u.tile_a[(u.tx * t::EACH + k) * t::LINE + u.ty * t::EACH + r] = d[r][k];
+    load_rows(keys, p.key.by_row, first, p.keys, column, p.width, (C)1, u.tile_b);
+    __syncthreads();
+    add_products(u, u.tile_a, u.tile_b, end - first < t::TILE ? (int)(end - first) : (int)t::TILE, grads);
+  }
+  T *query_grad = mpg_at(p.query_grad, u.batch, u.head);
+  for (int r = 0; r < t::EACH; r++)
+    for (int k = 0; k < t::EACH; k++) {
+      int64_t row = u.first + u.ty * t::EACH + r, c = column + u.tx * t::EACH + k;
+      if (row < p.rows && c < p.width) query_grad[row * p.query_grad.by_row + c] = mpg_to<T>(grads[r][k] * p.scale);
+    }
+}
+
+/* --- Arguments -------------------------------------------------------------------------------------------------------------------------- */
+template <class T>
+mpg_place<T> place_of(const mpg_view *view, const mpg_tuple *where) {
+  const int64_t *v = where->values;
+  return mpg_place<T>{(T *)view->data + v[0], v[1], v[2], v[3]};
+}
+
+template <class T>
+mpg_attention<T> attention_of(const mpg_kernel_call *call, const mpg_view *inputs, const mpg_view *mask) {
+  typedef mpg_compute_t<T> C;
+  const mpg_attention_params *params = (const mpg_attention_params *)call->params;
+  const int64_t *s = params->sizes.values, *m = params->mask_at.values;
+  mpg_attention<T> p = {};
+  p.heads = s[1], p.rows = s[2], p.keys = s[3], p.width = s[4], p.value_width = s[5];
+  p.query = place_of<T>(&inputs[0], &params->query_at);
+  p.key = place_of<T>(&inputs[1], &params->key_at);
+  p.value = place_of<T>(&inputs[2], &params->value_at);
+  if (params->mask_at.count == 4) {
+    p.mask = (const T *)mask->data;
+    p.mask_batch = m[0], p.mask_head = m[1], p.mask_row = m[2], p.mask_key = m[3];
+  }
+  double keep = 1 - params->p;
+  p.scale = (C)params->scale;
+  p.kept_scale = (C)(keep > 0 ? 1 / keep : 0);
+  p.threshold = (uint32_t)(keep * 0x1p24 + 0.5);
+  p.causal = params->causal;
+  p.drops = params->p > 0;
+  return p;
+}
+
+template <class T>
+dim3 grid_of(const mpg_kernel_call *call, int64_t extent, int64_t columns) {
+  typedef tiling<mpg_compute_t<T>> t;
+  const int64_t *s = ((const mpg_attention_params *)call->params)->sizes.values;
+  return dim3((unsigned)(s[0] * s[1] * ((extent + t::TILE - 1) / t::TILE)), (unsigned)((columns + t::TILE - 1) / t::TILE));
+}
+
+/* Halves of the sizes that tensor cores are programmed for (attention_tensor.cu); *done: they were. */
+template <class T>
+mpg_status forward_by_tensor(const mpg_kernel_call *call, const mpg_attention<T> &p, bool *done) {
+  *done = mpg_attention_has_tensor(p.width, p.value_width);
+  return *done ? mpg_attention_tensor_forward(call, p, ((const mpg_attention_params *)call->params)->sizes.values[0]) : MPG_OK;
+}
+template <class T>
+mpg_status backward_by_tensor(const mpg_kernel_call *call, const mpg_attention<T> &p, bool *done) {
+  *done = mpg_attention_has_tensor(p.width, p.value_width);
+  return *done ? mpg_attention_tensor_backward(call, p, ((const mpg_attention_params *)call->params)->sizes.values[0]) : MPG_OK;
+}
+#define NOT_BY_TENSOR(T)                                                                                                                       \
+  template <> mpg_status forward_by_tensor<T>(const mpg_kernel_call *, const mpg_attention<T> &, bool *done) { return *done = false, MPG_OK; } \
+  template <> mpg_status backward_by_tensor<T>(const mpg_kernel_call *, const mpg_attention<T> &, bool *done) { return *done = false, MPG_OK; }
+NOT_BY_TENSOR(float)
+NOT_BY_TENSOR(double)
+
+template <class T>
+mpg_status forward(const mpg_kernel_call *call) {
+  typedef mpg_compute_t<T> C;
+  mpg_attention<T> p = attention_of<T>(call, call->inputs, &call->inputs[3]);
+  p.result = place_of<T>(&call->outputs[0], &((const mpg_attention_params *)call->params)->result_at);
+  p.sums = (C *)call->outputs[1].data;
+  p.draw = mpg_cuda_key_of(call);
+  if (call->num_outputs > 2) MPG_TRY(mpg_cuda_write_key(call, (uint64_t *)call->outputs[2].data));
+  bool done;
+  MPG_TRY(forward_by_tensor(call, p, &done));
+  if (done) return MPG_OK;
+  return mpg_cuda_launch(call, forward_kernel<T>, grid_of<T>(call, p.rows, p.value_width), THREADS, shared_bytes<C>(), p);
+}
+
+template <class T>
+mpg_status backward(const mpg_kernel_call *call) {
+  typedef mpg_compute_t<T> C;
+  const mpg_attention_params *params = (const mpg_attention_params *)call->params;
+  bool drops = params->p > 0;
+  mpg_attention<T> p = attention_of<T>(call, call->inputs + 1, &call->inputs[6 + drops]);
+  int64_t count = params->sizes.values[0] * p.heads * p.rows;
+  p.grad = place_of<T>(&call->inputs[0], &params->result_at);
+  p.output = place_of<T>(&call->inputs[4], &params->result_at);
+  p.sums = (C *)call->inputs[5].data;
+  if (drops) p.drawn = (const uint64_t *)call->inputs[6].data;
+  p.query_grad = place_of<T>(&call->outputs[0], &params->query_at);
+  p.key_grad = place_of<T>(&call->outputs[params->packed ? 0 : 1], &params->key_at);
+  p.value_grad = place_of<T>(&call->outputs[params->packed ? 0 : 2], &params->value_at);
+  if (!(p.inner = (C *)mpg_device_scratch(call->device, (size_t)count * sizeof(C)))) return MPG_DEVICE_OUT_OF_MEMORY;
+  MPG_TRY(mpg_cuda_launch(call, inner_kernel<T>, mpg_cuda_blocks(count, MPG_CUDA_THREADS / 32), MPG_CUDA_THREADS, 0, p, count));
+  bool done;
+  MPG_TRY(backward_by_tensor(call, p, &done));
+  if (done) return MPG_OK;
+  int64_t widest = p.width > p.value_width ? p.width : p.value_width;
+  MPG_TRY(mpg_cuda_launch(call, keys_kernel<T>, grid_of<T>(call, p.keys, widest), THREADS, shared_bytes<C>(), p));
+  return mpg_cuda_launch(call, rows_kernel<T>, grid_of<T>(call, p.rows, p.width), THREADS, shared_bytes<C>(), p);
+}
+
+} // namespace
+
+MPG_CUDA_KERNEL(attention) {
+  MPG_CUDA_FLOAT_DTYPE(call->inputs[0].desc.dtype, T, return forward<T>(call));
+  return MPG_OK;
+}
+
+MPG_CUDA_KERNEL(attention_backward) {
+  MPG_CUDA_FLOAT_DTYPE(call->inputs[0].desc.dtype, T, return backward<T>(call));
+  return MPG_OK;
+}

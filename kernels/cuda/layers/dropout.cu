@@ -1,0 +1,163 @@
+/* Dropout: the masks of kernels/cpu/math/random.c, number for number. A thread has four neighbours, which mostly take their words from one Philox block. */
+#include "kernels/cuda/access.h"
+
+namespace {
+
+enum { EACH = 4 };
+
+struct plan {
+  mpg_cuda_key key;
+  const uint64_t *draw; /* what mpg_cuda_write_key has kept of another one instead; NULL: nothing */
+  double scale;
+  uint32_t threshold;   /* kept when the upper 24 bits of the word are below */
+  int64_t part, whole, begin; /* of a part of an array: `part` elements together, of `whole` of the array, from `begin` on; part 0: all of it */
+  int ndim;                   /* of a mask that is shared along axes; 0: the mask has the data's shape */
+  int64_t dims[MPG_MAX_NDIM], strides[MPG_MAX_NDIM];
+};
+
+/* Draws the mask's elements [first, first + count), count <= EACH. */
+__device__ __forceinline__ void draw(const plan &p, mpg_random_key key, int64_t first, int count, uint8_t *kept) {
+  mpg_philox_block words = {{0, 0, 0, 0}};
+  uint64_t block = 0;
+  bool have = false;
+  for (int k = 0; k < count; k++) {
+    int64_t at = first + k;
+    if (p.part) at = at / p.part * p.whole + p.begin + at % p.part;
+    uint64_t position = mpg_random_position(&key, (uint64_t)at);
+    if (!have || position >> 2 != block) {
+      block = position >> 2;
+      words = mpg_philox(key.seed, key.call, block);
+      have = true;
+    }
+    kept[k] = (words.value[position & 3] >> 8) < p.threshold;
+  }
+}
+
+__device__ __forceinline__ mpg_random_key key_of(const plan &p) { return p.draw ? mpg_cuda_read_key(p.draw) : p.key.read(); }
+
+__global__ void mask_kernel(plan p, uint8_t *mask, int64_t count) {
+  mpg_random_key key = key_of(p);
+  for (int64_t i = MPG_CUDA_INDEX * EACH; i < count; i += MPG_CUDA_STRIDE * EACH) {
+    uint8_t kept[EACH];
+    int n = count - i < EACH ? (int)(count - i) : EACH;
+    draw(p, key, i, n, kept);
+    for (int k = 0; k < n; k++) mask[i + k] = kept[k];
+  }
+}
+
+/* The mask drawn, and what it keeps. */
+template <class T, class C>
+__global__ void dropout_kernel(plan p, const T *in, T *out, uint8_t *mask, int64_t count) {
+  mpg_random_key key = key_of(p);
+  C scale = (C)p.scale;
+  for (int64_t i = MPG_CUDA_INDEX * EACH; i < count; i += MPG_CUDA_STRIDE * EACH) {
+    uint8_t kept[EACH];
+    int n = count - i < EACH ? (int)(count - i) : EACH;
+    draw(p, key, i, n, kept);
+    for (int k = 0; k < n; k++) {
+      mask[i + k] = kept[k];
+      out[i + k] = mpg_to<T>(kept[k] ? mpg_to<C>(in[i + k]) * scale : (C)0);
+    }
+  }
+}
+
+/* What a mask keeps. */
+template <class T, class C>
+__global__ void apply_kernel(plan p, const T *in, T *out, const uint8_t *mask, int64_t count) {
+  C scale = (C)p.scale;
+  for (int64_t i = MPG_CUDA_INDEX; i < count; i += MPG_CUDA_STRIDE) {
+    int64_t at = i;
+    if (p.ndim) {
+      int64_t rest = i;
+      at = 0;
+      for (int d = p.ndim - 1; d >= 0; d--) {
+        at += rest % p.dims[d] * p.strides[d];
+        rest /= p.dims[d];
+      }
+    }
+    out[i] = mpg_to<T>(mask[at] ? mpg_to<C>(in[i]) * scale : (C)0);
+  }
+}
+
+#define BY_DTYPE(dtype, LAUNCH)                        \
+  switch (dtype) {                                     \
+    case MPG_FLOAT32: return LAUNCH(float, float);     \
+    case MPG_FLOAT64: return LAUNCH(double, double);   \
+    case MPG_FLOAT16: return LAUNCH(mpg_half, float);  \
+    default: return LAUNCH(mpg_bfloat16, float);       \
+  }
+
+mpg_status apply(const mpg_kernel_call *call, const plan &p, const mpg_view *data, const uint8_t *mask) {
+  int64_t count = count_of(data);
+#define APPLY(T, C)                                                                                                                             \
+  mpg_cuda_launch(call, apply_kernel<T, C>, mpg_cuda_blocks(count, 4 * MPG_CUDA_THREADS), MPG_CUDA_THREADS, 0, p, (const T *)data->data, \
+                  (T *)call->outputs[0].data, mask, count)
+  BY_DTYPE(data->desc.dtype, APPLY)
+}
+
+mpg_status draw_and_apply(const mpg_kernel_call *call, const plan &p, const mpg_view *data) {
+  int64_t count = count_of(data);
+#define DROPOUT(T, C)                                                                                                                                \
+  mpg_cuda_launch(call, dropout_kernel<T, C>, mpg_cuda_blocks(count, EACH * MPG_CUDA_THREADS), MPG_CUDA_THREADS, 0, p, (const T *)data->data, \
+                  (T *)call->outputs[0].data, (uint8_t *)call->outputs[1].data, count)
+  BY_DTYPE(data->desc.dtype, DROPOUT)
+}
+
+plan plan_of(double probability) {
+  plan p = {};
+  double keep = 1 - probability;
+  p.scale = keep > 0 ? 1 / keep : 0;
+  p.threshold = (uint32_t)(keep * 0x1p24 + 0.5);
+  return p;
+}
+
+void align_mask(plan *p, const mpg_shape *data, const mpg_shape *mask) {
+  if (mpg_shape_equal(data, mask)) return;
+  int64_t step = 1;
+  p->ndim = data->ndim;
+  for (int d = data->ndim - 1; d >= 0; d--) {
+    p->dims[d] = data->dims[d];
+    p->strides[d] = mask->dims[d] == 1 ? 0 : step;
+    step *= mask->dims[d];
+  }
+}
+
+} // namespace
+
+MPG_CUDA_KERNEL(dropout) {
+  enum { TRAINING, ALWAYS };
+  const mpg_dropout_params *params = (const mpg_dropout_params *)call->params;
+  const mpg_view *data = &call->inputs[0], *mask = &call->outputs[1];
+  if (!(call->train || params->mode == ALWAYS) || !(params->p > 0)) return mpg_cuda_copy(call, &call->inputs[0], &call->outputs[0]);
+  plan p = plan_of(params->p);
+  p.key = mpg_cuda_key_of(call);
+  align_mask(&p, &data->desc.shape, &mask->desc.shape);
+  if (!p.ndim) return draw_and_apply(call, p, data);
+  int64_t drawn = count_of(mask);
+  MPG_TRY(mpg_cuda_launch(call, mask_kernel, mpg_cuda_blocks(drawn, EACH * MPG_CUDA_THREADS), MPG_CUDA_THREADS, 0, p, (uint8_t *)mask->data, drawn));
+  return apply(call, p, data, (const uint8_t *)mask->data);
+}
+
+MPG_CUDA_KERNEL(dropout_draw) { return mpg_cuda_write_key(call, (uint64_t *)call->outputs[0].data); }
+
+MPG_CUDA_KERNEL(dropout_part) {
+  const mpg_dropout_part_params *params = (const mpg_dropout_part_params *)call->params;
+  const mpg_view *data = &call->inputs[0];
+  const mpg_shape *shape = &data->desc.shape;
+  if (!call->train || !(params->p > 0)) return mpg_cuda_copy(call, &call->inputs[0], &call->outputs[0]);
+  int axis = axis_of(params->axis, shape->ndim);
+  int64_t inner = mpg_shape_product(shape, axis + 1, shape->ndim);
+  plan p = plan_of(params->p);
+  p.draw = (const uint64_t *)call->inputs[1].data;
+  p.part = shape->dims[axis] * inner;
+  p.whole = params->total * inner;
+  p.begin = params->begin * inner;
+  return draw_and_apply(call, p, data);
+}
+
+MPG_CUDA_KERNEL(dropout_apply) {
+  const mpg_view *data = &call->inputs[0], *mask = &call->inputs[1];
+  plan p = plan_of(((const mpg_dropout_params *)call->params)->p);
+  align_mask(&p, &data->desc.shape, &mask->desc.shape);
+  return apply(call, p, data, (const uint8_t *)mask->data);
+}

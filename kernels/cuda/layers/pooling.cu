@@ -1,0 +1,298 @@
+/* Pooling. cuDNN's differs from MXNet's (windows beyond the padding, sums, Lp norms, which of equal elements is the largest), so it is written here.
+ * Windows are gathered, forward and backward, so that sums have one order: that of the elements of a window, and of the windows that an element lies in. */
+#include <float.h>
+
+#include "kernels/cuda/cuda.h"
+extern "C" {
+#include "op/layers/convolution.h"
+}
+
+namespace {
+
+enum { POOL_AVG, POOL_LP, POOL_MAX, POOL_SUM }; /* pool_type */
+enum kind { MAX, SUM, SQUARES, CUBES };
+enum { WARP_WINDOW = 64 }; /* elements of a window that a warp shares; only where neighbours in it are neighbours in memory */
+
+struct pooling : mpg_window { /* of three axes */
+  int64_t channels, plane, places;
+  bool last, count_pad, average;
+};
+
+/* One window, clipped to the data. */
+struct place {
+  int64_t from[3], to[3]; /* along each axis */
+  int64_t counted;        /* elements that an average counts */
+  int64_t base, step;     /* element e of the plane lies at base + e * step */
+  int64_t at[3];          /* which window */
+};
+
+MPG_ANYWHERE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+__device__ __forceinline__ void set_window(const pooling &t, place &p) {
+  int64_t span = 1, inside = 1;
+  for (int k = 0; k < 3; k++) {
+    int64_t from = p.at[k] * t.stride[k] - t.pad[k], to = smaller(from + t.kernel[k], t.in[k] + t.pad[k]);
+    span *= to - from;
+    p.from[k] = from < 0 ? 0 : from;
+    p.to[k] = smaller(to, t.in[k]);
+    inside *= p.to[k] - p.from[k];
+  }
+  p.counted = t.count_pad ? span : inside;
+}
+
+/* Where element i of a result lies: the plane's first element, and the window. */
+__device__ __forceinline__ place place_of(const pooling &t, int64_t i) {
+  place p;
+  int64_t window, plane = 0, channel = 0;
+  if (t.last) {
+    channel = i % t.channels;
+    window = i / t.channels % t.places;
+    plane = i / t.channels / t.places;
+    p.base = plane * t.plane * t.channels + channel;
+    p.step = t.channels;
+  } else {
+    window = i % t.places;
+    plane = i / t.places;
+    p.base = plane * t.plane;
+    p.step = 1;
+  }
+  p.at[2] = window % t.out[2];
+  p.at[1] = window / t.out[2] % t.out[1];
+  p.at[0] = window / t.out[2] / t.out[1];
+  set_window(t, p);
+  return p;
+}
+
+MPG_ANYWHERE float lowest(const float *) { return -FLT_MAX; }
+MPG_ANYWHERE double lowest(const double *) { return -DBL_MAX; }
+MPG_ANYWHERE float lowest(const mpg_half *) { return -65504.0f; }
+MPG_ANYWHERE float lowest(const mpg_bfloat16 *) { return -0x1.fep127f; }
+
+MPG_ANYWHERE float root(float x, kind k) { return k == SQUARES ? sqrtf(x) : cbrtf(x); }
+MPG_ANYWHERE double root(double x, kind k) { return k == SQUARES ? sqrt(x) : cbrt(x); }
+
+/* The first of the largest elements, NaN where there is one (the last), or the sum. */
+template <class C>
+struct found {
+  C value;
+  int64_t at; /* in the plane; -1: none */
+};
+template <class C, kind K>
+__device__ __forceinline__ void add(found<C> &f, C x, int64_t at) {
+  if (K == MAX) {
+    if (f.at < 0 || x > f.value || x != x) f.value = x, f.at = at;
+  } else {
+    f.value += K == SUM ? x : K == SQUARES ? x * x : x * x * x;
+  }
+}
+
+template <class T, kind K>
+__device__ __forceinline__ found<mpg_compute_t<T>> search(const pooling &t, const place &p, const T *in) {
+  typedef mpg_compute_t<T> C;
+  found<C> f = {K == MAX ? lowest((const T *)NULL) : (C)0, -1};
+  for (int64_t a = p.from[0]; a < p.to[0]; a++)
+    for (int64_t b = p.from[1]; b < p.to[1]; b++) {
+      int64_t line = (a * t.in[1] + b) * t.in[2];
+      for (int64_t c = p.from[2]; c < p.to[2]; c++) add<C, K>(f, mpg_to<C>(in[p.base + (line + c) * p.step]), line + c);
+    }
+  return f;
+}
+
+/* Whether the lane that found `theirs` is the one to follow: what `add` makes of their elements in the order of the window. */
+template <class C>
+__device__ __forceinline__ bool better(const found<C> &theirs, const found<C> &mine) {
+  if (theirs.at < 0 || mine.at < 0) return mine.at < 0;
+  bool they = theirs.value != theirs.value, me = mine.value != mine.value;
+  if (they || me) return they && (!me || theirs.at > mine.at);
+  return theirs.value > mine.value || (theirs.value == mine.value && theirs.at < mine.at);
+}
+
+/* The same by the lanes of a warp. */
+template <class T, kind K>
+__device__ __forceinline__ found<mpg_compute_t<T>> search_by_warp(const pooling &t, const place &p, const T *in) {
+  typedef mpg_compute_t<T> C;
+  found<C> f = {K == MAX ? lowest((const T *)NULL) : (C)0, -1};
+  uint32_t width = (uint32_t)(p.to[2] - p.from[2]), height = (uint32_t)(p.to[1] - p.from[1]);
+  uint32_t count = p.to[0] > p.from[0] && p.to[1] > p.from[1] && p.to[2] > p.from[2] ? (uint32_t)(p.to[0] - p.from[0]) * height * width : 0;
+  for (uint32_t e = threadIdx.x & 31; e < count; e += 32) {
+    int64_t at = ((p.from[0] + e / width / height) * t.in[1] + p.from[1] + e / width % height) * t.in[2] + p.from[2] + e % width;
+    add<C, K>(f, mpg_to<C>(in[p.base + at * p.step]), at);
+  }
+  for (int lanes = 16; lanes; lanes >>= 1) {
+    found<C> other = {__shfl_xor_sync(0xffffffffu, f.value, lanes), __shfl_xor_sync(0xffffffffu, f.at, lanes)};
+    if (K != MAX) f.value += other.value;
+    else if (better(other, f)) f = other;
+  }
+  return f;
+}
+
+struct results { /* what to write of a window; NULL: not that */
+  void *out;
+  uint8_t *index;     /* which of the window's elements, padding counted */
+  int64_t *at;        /* which of the plane's */
+  const void *values; /* out is these' element there */
+};
+
+template <class T, kind K, bool WARP>
+__global__ void pool_kernel(pooling t, const T *in, results r, int64_t count) {
+  typedef mpg_compute_t<T> C;
+  int64_t i = WARP ? MPG_CUDA_INDEX / 32 : MPG_CUDA_INDEX;
+  if (i >= count) return; /* warps as a whole */
+  place p = place_of(t, i);
+  found<C> f = WARP ? search_by_warp<T, K>(t, p, in) : search<T, K>(t, p, in);
+  if (WARP && (threadIdx.x & 31)) return;
+  if (K == SQUARES || K == CUBES) f.value = root(f.value, K);
+  if (K == SUM && t.average && p.counted > 0) f.value = f.value / (C)p.counted;
+  if (r.values) ((T *)r.out)[i] = f.at >= 0 ? ((const T *)r.values)[p.base + f.at * p.step] : mpg_to<T>((C)0);
+  else if (r.out) ((T *)r.out)[i] = mpg_to<T>(f.value);
+  if (r.at) r.at[i] = f.at;
+  if (r.index) {
+    int64_t a = f.at / t.in[2] / t.in[1], b = f.at / t.in[2] % t.in[1], c = f.at % t.in[2];
+    int64_t inside = ((a - p.at[0] * t.stride[0] + t.pad[0]) * t.kernel[1] + b - p.at[1] * t.stride[1] + t.pad[1]) * t.kernel[2] + c - p.at[2] * t.stride[2] + t.pad[2];
+    r.index[i] = (uint8_t)(f.at >= 0 ? inside : (int64_t)MPG_POOLING_INDEX_NONE);
+  }
+}
+
+struct gradients {
+  const void *grad, *result;
+  const int64_t *at;    /* MAX: one of these two */
+  const uint8_t *index;
+};
+
+/* An element of the data gathers from the windows it lies in. */
+template <class T, kind K>
+__global__ void back_kernel(pooling t, gradients g, const T *in, T *out, int64_t count) {
+  typedef mpg_compute_t<T> C;
+  int64_t i = MPG_CUDA_INDEX;
+  if (i >= count) return;
+  int64_t channel = t.last ? i % t.channels : 0, rest = t.last ? i / t.channels : i, e = rest % t.plane, plane = rest / t.plane;
+  int64_t at[3] = {e / t.in[2] / t.in[1], e / t.in[2] % t.in[1], e % t.in[2]}, low[3], high[3];
+  for (int k = 0; k < 3; k++) {
+    int64_t first = at[k] + t.pad[k] - t.kernel[k] + 1;
+    low[k] = first <= 0 ? 0 : (first + t.stride[k] - 1) / t.stride[k];
+    high[k] = smaller((at[k] + t.pad[k]) / t.stride[k] + 1, t.out[k]);
+  }
+  C sum = 0, x = K == SQUARES || K == CUBES ? mpg_to<C>(in[i]) : (C)0;
+  place p;
+  for (p.at[0] = low[0]; p.at[0] < high[0]; p.at[0]++)
+    for (p.at[1] = low[1]; p.at[1] < high[1]; p.at[1]++)
+      for (p.at[2] = low[2]; p.at[2] < high[2]; p.at[2]++) {
+        int64_t window = plane * t.places + (p.at[0] * t.out[1] + p.at[1]) * t.out[2] + p.at[2];
+        if (t.last) window = window * t.channels + channel;
+        C slope = mpg_to<C>(((const T *)g.grad)[window]);
+        if (K == MAX && g.at) {
+          if (g.at[window] == e) sum += slope;
+        } else if (K == MAX) {
+          int64_t inside = ((at[0] - p.at[0] * t.stride[0] + t.pad[0]) * t.kernel[1] + at[1] - p.at[1] * t.stride[1] + t.pad[1]) * t.kernel[2] + at[2] - p.at[2] * t.stride[2] + t.pad[2];
+          if (g.index[window] == inside) sum += slope;
+        } else if (K == SUM) {
+          set_window(t, p);
+          sum += t.average && p.counted > 0 ? slope / (C)p.counted : slope;
+        } else {
+          C y = mpg_to<C>(((const T *)g.result)[window]);
+          sum += y == 0 ? (C)0 : K == SQUARES ? slope / y * x : slope / (y * y) * (x * x);
+        }
+      }
+  out[i] = mpg_to<T>(sum);
+}
+
+pooling pooling_of(const mpg_pooling_params *p, const mpg_shape *data, const mpg_shape *out) {
+  mpg_window w;
+  mpg_pooling_window(p, data, out, &w);
+  pooling t = {};
+  (mpg_window &)t = mpg_window_with_axes(&w, 3);
+  t.last = mpg_layout_of(p->layout) != MPG_CHANNELS_FIRST;
+  t.channels = data->dims[t.last ? data->ndim - 1 : 1];
+  t.plane = t.in[0] * t.in[1] * t.in[2];
+  t.places = t.out[0] * t.out[1] * t.out[2];
+  t.count_pad = p->count_include_pad;
+  t.average = p->pool_type == POOL_AVG;
+  return t;
+}
+
+kind kind_of(const mpg_pooling_params *p) {
+  if (p->pool_type == POOL_MAX) return MAX;
+  return p->pool_type != POOL_LP || p->p_value.value == 1 ? SUM : p->p_value.value == 2 ? SQUARES : CUBES;
+}
+
+template <class T, kind K>
+mpg_status pool(const mpg_kernel_call *call, const pooling &t, const void *in, const results &r, int64_t count) {
+  int64_t window = 1; /* at most */
+  for (int k = 0; k < 3; k++) window *= t.kernel[k] < t.in[k] ? t.kernel[k] : t.in[k];
+  if (!t.last && window >= WARP_WINDOW && window < (int64_t)1 << 31)
+    return mpg_cuda_launch(call, pool_kernel<T, K, true>, mpg_cuda_blocks(count, MPG_CUDA_THREADS / 32), MPG_CUDA_THREADS, 0, t, (const T *)in, r, count);
+  return mpg_cuda_launch(call, pool_kernel<T, K, false>, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, t, (const T *)in, r, count);
+}
+
+mpg_status pool_any(const mpg_kernel_call *call, const pooling &t, kind k, const mpg_view *data, const results &r, const mpg_shape *out) {
+  int64_t count = mpg_shape_size(out);
+  MPG_CUDA_FLOAT_DTYPE(data->desc.dtype, T, switch (k) {
+    case MAX: return pool<T, MAX>(call, t, data->data, r, count);
+    case SUM: return pool<T, SUM>(call, t, data->data, r, count);
+    case SQUARES: return pool<T, SQUARES>(call, t, data->data, r, count);
+    default: return pool<T, CUBES>(call, t, data->data, r, count);
+  });
+  return MPG_OK;
+}
+
+mpg_status back_any(const mpg_kernel_call *call, const pooling &t, kind k, const gradients &g, const void *in, const mpg_view *out) {
+  int64_t count = count_of(out);
+#define BACK(K) mpg_cuda_launch(call, back_kernel<T, K>, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, t, g, (const T *)in, (T *)out->data, count)
+  MPG_CUDA_FLOAT_DTYPE(out->desc.dtype, T, switch (k) {
+    case MAX: return BACK(MAX);
+    case SUM: return BACK(SUM);
+    case SQUARES: return BACK(SQUARES);
+    default: return BACK(CUBES);
+  });
+  return MPG_OK;
+}
+
+} // namespace
+
+MPG_CUDA_KERNEL(pooling) {
+  const mpg_pooling_params *p = (const mpg_pooling_params *)call->params;
+  const mpg_view *data = &call->inputs[0], *out = &call->outputs[0];
+  results r = {out->data, NULL, NULL, NULL};
+  return pool_any(call, pooling_of(p, &data->desc.shape, &out->desc.shape), kind_of(p), data, r, &out->desc.shape);
+}
+
+MPG_CUDA_KERNEL(pooling_backward) {
+  const mpg_pooling_params *p = (const mpg_pooling_params *)call->params;
+  const mpg_view *grad = &call->inputs[0], *data = &call->inputs[1];
+  pooling t = pooling_of(p, &data->desc.shape, &grad->desc.shape);
+  gradients g = {grad->data, call->inputs[2].data, NULL, NULL};
+  kind k = kind_of(p);
+  size_t bytes = (size_t)count_of(grad) * sizeof(int64_t);
+  if (k == MAX && bytes) {
+    results r = {NULL, NULL, (int64_t *)mpg_device_scratch(call->device, bytes), NULL};
+    if (!r.at) return MPG_DEVICE_OUT_OF_MEMORY;
+    g.at = r.at;
+    MPG_TRY(pool_any(call, t, k, data, r, &grad->desc.shape));
+  }
+  return back_any(call, t, k, g, data->data, &call->outputs[0]);
+}
+
+MPG_CUDA_KERNEL(pooling_at_max) {
+  const mpg_view *data = &call->inputs[1], *out = &call->outputs[0];
+  results r = {out->data, NULL, NULL, call->inputs[0].data};
+  return pool_any(call, pooling_of((const mpg_pooling_params *)call->params, &data->desc.shape, &out->desc.shape), MAX, data, r, &out->desc.shape);
+}
+
+MPG_CUDA_KERNEL(max_pooling) {
+  const mpg_view *data = &call->inputs[0], *out = &call->outputs[0];
+  results r = {out->data, (uint8_t *)call->outputs[1].data, NULL, NULL};
+  return pool_any(call, pooling_of((const mpg_pooling_params *)call->params, &data->desc.shape, &out->desc.shape), MAX, data, r, &out->desc.shape);
+}
+
+MPG_CUDA_KERNEL(max_pooling_backward) {
+  const mpg_pooling_index_params *p = (const mpg_pooling_index_params *)call->params;
+  const mpg_view *grad = &call->inputs[0], *data = &call->outputs[0];
+  mpg_pooling_params params = {};
+  params.kernel = p->kernel;
+  params.pool_type = POOL_MAX;
+  params.stride = p->stride;
+  params.pad = p->pad;
+  params.layout = 5; /* NWC, or alike */
+  gradients g = {grad->data, NULL, NULL, (const uint8_t *)call->inputs[1].data};
+  return back_any(call, pooling_of(&params, &data->desc.shape, &grad->desc.shape), MAX, g, NULL, data);
+}

@@ -1,0 +1,206 @@
+/* Products of matrices (product.h), and khatri_rao. */
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/math/product.h"
+
+namespace {
+
+/* The upper triangles become the lower ones' mirror images. */
+template <class T>
+__global__ void mirror_kernel(T *out, int64_t n, int64_t count) {
+  int64_t i = MPG_CUDA_INDEX, row = i / n % n, column = i % n;
+  if (i < count && column > row) out[i] = out[i - row * n - column + column * n + row];
+}
+
+enum { MAX_FACTORS = 32 };
+struct factors {
+  int count;
+  bool adds; /* to a product of factors before these */
+  int64_t columns, before; /* before: rows that the later factors make up */
+  const void *data[MAX_FACTORS];
+  int64_t heights[MAX_FACTORS];
+};
+
+template <class T, class C> /* C: in which whole numbers wrap around */
+__global__ void khatri_rao_kernel(factors f, T *out, int64_t count) {
+  int64_t i = MPG_CUDA_INDEX;
+  if (i >= count) return;
+  int64_t rest = i / f.columns / f.before, column = i % f.columns;
+  C product = f.adds ? (C)out[i] : (C)1;
+  for (int k = f.count - 1; k >= 0; k--) {
+    C factor = (C)((const T *)f.data[k])[rest % f.heights[k] * f.columns + column];
+    product = !f.adds && k == f.count - 1 ? factor : product * factor;
+    rest /= f.heights[k];
+  }
+  out[i] = (T)product;
+}
+
+/* The last factors first, as on the CPU. */
+template <class T, class C>
+mpg_status khatri_rao(const mpg_kernel_call *call) {
+  const mpg_view *out = &call->outputs[0];
+  int64_t count = mpg_shape_size(&out->desc.shape);
+  if (count == 0) return MPG_OK;
+  factors f = {};
+  f.columns = out->desc.shape.dims[1];
+  f.before = 1;
+  for (int end = call->num_inputs; end > 0; end -= f.count) {
+    f.count = end < MAX_FACTORS ? end : MAX_FACTORS;
+    int64_t rows = 1;
+    for (int k = 0; k < f.count; k++) {
+      const mpg_view *in = &call->inputs[end - f.count + k];
+      f.data[k] = in->data;
+      rows *= f.heights[k] = in->desc.shape.dims[0];
+    }
+    MPG_TRY(mpg_cuda_launch(call, khatri_rao_kernel<T, C>, mpg_cuda_blocks(count), MPG_CUDA_THREADS, 0, f, (T *)out->data, count));
+    f.before *= rows;
+    f.adds = true;
+  }
+  return MPG_OK;
+}
+
+} // namespace
+
+MPG_CUDA_KERNEL(dot) {
+  const mpg_dot_params *params = (const mpg_dot_params *)call->params;
+  const mpg_view *a = &call->inputs[0], *b = &call->inputs[1];
+  const mpg_shape *as = &a->desc.shape, *bs = &b->desc.shape;
+  mpg_cuda_product p = {};
+  p.dtype = a->desc.dtype;
+  p.transpose_a = params->transpose_a && as->ndim > 1;
+  p.transpose_b = params->transpose_b && bs->ndim > 1;
+  p.k = as->dims[p.transpose_a ? 0 : as->ndim - 1];
+  p.m = p.transpose_a ? mpg_shape_product(as, 1, as->ndim) : mpg_shape_product(as, 0, as->ndim - 1);
+  p.n = p.transpose_b ? mpg_shape_product(bs, 0, bs->ndim - 1) : mpg_shape_product(bs, 1, bs->ndim);
+  p.lda = p.transpose_a ? p.m : p.k;
+  p.ldb = p.transpose_b ? p.k : p.n;
+  p.ldc = p.n;
+  p.count = 1;
+  p.alpha = 1;
+  p.a = a->data;
+  p.b = b->data;
+  p.c = call->outputs[0].data;
+  return mpg_cuda_multiply(call, &p);
+}
+
+MPG_CUDA_KERNEL(batch_dot) {
+  const mpg_batch_dot_params *params = (const mpg_batch_dot_params *)call->params;
+  const mpg_view *a = &call->inputs[0], *b = &call->inputs[1], *c = &call->outputs[0];
+  int ndim = a->desc.shape.ndim;
+  mpg_cuda_product p = {};
+  p.dtype = a->desc.dtype;
+  p.transpose_a = params->transpose_a;
+  p.transpose_b = params->transpose_b;
+  p.count = mpg_shape_product(&a->desc.shape, 0, ndim - 2);
+  p.m = c->desc.shape.dims[ndim - 2];
+  p.n = c->desc.shape.dims[ndim - 1];
+  p.k = a->desc.shape.dims[p.transpose_a ? ndim - 2 : ndim - 1];
+  p.lda = p.transpose_a ? p.m : p.k;
+  p.ldb = p.transpose_b ? p.k : p.n;
+  p.ldc = p.n;
+  p.a_step = p.m * p.k;
+  p.b_step = p.k * p.n;
+  p.c_step = p.m * p.n;
+  p.alpha = 1;
+  p.a = a->data;
+  p.b = b->data;
+  p.c = c->data;
+  return mpg_cuda_multiply(call, &p);
+}
+
+/* Matrices whose rows are along `axis`: products lie side by side between the rows, `inner` of them, and `outer` such groups one after the other. Of
+ * groups and neighbours, the more numerous go into one call. */
+MPG_CUDA_KERNEL(linalg_gemm) {
+  mpg_cuda_product p = {};
+  int64_t axis_param;
+  bool with_c = call->op->id == MPG_OP__linalg_gemm;
+  if (with_c) {
+    const mpg_linalg_gemm_params *params = (const mpg_linalg_gemm_params *)call->params;
+    p.transpose_a = params->transpose_a, p.transpose_b = params->transpose_b, p.alpha = params->alpha, p.beta = params->beta, axis_param = params->axis;
+  } else {
+    const mpg_linalg_gemm2_params *params = (const mpg_linalg_gemm2_params *)call->params;
+    p.transpose_a = params->transpose_a, p.transpose_b = params->transpose_b, p.alpha = params->alpha, axis_param = params->axis;
+  }
+  const mpg_view *a = &call->inputs[0], *b = &call->inputs[1], *c = &call->outputs[0];
+  const mpg_shape *as = &a->desc.shape, *bs = &b->desc.shape, *cs = &c->desc.shape;
+  int ndim = as->ndim, axis = axis_of(axis_param, ndim);
+  int64_t outer = mpg_shape_product(cs, 0, axis), inner = mpg_shape_product(cs, axis + 1, ndim - 1), size = (int64_t)mpg_dtype_size(c->desc.dtype);
+  p.dtype = a->desc.dtype;
+  p.m = cs->dims[axis];
+  p.n = cs->dims[ndim - 1];
+  p.k = as->dims[p.transpose_a ? axis : ndim - 1];
+  int64_t a_inner = as->dims[ndim - 1], b_inner = bs->dims[ndim - 1], c_inner = p.n;
+  p.lda = inner * a_inner;
+  p.ldb = inner * b_inner;
+  p.ldc = inner * c_inner;
+  int64_t a_outer = as->dims[axis] * p.lda, b_outer = bs->dims[axis] * p.ldb, c_outer = p.m * p.ldc;
+  bool groups = outer >= inner; /* in one call */
+  p.count = groups ? outer : inner;
+  p.a_step = groups ? a_outer : a_inner;
+  p.b_step = groups ? b_outer : b_inner;
+  p.c_step = groups ? c_outer : c_inner;
+  for (int64_t i = 0; i < (groups ? inner : outer); i++) {
+    p.a = (const char *)a->data + i * (groups ? a_inner : a_outer) * size;
+    p.b = (const char *)b->data + i * (groups ? b_inner : b_outer) * size;
+    p.c = (char *)c->data + i * (groups ? c_inner : c_outer) * size;
+    if (with_c) p.c0 = (const char *)call->inputs[2].data + i * (groups ? c_inner : c_outer) * size;
+    MPG_TRY(mpg_cuda_multiply(call, &p));
+  }
+  return MPG_OK;
+}
+
+MPG_CUDA_KERNEL(linalg_syrk) {
+  const mpg_linalg_syrk_params *params = (const mpg_linalg_syrk_params *)call->params;
+  const mpg_view *a = &call->inputs[0], *out = &call->outputs[0];
+  const mpg_shape *shape = &a->desc.shape;
+  int64_t rows = shape->dims[shape->ndim - 2], columns = shape->dims[shape->ndim - 1], total = mpg_shape_size(&out->desc.shape);
+  mpg_cuda_product p = {};
+  p.dtype = a->desc.dtype;
+  p.transpose_a = params->transpose;
+  p.transpose_b = !params->transpose;
+  p.count = mpg_shape_product(shape, 0, shape->ndim - 2);
+  p.m = p.n = params->transpose ? columns : rows;
+  p.k = params->transpose ? rows : columns;
+  p.lda = p.ldb = columns;
+  p.ldc = p.n;
+  p.a_step = p.b_step = rows * columns;
+  p.c_step = p.n * p.n;
+  p.alpha = params->alpha;
+  p.a = p.b = a->data;
+  p.c = out->data;
+  if (total == 0) return MPG_OK;
+  MPG_TRY(mpg_cuda_multiply(call, &p));
+  MPG_CUDA_FLOAT_DTYPE(p.dtype, T, return mpg_cuda_launch(call, mirror_kernel<T>, mpg_cuda_blocks(total), MPG_CUDA_THREADS, 0, (T *)out->data, p.n, total));
+  return MPG_OK;
+}
+
+MPG_CUDA_KERNEL(fully_connected) {
+  const mpg_fully_connected_params *params = (const mpg_fully_connected_params *)call->params;
+  const mpg_view *data = &call->inputs[0], *weight = &call->inputs[1];
+  mpg_cuda_product p = {};
+  p.dtype = data->desc.dtype;
+  p.transpose_b = true;
+  p.n = params->num_hidden;
+  p.k = weight->desc.shape.dims[1];
+  p.m = params->flatten ? data->desc.shape.dims[0] : mpg_shape_product(&data->desc.shape, 0, data->desc.shape.ndim - 1);
+  p.lda = p.ldb = p.k;
+  p.ldc = p.n;
+  p.count = 1;
+  p.alpha = 1;
+  p.a = data->data;
+  p.b = weight->data;
+  p.c = call->outputs[0].data;
+  if (call->num_inputs == 3) p.bias = call->inputs[2].data;
+  return mpg_cuda_multiply(call, &p);
+}
+
+MPG_CUDA_KERNEL(khatri_rao) {
+  switch (call->outputs[0].desc.dtype) {
+    case MPG_FLOAT32: return khatri_rao<float, float>(call);
+    case MPG_FLOAT64: return khatri_rao<double, double>(call);
+    case MPG_INT8: return khatri_rao<int8_t, uint32_t>(call);
+    case MPG_UINT8: return khatri_rao<uint8_t, uint32_t>(call);
+    case MPG_INT32: return khatri_rao<int32_t, uint32_t>(call);
+    case MPG_INT64: return khatri_rao<int64_t, uint64_t>(call);
+    default: return mpg_fail(MPG_TYPE_ERROR, "khatri_rao: dtype %s is not supported", mpg_dtype_name(call->outputs[0].desc.dtype));
+  }
+}

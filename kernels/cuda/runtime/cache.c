@@ -1,0 +1,30 @@
+#include "kernels/cuda/runtime/cache.h"
+
+#include "base/memory.h"
+
+typedef struct cache {
+  void *contents[MPG_CUDA_SLOTS];
+  void (*release[MPG_CUDA_SLOTS])(void *contents);
+} cache;
+
+static void free_cache(void *opaque) {
+  cache *c = opaque;
+  for (int i = 0; i < MPG_CUDA_SLOTS; i++)
+    if (c->contents[i]) c->release[i](c->contents[i]);
+  mpg_free(c);
+}
+
+mpg_status mpg_cuda_cached(mpg_device *device, mpg_cuda_slot slot, mpg_status (*make)(void **contents), void (*release)(void *contents), void **contents) {
+  cache *c = device->kernel_cache;
+  if (!c) {
+    if (!(c = mpg_calloc(1, sizeof *c))) return mpg_out_of_host_memory(sizeof *c);
+    device->kernel_cache = c;
+    device->kernel_cache_free = free_cache;
+  }
+  if (!c->contents[slot]) {
+    MPG_TRY(make(&c->contents[slot]));
+    c->release[slot] = release;
+  }
+  *contents = c->contents[slot];
+  return MPG_OK;
+}

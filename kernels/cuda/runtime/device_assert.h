@@ -1,0 +1,47 @@
+/* What a kernel finds wrong with its inputs when it runs: an error of the call, told to whoever waits for the results (device/gpu.h). The work goes on
+ * meanwhile, so a kernel that raises an alarm makes results of some kind nevertheless, and touches nothing it must not.
+ *
+ * One kernel of one thread decides and raises. It comes behind those that look: they leave the smallest number of what is wrong in a word that
+ * begins as MPG_CUDA_NONE.
+ */
+#ifndef KERNELS_CUDA_RUNTIME_DEVICE_ASSERT_H
+#define KERNELS_CUDA_RUNTIME_DEVICE_ASSERT_H
+
+#include "kernels/cuda/cuda.h"
+
+#define MPG_CUDA_NONE UINT64_MAX /* all bytes 0xFF */
+
+struct mpg_cuda_alarm {
+  mpg_gpu_report *report;
+  volatile uint32_t *raised;
+  const char *format, *name;
+  uint32_t scope;
+  mpg_status status;
+  __device__ void raise(int64_t a, int64_t b = 0, int64_t c = 0, int64_t d = 0) const {
+    if (*(const char *volatile *)&report->format) return; /* the first one counts */
+    report->name = name;
+    report->values[0] = a, report->values[1] = b, report->values[2] = c, report->values[3] = d;
+    report->scope = scope, report->status = status;
+    __threadfence_system();
+    *(const char *volatile *)&report->format = format;
+    __threadfence_system();
+    *raised = 1;
+  }
+};
+
+/* `format`: a constant, as of mpg_fail, for the op's name (%s) and up to four numbers (%lld). */
+static inline mpg_status mpg_cuda_alarm_make(const mpg_kernel_call *call, mpg_status status, const char *format, mpg_cuda_alarm *alarm) {
+  _Atomic(uint32_t) *raised;
+  MPG_TRY(mpg_cuda_services->check(call->device, &alarm->report, &raised));
+  alarm->raised = (volatile uint32_t *)raised;
+  alarm->format = format, alarm->name = call->op->name, alarm->status = status;
+  alarm->scope = atomic_load_explicit(&call->device->at.scope, memory_order_relaxed);
+  return MPG_OK;
+}
+
+/* `word`: where kernels will say what is wrong. */
+static inline mpg_status mpg_cuda_nothing_wrong(const mpg_kernel_call *call, unsigned long long *word) {
+  return mpg_cuda_check(cudaMemsetAsync(word, 0xff, sizeof *word, (cudaStream_t)call->stream), "cudaMemsetAsync");
+}
+
+#endif

@@ -1,0 +1,329 @@
+/* The driver of GPUs (device/gpu.h) over the CUDA runtime.
+ *
+ * A device is a card, or a share of one: with MPGLUON_GPU_LOGICAL=n there are n devices, device i on card i mod cards, each with streams
+ * and a memory pool of its own.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "kernels/cuda/vendor/nccl.h"
+#include "kernels/cuda/runtime/runtime.h"
+#include "kernels/cuda/runtime/staging.h"
+
+struct mpg_gpu {
+  int card;
+  cudaStream_t compute, to_host, from_host;
+  cudaStream_t capturing; /* never runs: what is put onto it becomes a graph */
+  bool captures;          /* it is doing so; by whoever issues */
+  mpg_staging *staging;
+  cudaEvent_t arrived;    /* behind the latest copy from the host */
+  cudaStream_t allocating, freeing; /* memory comes and goes beside the work */
+  cudaMemPool_t pool;
+  cudaEvent_t events[MPG_GPU_EVENTS];
+  cudaEvent_t issued; /* scratch for ordering frees; by whoever issues */
+  unsigned long long completed; /* where the card sees `completed` */
+  mpg_gpu_reports *reports;
+  mpg_random_key *keys; /* NULL: not asked for yet; by whoever issues */
+  char description[320];
+};
+
+/* cuStreamWriteValue64, of the driver itself. */
+typedef int (*write_value_fn)(cudaStream_t stream, unsigned long long address, uint64_t value, unsigned flags);
+
+static struct { /* constant once counted; host lock before */
+  int cards, devices;
+  _Atomic(mpg_gpu *) opened[64];
+  bool counted;
+  write_value_fn write_value;
+  char reason[256];
+} cuda_state;
+
+static void look_for_cards(void) {
+  int version = 0;
+  cudaError_t error = cudaGetDeviceCount(&cuda_state.cards);
+  if (error != cudaSuccess || !cuda_state.cards) {
+    cuda_state.cards = 0;
+    cudaDriverGetVersion(&version);
+    cudaGetLastError();
+    if (!version)
+      snprintf(cuda_state.reason, sizeof cuda_state.reason, "there is no NVIDIA driver (libcuda.so.1)");
+    else if (error == cudaErrorInsufficientDriver)
+      snprintf(cuda_state.reason, sizeof cuda_state.reason, "the NVIDIA driver is for CUDA %d.%d, older than CUDA %d.%d that mpgluon was built with: update it",
+               version / 1000, version % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+    else
+      snprintf(cuda_state.reason, sizeof cuda_state.reason, "the NVIDIA driver finds no GPU (%s)", cudaGetErrorString(error));
+    return;
+  }
+  void *function = NULL;
+  enum cudaDriverEntryPointQueryResult result;
+#if CUDART_VERSION >= 12050
+  error = cudaGetDriverEntryPointByVersion("cuStreamWriteValue64", &function, 12000, cudaEnableDefault, &result);
+#else
+  error = cudaGetDriverEntryPoint("cuStreamWriteValue64", &function, cudaEnableDefault, &result);
+#endif
+  cuda_state.write_value = (write_value_fn)(uintptr_t)function;
+  if (error != cudaSuccess || !function) {
+    cudaGetLastError();
+    snprintf(cuda_state.reason, sizeof cuda_state.reason, "the NVIDIA driver has no stream memory operations (CUDA 12 or newer has them): update it");
+    return;
+  }
+  const char *logical = getenv("MPGLUON_GPU_LOGICAL");
+  long wanted = logical && *logical ? strtol(logical, NULL, 10) : 0;
+  cuda_state.devices = wanted > 0 && wanted <= 64 ? (int)wanted : cuda_state.cards;
+}
+
+static int driver_count(const char **reason) {
+  if (!cuda_state.counted) look_for_cards();
+  cuda_state.counted = true;
+  *reason = cuda_state.reason;
+  return cuda_state.devices;
+}
+
+static mpg_status make_streams(mpg_gpu *gpu) {
+  cudaStream_t *const streams[] = {&gpu->compute, &gpu->to_host, &gpu->from_host, &gpu->allocating, &gpu->freeing, &gpu->capturing};
+  for (size_t i = 0; i < sizeof streams / sizeof *streams; i++) MPG_CUDA_TRY(cudaStreamCreateWithFlags(streams[i], cudaStreamNonBlocking));
+  for (int i = 0; i < MPG_GPU_EVENTS; i++) MPG_CUDA_TRY(cudaEventCreateWithFlags(&gpu->events[i], cudaEventDisableTiming));
+  MPG_CUDA_TRY(cudaEventCreateWithFlags(&gpu->issued, cudaEventDisableTiming));
+  MPG_CUDA_TRY(cudaEventCreateWithFlags(&gpu->arrived, cudaEventDisableTiming));
+  return mpg_staging_open(&gpu->staging);
+}
+
+/* A pool that keeps what it has, and that the other cards may read and write where the hardware can. */
+static mpg_status make_pool(mpg_gpu *gpu) {
+  struct cudaMemPoolProps properties;
+  memset(&properties, 0, sizeof properties);
+  properties.allocType = cudaMemAllocationTypePinned;
+  properties.location.type = cudaMemLocationTypeDevice;
+  properties.location.id = gpu->card;
+  MPG_CUDA_TRY(cudaMemPoolCreate(&gpu->pool, &properties));
+  uint64_t keep = UINT64_MAX;
+  MPG_CUDA_TRY(cudaMemPoolSetAttribute(gpu->pool, cudaMemPoolAttrReleaseThreshold, &keep));
+  for (int peer = 0; peer < cuda_state.cards; peer++) {
+    int can = 0;
+    if (peer == gpu->card || cudaDeviceCanAccessPeer(&can, peer, gpu->card) != cudaSuccess || !can) continue;
+    struct cudaMemAccessDesc access = {.location = {.type = cudaMemLocationTypeDevice}, .flags = cudaMemAccessFlagsProtReadWrite};
+    access.location.id = peer; /* within a union from CUDA 13.1 on */
+    MPG_CUDA_TRY(cudaMemPoolSetAccess(gpu->pool, &access, 1));
+  }
+  return MPG_OK;
+}
+
+static mpg_status driver_open(int index, _Atomic(mpg_tick) *completed, mpg_gpu **result) {
+  mpg_gpu *gpu = mpg_calloc(1, sizeof *gpu);
+  if (!gpu) return mpg_out_of_host_memory(sizeof *gpu);
+  gpu->card = index % cuda_state.cards;
+  mpg_status status;
+  struct cudaDeviceProp properties;
+  void *mapped, *page = (void *)((uintptr_t)completed & ~(uintptr_t)4095);
+  bool registered = false;
+  MPG_GOTO(mpg_cuda_check(cudaSetDevice(gpu->card), "cudaSetDevice"));
+  MPG_GOTO(mpg_cuda_check(cudaGetDeviceProperties(&properties, gpu->card), "cudaGetDeviceProperties"));
+  snprintf(gpu->description, sizeof gpu->description, "%s (compute capability %d.%d)", properties.name, properties.major, properties.minor);
+  MPG_GOTO(mpg_cuda_check(cudaHostRegister(page, 4096, cudaHostRegisterMapped | cudaHostRegisterPortable), "cudaHostRegister"));
+  registered = true;
+  MPG_GOTO(mpg_cuda_check(cudaHostGetDevicePointer(&mapped, page, 0), "cudaHostGetDevicePointer"));
+  gpu->completed = (unsigned long long)(uintptr_t)mapped + ((uintptr_t)completed & 4095);
+  MPG_GOTO(mpg_cuda_check(cudaHostAlloc((void **)&gpu->reports, sizeof *gpu->reports, cudaHostAllocMapped | cudaHostAllocPortable), "cudaHostAlloc"));
+  memset(gpu->reports, 0, sizeof *gpu->reports);
+  MPG_GOTO(make_streams(gpu));
+  MPG_GOTO(make_pool(gpu));
+  if (index < 64) atomic_store(&cuda_state.opened[index], gpu);
+  *result = gpu;
+  return MPG_OK;
+fail:
+  if (registered) cudaHostUnregister(page); /* its memory may serve the next try; streams and the like go with the process */
+  mpg_free(gpu);
+  return status;
+}
+
+mpg_status mpg_cuda_device_card(int index, int *card, cudaEvent_t *arrived) {
+  mpg_gpu *gpu = index >= 0 && index < 64 ? atomic_load(&cuda_state.opened[index]) : NULL;
+  if (!gpu) return mpg_fail(MPG_ERROR, "gpu(%d) is not open", index);
+  *card = gpu->card;
+  *arrived = gpu->arrived;
+  return MPG_OK;
+}
+
+static mpg_status driver_collectives(const int *indices, int count) {
+  int cards = cuda_state.cards;
+  for (int i = 0; i < count; i++)
+    for (int k = 0; k < i; k++)
+      if (indices[i] % cards == indices[k] % cards)
+        return mpg_fail(MPG_NOT_IMPLEMENTED, "gpu(%d) and gpu(%d) are on one card; NCCL takes part with each card once. transport='local' has no such limit", indices[k], indices[i]);
+  return mpg_nccl_find();
+}
+
+static void driver_close(mpg_gpu *gpu) {
+  cudaSetDevice(gpu->card);
+  mpg_nccl_close(gpu->card); /* first, as work may wait for a collective that has failed */
+  cudaSetDevice(gpu->card);
+  cudaStreamSynchronize(gpu->compute); /* the process ends: streams and memory go with it */
+  cudaGetLastError();
+}
+
+static void driver_attach(mpg_gpu *gpu) { cudaSetDevice(gpu->card); }
+static mpg_gpu_reports *driver_reports(mpg_gpu *gpu) { return gpu->reports; }
+static void *driver_stream(mpg_gpu *gpu) { return gpu->compute; }
+
+/* Gives back what the pools of the card keep in other sizes, and what is being freed. */
+static void trim_card(int card) {
+  for (int i = 0; i < 64; i++) {
+    mpg_gpu *gpu = atomic_load(&cuda_state.opened[i]);
+    if (!gpu || gpu->card != card) continue;
+    cudaStreamSynchronize(gpu->freeing);
+    cudaMemPoolTrimTo(gpu->pool, 0);
+  }
+  cudaGetLastError();
+}
+
+static mpg_status driver_allocate(mpg_gpu *gpu, size_t size, void **memory) {
+  MPG_CUDA_TRY(cudaSetDevice(gpu->card));
+  cudaError_t error = cudaMallocFromPoolAsync(memory, size, gpu->pool, gpu->allocating);
+  if (error == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    trim_card(gpu->card);
+    error = cudaMallocFromPoolAsync(memory, size, gpu->pool, gpu->allocating);
+  }
+  MPG_TRY(mpg_cuda_check(error, "cudaMallocFromPoolAsync"));
+  return mpg_cuda_check(cudaStreamSynchronize(gpu->allocating), "cudaStreamSynchronize");
+}
+
+static void driver_free(mpg_gpu *gpu, void *memory, bool after) {
+  if (after && cudaEventRecord(gpu->issued, gpu->compute) == cudaSuccess) cudaStreamWaitEvent(gpu->freeing, gpu->issued, 0);
+  cudaFreeAsync(memory, gpu->freeing);
+  cudaGetLastError(); /* of a lost device; others have been told */
+}
+
+static mpg_status driver_publish(mpg_gpu *gpu, mpg_tick tick) {
+  int error = cuda_state.write_value(gpu->compute, gpu->completed, tick, 0);
+  return error ? mpg_fail(MPG_ERROR, "cuStreamWriteValue64 failed: %s", cudaGetErrorString((cudaError_t)error)) : MPG_OK;
+}
+
+static mpg_status driver_record(mpg_gpu *gpu, int event) {
+  int card;
+  MPG_CUDA_TRY(cudaGetDevice(&card));
+  if (card != gpu->card) MPG_CUDA_TRY(cudaSetDevice(gpu->card));
+  mpg_status status = mpg_cuda_check(cudaEventRecord(gpu->events[event], gpu->compute), "cudaEventRecord");
+  if (card != gpu->card) cudaSetDevice(card);
+  return status;
+}
+
+static mpg_status driver_wait(mpg_gpu *waiting, mpg_gpu *gpu, int event) {
+  return mpg_cuda_check(cudaStreamWaitEvent(waiting->compute, gpu->events[event], 0), "cudaStreamWaitEvent");
+}
+
+static mpg_status driver_check(mpg_gpu *gpu) {
+  cudaError_t error = cudaStreamQuery(gpu->compute);
+  if (error == cudaErrorNotReady) {
+    cudaGetLastError();
+    return mpg_nccl_check(gpu->card);
+  }
+  if (error == cudaSuccess) MPG_TRY(mpg_nccl_check(gpu->card));
+  return error == cudaSuccess ? MPG_OK : mpg_fail(MPG_ERROR, "%s", cudaGetErrorString(error));
+}
+
+static mpg_status driver_copy_to_host(mpg_gpu *gpu, void *host, const void *memory, size_t size) {
+  MPG_CUDA_TRY(cudaSetDevice(gpu->card));
+  MPG_CUDA_TRY(cudaStreamWaitEvent(gpu->to_host, gpu->arrived, 0));
+  return mpg_staging_read(gpu->staging, gpu->to_host, host, memory, size);
+}
+
+/* The bytes arrive before whatever is issued from now on. */
+static mpg_status driver_copy_from_host(mpg_gpu *gpu, void *memory, const void *host, size_t size) {
+  MPG_CUDA_TRY(cudaSetDevice(gpu->card));
+  MPG_TRY(mpg_staging_write(gpu->staging, gpu->from_host, memory, host, size));
+  MPG_CUDA_TRY(cudaEventRecord(gpu->arrived, gpu->from_host));
+  return mpg_cuda_check(cudaStreamWaitEvent(gpu->compute, gpu->arrived, 0), "cudaStreamWaitEvent");
+}
+
+static mpg_status driver_copy(mpg_gpu *gpu, mpg_gpu *to, void *target, mpg_gpu *from, const void *source, size_t size) {
+  cudaStream_t stream = gpu->captures ? gpu->capturing : gpu->compute;
+  if (!to) return mpg_staging_push(gpu->staging, stream, target, source, size);
+  if (!from) return mpg_staging_pull(gpu->staging, stream, target, source, size);
+  if (from != gpu && !gpu->captures) MPG_CUDA_TRY(cudaStreamWaitEvent(stream, from->arrived, 0));
+  if (to->card != from->card) return mpg_cuda_check(cudaMemcpyPeerAsync(target, to->card, source, from->card, size, stream), "a copy between devices");
+  return mpg_cuda_check(cudaMemcpyAsync(target, source, size, cudaMemcpyDeviceToDevice, stream), "a copy between devices");
+}
+
+static mpg_status driver_memory(mpg_gpu *gpu, size_t *free_bytes, size_t *total) {
+  MPG_CUDA_TRY(cudaSetDevice(gpu->card));
+  return mpg_cuda_check(cudaMemGetInfo(free_bytes, total), "cudaMemGetInfo");
+}
+
+/* --- Captures ---------------------------------------------------------------------------------------------------------------- */
+
+static mpg_status driver_capture_begin(mpg_gpu *gpu, void **stream) {
+  MPG_CUDA_TRY(cudaStreamBeginCapture(gpu->capturing, cudaStreamCaptureModeRelaxed));
+  gpu->captures = true;
+  *stream = gpu->capturing;
+  return MPG_OK;
+}
+
+static mpg_status driver_capture_end(mpg_gpu *gpu, bool keep, void **capture) {
+  cudaGraph_t graph = NULL;
+  gpu->captures = false;
+  cudaError_t error = cudaStreamEndCapture(gpu->capturing, &graph);
+  if (error != cudaSuccess || !keep) {
+    cudaGetLastError();
+    if (graph) cudaGraphDestroy(graph);
+    return keep ? mpg_cuda_check(error, "cudaStreamEndCapture") : MPG_OK;
+  }
+  cudaGraphExec_t exec = *capture;
+  cudaGraphExecUpdateResultInfo info;
+  if (exec && cudaGraphExecUpdate(exec, graph, &info) != cudaSuccess) { /* not the same kernels: made anew */
+    cudaGetLastError();
+    cudaGraphExecDestroy(exec);
+    *capture = exec = NULL;
+  }
+  mpg_status status = exec ? MPG_OK : mpg_cuda_check(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
+  cudaGraphDestroy(graph);
+  if (status == MPG_OK) *capture = exec;
+  return status;
+}
+
+static mpg_status driver_capture_run(mpg_gpu *gpu, void *capture) {
+  return mpg_cuda_check(cudaGraphLaunch(capture, gpu->compute), "cudaGraphLaunch");
+}
+
+static void driver_capture_free(void *capture) {
+  cudaGraphExecDestroy(capture);
+  cudaGetLastError();
+}
+
+static mpg_status driver_keys(mpg_gpu *gpu, mpg_random_key **keys) {
+  if (!gpu->keys) MPG_TRY(driver_allocate(gpu, MPG_CAPTURE_KEYS * sizeof *gpu->keys, (void **)&gpu->keys));
+  *keys = gpu->keys;
+  return MPG_OK;
+}
+static mpg_status driver_write_keys(mpg_gpu *gpu, const mpg_random_key *keys, int count) { return mpg_cuda_write_keys(gpu->compute, keys, count, gpu->keys); }
+
+static const char *driver_describe(mpg_gpu *gpu) { return gpu->description; }
+
+const mpg_gpu_driver mpg_cuda_driver = {
+    .count = driver_count,
+    .open = driver_open,
+    .reports = driver_reports,
+    .close = driver_close,
+    .attach = driver_attach,
+    .stream = driver_stream,
+    .allocate = driver_allocate,
+    .free = driver_free,
+    .publish = driver_publish,
+    .record = driver_record,
+    .wait = driver_wait,
+    .check = driver_check,
+    .copy_to_host = driver_copy_to_host,
+    .copy_from_host = driver_copy_from_host,
+    .copy = driver_copy,
+    .memory = driver_memory,
+    .capture_begin = driver_capture_begin,
+    .capture_end = driver_capture_end,
+    .capture_run = driver_capture_run,
+    .capture_free = driver_capture_free,
+    .keys = driver_keys,
+    .write_keys = driver_write_keys,
+    .collectives = driver_collectives,
+    .describe = driver_describe,
+};

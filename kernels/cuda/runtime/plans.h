@@ -1,0 +1,95 @@
+/* Plans by signature: what a kernel prepares once for a kind of call (descriptors, an algorithm) and keeps, the MPG_PLANS used last. Belongs to
+ * what it lies in; by the device's worker.
+ *
+ * A Plan has a signature `key`, compared as bytes (no padding, a multiple of 8), and three links: next, newer, older. It is made by mpg_calloc.
+ */
+#ifndef KERNELS_CUDA_RUNTIME_PLANS_H
+#define KERNELS_CUDA_RUNTIME_PLANS_H
+
+#include <string.h>
+
+extern "C" {
+#include "base/memory.h"
+}
+
+enum { MPG_PLANS = 1024, MPG_PLAN_PLACES = 2048 };
+
+template <class Plan>
+struct mpg_plans {
+  int count;
+  Plan *newest, *oldest; /* by use */
+  Plan *table[MPG_PLAN_PLACES];
+};
+
+template <class Key>
+static uint64_t mpg_plan_hash(const Key &key) {
+  static_assert(sizeof(Key) % 8 == 0, "compared and hashed in words");
+  uint64_t words[sizeof key / 8], hash = 0x9E3779B97F4A7C15u;
+  memcpy(words, &key, sizeof key);
+  for (size_t i = 0; i < sizeof key / 8; i++) {
+    hash = (hash ^ words[i]) * 0xff51afd7ed558ccdu;
+    hash ^= hash >> 32;
+  }
+  return hash;
+}
+
+template <class Plan>
+static void mpg_plans_unlink(mpg_plans<Plan> *all, Plan *p) {
+  *(p->newer ? &p->newer->older : &all->newest) = p->older;
+  *(p->older ? &p->older->newer : &all->oldest) = p->newer;
+}
+
+template <class Plan>
+static void mpg_plans_make_newest(mpg_plans<Plan> *all, Plan *p) {
+  p->newer = NULL;
+  p->older = all->newest;
+  *(all->newest ? &all->newest->newer : &all->oldest) = p;
+  all->newest = p;
+}
+
+/* destroy(plan) frees what it holds, and itself. */
+template <class Plan, class Destroy>
+static void mpg_plans_clear(mpg_plans<Plan> *all, Destroy destroy) {
+  while (all->newest) {
+    Plan *older = all->newest->older;
+    destroy(all->newest);
+    all->newest = older;
+  }
+}
+
+/* *found: the plan of `key`. build(plan) fills a new one, whose key is set; where that fails it is destroyed. */
+template <class Plan, class Key, class Build, class Destroy>
+static mpg_status mpg_plans_find(mpg_plans<Plan> *all, const Key &key, Build build, Destroy destroy, Plan **found) {
+  Plan **place = &all->table[mpg_plan_hash(key) % MPG_PLAN_PLACES], *p;
+  for (p = *place; p; p = p->next)
+    if (!memcmp(&p->key, &key, sizeof key)) break;
+  if (p && p != all->newest) {
+    mpg_plans_unlink(all, p);
+    mpg_plans_make_newest(all, p);
+  }
+  if (!p) {
+    if (!(p = (Plan *)mpg_calloc(1, sizeof *p))) return mpg_out_of_host_memory(sizeof *p);
+    p->key = key;
+    mpg_status status = build(p);
+    if (status != MPG_OK) {
+      destroy(p);
+      return status;
+    }
+    if (all->count == MPG_PLANS) {
+      Plan *last = all->oldest, **link = &all->table[mpg_plan_hash(last->key) % MPG_PLAN_PLACES];
+      while (*link != last) link = &(*link)->next;
+      *link = last->next;
+      mpg_plans_unlink(all, last);
+      destroy(last);
+      all->count--;
+    }
+    p->next = *place;
+    *place = p;
+    mpg_plans_make_newest(all, p);
+    all->count++;
+  }
+  *found = p;
+  return MPG_OK;
+}
+
+#endif

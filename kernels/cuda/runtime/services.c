@@ -1,0 +1,45 @@
+/* The functions of the core that this library calls, by the services it was given; and what it exports. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/cuda/runtime/runtime.h"
+#include "op/fused.h"
+
+const mpg_gpu_services *mpg_cuda_services;
+
+mpg_status mpg_fail(mpg_status code, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  mpg_status status = mpg_cuda_services->fail(code, format, arguments);
+  va_end(arguments);
+  return status;
+}
+
+const char *mpg_error_text(void) { return mpg_cuda_services->error_text(); }
+
+void mpg_assert_failed(const char *condition, const char *file, int line) {
+  fprintf(stderr, "mpgluon: internal error: %s at %s:%d\n", condition, file, line);
+  abort();
+}
+
+void *mpg_device_scratch_slot(mpg_device *device, mpg_scratch_slot slot, size_t size) { return mpg_cuda_services->scratch(device, slot, size); }
+
+mpg_status mpg_cuda_check(cudaError_t error, const char *what) {
+  if (error == cudaSuccess) return MPG_OK;
+  cudaGetLastError(); /* said here, and by nobody later */
+  return mpg_fail(error == cudaErrorMemoryAllocation ? MPG_DEVICE_OUT_OF_MEMORY : MPG_ERROR, "%.*s failed: %s", (int)strcspn(what, "("), what,
+                  cudaGetErrorString(error));
+}
+
+extern const mpg_kernel_fn mpg_cuda_table[MPG_OP_COUNT];
+mpg_status mpg_cuda_fused(const mpg_kernel_call *call); /* fused.cu */
+bool mpg_cuda_fuses(const mpg_op *op, const void *params, const mpg_dtype *dtypes, int count);
+
+__attribute__((visibility("default"))) const mpg_gpu_library *mpg_gpu_library_open(const mpg_gpu_services *services) {
+  static mpg_gpu_library library;
+  mpg_cuda_services = services;
+  library = (mpg_gpu_library){.stamp = mpg_kernel_stamp(), .driver = &mpg_cuda_driver, .kernels = mpg_cuda_table,
+                              .fused = (void (*)(void))mpg_cuda_fused, .fuses = (void (*)(void))mpg_cuda_fuses};
+  return &library;
+}

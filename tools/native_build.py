@@ -1,0 +1,226 @@
+"""What building takes: compiling files that changed, several at once; and the GPU library. Used by setup.py and tests/hostcuda/build.py.
+
+As a program it builds the GPU library alone, into build/: MPGLUON_CUDA=1 python3 tools/native_build.py
+"""
+
+import functools
+import glob
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+# Files of the core that the GPU library has a copy of: plain functions without state.
+CUDA_SHARED = ["csrc/op/stamp.c", "csrc/op/layers/convolution_geometry.c", "csrc/op/layers/rnn_size.c", "csrc/op/array/collective_places.c", "csrc/tensor/dtype.c", "csrc/tensor/shape.c", "csrc/base/memory.c"]
+
+
+def toolkits():
+    """Folders where a CUDA toolkit may be, the newest first: the usual ones, and those of NVIDIA's wheels (nvidia-cuda-nvcc with nvidia-nvvm,
+    nvidia-cuda-crt and nvidia-cuda-runtime, from CUDA 13 on; older wheels have no nvcc)."""
+
+    def newest(pattern):
+        return sorted(glob.glob(pattern), key=lambda path: [int(n) for n in re.findall(r"\d+", os.path.basename(path))], reverse=True)
+
+    wheels = [path for path in dict.fromkeys([sysconfig.get_paths()["purelib"], *sys.path]) if path]
+    return ["/usr/local/cuda", *newest("/usr/local/cuda-[0-9]*"), *(home for path in wheels for home in newest(os.path.join(path, "nvidia", "cu[0-9]*")))]
+
+
+def find_nvcc():
+    """The path of nvcc, or None when the GPU library is not to be built."""
+    setting = os.environ.get("MPGLUON_CUDA", "auto")
+    if setting == "0":
+        return None
+    home = os.environ.get("CUDA_HOME")
+    places = [os.environ.get("NVCC"), home and os.path.join(home, "bin", "nvcc"), "nvcc", *(os.path.join(path, "bin", "nvcc") for path in toolkits())]
+    found = next(filter(None, (shutil.which(place) for place in places if place)), None)
+    if not found and setting == "1":
+        raise SystemExit("mpgluon: MPGLUON_CUDA=1, but nvcc was not found: put it on the PATH, name it with NVCC or CUDA_HOME, or pip install nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-runtime nvidia-cuda-cccl")
+    return found
+
+
+def cuda_architectures():
+    names = [n.strip() for n in os.environ.get("MPGLUON_CUDA_ARCH", "90").split(",")]
+    if not all(n.rstrip("af").isdigit() for n in names):
+        raise SystemExit("MPGLUON_CUDA_ARCH: give compute capabilities without a dot, as in 80,90,100")
+    flags = [f"-gencode=arch=compute_{n},code=sm_{n}" for n in names]
+    return flags + [f"-gencode=arch=compute_{names[-1]},code=compute_{names[-1]}"]
+
+
+def cuda_sources():
+    """Paths of what the GPU library is made of."""
+    found = [path for ending in ("c", "cu") for path in glob.glob(os.path.join(ROOT, "kernels", "cuda", "**", "*." + ending), recursive=True)]
+    return sorted(found) + [os.path.join(ROOT, name) for name in CUDA_SHARED]
+
+
+def build_cuda(nvcc, output):
+    """The GPU library. The CUDA runtime is linked statically; it looks for the driver when it is first called."""
+    temp = os.path.join(ROOT, "build", f"cuda-{sysconfig.get_platform()}")
+    host = warnings() + ["-fPIC", "-fvisibility=hidden"]
+    common = [nvcc, "-O3", "-I" + os.path.join(ROOT, "csrc"), "-I" + ROOT, "-Xcompiler=" + ",".join(host)]
+    device = common + ["-std=c++17", "--fmad=false", "-lineinfo"] + nvcc_warnings() + cuda_architectures()
+    jobs = []
+    for source in cuda_sources():
+        relative = os.path.relpath(source, ROOT)
+        command = device if source.endswith(".cu") else common + ["-Xcompiler=-std=gnu11"]
+        jobs.append((relative, os.path.join(temp, relative + ".o"), command))
+    embedded = embed_sources(temp)
+    jobs.append((embedded, embedded + ".o", common + ["-Xcompiler=-std=gnu11"]))
+    compile_all(jobs)
+    if not run([nvcc, "-shared", "-cudart=static", "-Xlinker=--no-undefined", "-Xlinker=-z,defs"] + [target for _, target, _ in jobs] + ["-o", output]):
+        raise SystemExit("mpgluon: the GPU library could not be linked")
+
+
+def build_groups(nvcc, folder):
+    """Compiles the sources of specialised groups that tests have left in a folder (MPGLUON_CUDA_GROUPS), many at a time. Runs nothing."""
+    found = sorted(glob.glob(os.path.join(folder, "*.cu")))
+    temp = os.path.join(ROOT, "build", f"cuda-{sysconfig.get_platform()}", "groups")
+    os.makedirs(temp, exist_ok=True)
+    flags = [nvcc, "-I" + os.path.join(ROOT, "csrc"), "-I" + ROOT, "-std=c++17", "--fmad=false", "-Xcompiler=" + ",".join(warnings())] + nvcc_warnings()
+    jobs = []
+    for number in range(0, len(found), 64):
+        source = os.path.join(temp, f"groups{number}.cu")
+        with open(source, "w") as f:
+            f.writelines(f'#include "{path}"\n' for path in found[number : number + 64])
+        jobs.append((source, source + ".o", flags + cuda_architectures()[:1]))
+    compile_all(jobs)
+    print(f"{len(found)} specialised groups of the tests compile")
+
+
+# What the source of a specialised group includes (kernels/cuda/fusion/specialise.h); the last three are NVRTC's own business, and empty.
+GENERATED = ["kernels/cuda/fusion/generated.h", "kernels/cuda/elements.h", "kernels/common/unary.h", "kernels/common/unary.def", "kernels/common/binary.h",
+             "kernels/common/binary.def", "kernels/common/vector_math.h", "kernels/common/vector_math_double.h",
+             "kernels/common/vector_math_mixed.h", "kernels/common/polynomial.h", "kernels/common/half.h", "csrc/base/anywhere.h"]  # fmt: skip
+STANDARD = ["math.h", "stdint.h", "string.h"]
+
+
+def embed_sources(folder):
+    """Writes them as a C file into the folder; returns its path. Left alone where nothing changed."""
+    names = [name.removeprefix("csrc/") for name in GENERATED] + STANDARD
+    lines = ["/* Made by tools/native_build.py. */", "#include <stddef.h>", "const char *const mpg_cuda_source_names[] = {"]
+    lines += [f'  "{name}",' for name in names] + ["  NULL};", "const char *const mpg_cuda_source_texts[] = {"]
+    for name in GENERATED:
+        with open(os.path.join(ROOT, name)) as f:
+            lines += ['  "' + line.rstrip("\n").replace("\\", "\\\\").replace('"', '\\"') + '\\n"' for line in f]
+        lines[-1] += ","
+    text = "\n".join(lines + ['  "",'] * len(STANDARD) + ["  NULL};", ""])
+    path = os.path.join(folder, "group_sources.c")
+    os.makedirs(folder, exist_ok=True)
+    if not os.path.exists(path) or open(path).read() != text:
+        with open(path, "w") as f:
+            f.write(text)
+    return path
+
+
+def warnings():
+    """Flags of warnings. They are errors in CI, not on users' machines, where another compiler may warn of other things."""
+    return ["-Wall", "-Wextra"] + (["-Werror"] if os.environ.get("MPGLUON_WERROR") == "1" else [])
+
+
+@functools.lru_cache(maxsize=None)
+def struct_flags(*compiler):
+    """Flags with which gcc for x86 clears and copies structs by stores. It does it with one slow instruction (rep stos) otherwise, from some hundred bytes on:
+    a call of a small op took a sixth longer. Other compilers have no such option, and need none."""
+    flags = [f"-mmem{kind}-strategy=vector_loop:512:noalign,libcall:-1:noalign" for kind in ("set", "cpy")]
+    known = subprocess.run([*compiler, "-Werror", *flags, "-fsyntax-only", "-x", "c", os.devnull], capture_output=True)
+    return flags if known.returncode == 0 else []
+
+
+def nvcc_warnings():
+    return ["--Werror=all-warnings"] if "-Werror" in warnings() else []
+
+
+def compile_all(jobs):
+    """Compiles what is not up to date, several files at once. A job: source, object, the command without either."""
+
+    def compile_one(job):
+        source, target, command = job
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        command = command + ["-MD", "-MF", target + ".d", "-c", source, "-o", target]
+        if up_to_date(target, command):
+            return True
+        if not run(command):
+            return False
+        with open(target + ".made", "w") as f:
+            json.dump(record(target, command), f)
+        return True
+
+    with ThreadPoolExecutor(int(os.environ.get("MAX_JOBS", os.cpu_count() or 1))) as pool:
+        failed = [source for source, ok in zip([job[0] for job in jobs], pool.map(compile_one, jobs)) if not ok]
+    if failed:
+        raise SystemExit(f"mpgluon: the compiler failed on {', '.join(failed)}")
+
+
+# Headers of packages (-isystem) count by contents: pip unpacks them into another folder for each build.
+
+
+def record(target, command):
+    """What an object was made by: the command, and the contents of the packages' headers that it includes."""
+    folders = package_folders(command)
+    headers = {name: digest(name) for name in dependencies(target) if name.startswith(tuple(folders))}
+    return {"command": without_folders(command), "folders": folders, "headers": headers}
+
+
+def up_to_date(target, command):
+    """True when the object is newer than all it was made from, and was made by the same command with the same headers of packages."""
+    try:
+        with open(target + ".made") as f:
+            made = json.load(f)
+        if made["command"] != without_folders(command):
+            return False
+        now = dict(zip(made["folders"], package_folders(command)))
+        time = os.path.getmtime(target)
+        for name in dependencies(target):
+            folder = next((folder for folder in now if name.startswith(folder)), None)
+            if folder is None:
+                if os.path.getmtime(os.path.join(ROOT, name)) > time:
+                    return False
+            elif digest(now[folder] + name[len(folder) :]) != made["headers"][name]:
+                return False
+        return True
+    except (OSError, LookupError, ValueError):
+        return False
+
+
+def package_folders(command):
+    return [os.path.join(folder, "") for option, folder in zip(command, command[1:]) if option == "-isystem"]
+
+
+def without_folders(command):
+    return [command[0]] + [word for option, word in zip(command, command[1:]) if option != "-isystem"]
+
+
+def dependencies(target):
+    """The files that an object was made from, as the compiler wrote them down."""
+    with open(target + ".d") as f:
+        return f.read().replace("\\\n", " ").split(":", 1)[1].split()
+
+
+@functools.lru_cache(maxsize=None)
+def digest(name):
+    with open(name, "rb") as f:
+        return hashlib.sha256(f.read()).hexdigest()
+
+
+def run(command):
+    """Runs a compiler; shows what it says; True when it succeeded."""
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if result.returncode:
+        sys.stderr.write(" ".join(command) + "\n" + result.stdout)
+    sys.stderr.write(result.stderr)
+    return result.returncode == 0
+
+
+if __name__ == "__main__":
+    found = find_nvcc()
+    if found:
+        build_cuda(found, os.path.join(ROOT, "build", "_cuda.so"))
+        build_groups(found, os.path.join(ROOT, "build", "hostcuda", "groups"))
+    else:
+        print("nvcc was not found: the GPU library is not built")
