@@ -7,6 +7,7 @@ import threading
 
 import numpy as np
 import pytest
+from support.processes import output_of
 
 import mpgluon as mx
 from mpgluon import nd
@@ -138,7 +139,7 @@ def test_info_and_import():
         assert word in text
     heavy = ("torch", "scipy", "matplotlib", "PIL", "setuptools", "sysconfig", "tqdm")
     code = f"import sys, numpy; there = set(sys.modules); import mpgluon; print([m for m in {heavy} if m in set(sys.modules) - there])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout.strip() == "[]"
+    assert output_of(code).strip() == "[]"
     with pytest.raises(AttributeError):
         mx.no_such_module
     assert "gluon" in dir(mx)

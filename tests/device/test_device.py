@@ -4,24 +4,19 @@ import multiprocessing
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 
 import numpy as np
 import pytest
+from support.processes import ended, finished
 
 import mpgluon as mx
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(mx.__file__)))  # of the package that is tested
-
 
 def run(code, timeout=60, **environment):
-    """Runs a script in a process of its own; returns what it printed."""
+    """What a script prints, without settings of the environment; it writes no error."""
     kept = {k: v for k, v in os.environ.items() if k == "MPGLUON_CPU_THREADS" or not k.startswith(("MPGLUON_", "MXNET_"))}
-    kept["PYTHONPATH"] = os.pathsep.join([ROOT] + sys.path)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=timeout, env={**kept, **environment})
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = finished(code, timeout, kept, **environment)
     assert done.stderr == ""
     return done.stdout
 
@@ -188,8 +183,7 @@ print(mx.engine.mode(), b.asnumpy().max())
 
 
 def test_bad_setting_is_an_import_error_that_says_so():
-    environment = {**os.environ, "MPGLUON_ENGINE": "turbo", "PYTHONPATH": os.pathsep.join([ROOT] + sys.path)}
-    done = subprocess.run([sys.executable, "-c", "import mpgluon"], capture_output=True, text=True, timeout=60, env=environment)
+    done = ended("import mpgluon", MPGLUON_ENGINE="turbo")
     assert done.returncode == 1
     assert "MPGLUON_ENGINE is 'turbo'; it must be async, sync or shuffle" in done.stderr
 

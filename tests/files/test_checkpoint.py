@@ -13,6 +13,7 @@ import tracemalloc
 import numpy as np
 import pytest
 from support.devices import on
+from support.processes import environment
 
 import mpgluon as mx
 from mpgluon import MXNetError, autograd, gluon, nd
@@ -325,8 +326,7 @@ print(steps)
 
 def kill_while_saving(directory, first, moment, background):
     """Saves twice in another process, which is killed before the `moment`-th thing that the second does with files. Its return code and output."""
-    env = dict(os.environ, PYTHONPATH=os.path.dirname(os.path.dirname(os.path.abspath(mx.__file__))))
-    done = subprocess.run([sys.executable, "-c", KILLED, str(directory), str(first), str(moment), str(background)], env=env, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run([sys.executable, "-c", KILLED, str(directory), str(first), str(moment), str(background)], env=environment(), stdout=subprocess.PIPE, text=True)
     return done.returncode, done.stdout
 
 

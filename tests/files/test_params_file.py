@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 import pytest
-from support.stand_in import run
+from support.processes import output_of
 
 import mpgluon as mx
 
@@ -240,7 +240,7 @@ def test_pipes(tmp_path):
     """Loading refuses them; saving lets the other threads run, of which one may be the reader."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
-    printed = run(f"""
+    printed = output_of(f"""
         import threading, mpgluon as mx
         try:
             mx.nd.load({str(path)!r})
@@ -283,8 +283,7 @@ def test_failed_save_leaves_the_former_file(tmp_path):
     before = path.read_bytes()
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100000, 100000)); import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)"
     code = f"{limit}\nimport mpgluon as mx\ntry:\n  mx.nd.save({str(path)!r}, [mx.nd.zeros((1000, 1000))])\nexcept mx.MXNetError as e:\n  print(e)"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert "cannot be written" in out.stdout, out.stderr
+    assert "cannot be written" in output_of(code)
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["a"]
 
 

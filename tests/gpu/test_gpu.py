@@ -11,7 +11,8 @@ import mpgluon as mx
 from mpgluon import _core, autograd, gluon
 from mpgluon.gluon import nn
 from samples.base import all_samples
-from support.stand_in import ON_STAND_IN, STAND_IN, needs_gpu, run
+from support.processes import output_of
+from support.stand_in import ON_STAND_IN, STAND_IN, needs_gpu
 from ops.test_ops import call, mode, place
 
 pytestmark = needs_gpu
@@ -158,7 +159,7 @@ def test_a_gpu_that_is_not_there():
 
 
 def test_logical_devices_have_their_own_memory():
-    out = run("""
+    out = output_of("""
         import mpgluon as mx
         assert mx.num_gpus() == 4
         arrays = [mx.nd.full((1000,), i, ctx=mx.gpu(i)) for i in range(4)]
@@ -172,7 +173,7 @@ def test_logical_devices_have_their_own_memory():
 
 
 def test_a_forked_child_is_told():
-    out = run("""
+    out = output_of("""
         import os
         import mpgluon as mx
         a = mx.nd.ones((2,), ctx=mx.gpu(0))

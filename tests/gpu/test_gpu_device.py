@@ -7,7 +7,8 @@ import pytest
 
 import mpgluon as mx
 from mpgluon import nd
-from support.stand_in import needs_gpu, needs_stand_in, run
+from support.processes import output_of
+from support.stand_in import needs_gpu, needs_stand_in
 
 pytestmark = needs_gpu
 
@@ -67,7 +68,7 @@ def test_memory_info():
 
 @needs_stand_in
 def test_memory_info_is_the_cards():
-    out = run("""
+    out = output_of("""
         import mpgluon as mx
         mx.nd.ones((1 << 20,), ctx=mx.gpu(0)).wait_to_read()
         print(*mx.context.gpu_memory_info(0), *mx.context.gpu_memory_info(1), *mx.util.get_gpu_memory(1))
@@ -78,7 +79,7 @@ def test_memory_info_is_the_cards():
 
 @needs_stand_in
 def test_memory_that_other_devices_of_the_card_have_cached_is_given_back():
-    out = run("""
+    out = output_of("""
         import mpgluon as mx
         mx.nd.ones((3 << 20,), ctx=mx.gpu(1)).wait_to_read()     # 12 MiB, cached by gpu(1) from here on
         print(mx.nd.ones((4 << 20,), ctx=mx.gpu(0))[:1].asnumpy())
@@ -90,7 +91,7 @@ def test_memory_that_other_devices_of_the_card_have_cached_is_given_back():
 @needs_stand_in
 def test_scratch_that_there_is_no_room_for():
     """The op fails by name; the process goes on."""
-    out = run("""
+    out = output_of("""
         import mpgluon as mx
         x = mx.nd.ones((3 << 20,), ctx=mx.gpu(0))
         x.wait_to_read()
@@ -117,7 +118,7 @@ OLD_DRIVER = "the NVIDIA driver is for CUDA 12.4, older than CUDA 13.0 that mpgl
     ],
 )
 def test_why_there_are_no_gpus(name, value, why):
-    out = run("""
+    out = output_of("""
         import mpgluon as mx
         print(mx.num_gpus())
         try:
@@ -130,7 +131,7 @@ def test_why_there_are_no_gpus(name, value, why):
 
 @needs_stand_in
 def test_out_of_memory_of_the_card():
-    out = run("""
+    out = output_of("""
         import mpgluon as mx
         keep = mx.nd.ones((1 << 20,), ctx=mx.gpu(0))
         spare = mx.nd.ones((3 << 20,), ctx=mx.gpu(0))
@@ -149,7 +150,7 @@ def test_out_of_memory_of_the_card():
 
 @needs_stand_in
 def test_a_lost_device_is_reported_and_others_go_on():
-    out = run("""
+    out = output_of("""
         import ctypes, os
         import mpgluon as mx
         a, b, c = (mx.nd.ones((5,), ctx=ctx) for ctx in (mx.gpu(0), mx.gpu(1), mx.cpu(0)))
@@ -184,7 +185,7 @@ LOST = """
 
 @needs_stand_in
 def test_an_illegal_access_loses_the_device_and_names_the_line():
-    lines = run(LOST).splitlines()
+    lines = output_of(LOST).splitlines()
     assert lines[0].startswith("error:") and "gpu(0) is lost" in lines[0] and "an illegal memory access" in lines[0]
     assert "y = y + 1" in lines[0] or "<string>" in lines[0], lines[0]
     assert lines[1].startswith("error:") and "gpu(0) is lost" in lines[1]
@@ -193,6 +194,6 @@ def test_an_illegal_access_loses_the_device_and_names_the_line():
 
 @needs_stand_in
 def test_all_logical_devices_of_a_lost_card_are_lost():
-    lines = run(LOST, MPGLUON_GPU_LOGICAL="4", HOSTCUDA_DEVICES="2").splitlines()
+    lines = output_of(LOST, MPGLUON_GPU_LOGICAL="4", HOSTCUDA_DEVICES="2").splitlines()
     assert [line.startswith("error:") for line in lines] == [True, True, False, True, False], lines
     assert "gpu(2) is lost" in lines[3]

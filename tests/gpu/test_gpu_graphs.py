@@ -9,7 +9,8 @@ import mpgluon as mx
 from mpgluon import autograd, gluon, nd
 from mpgluon.gluon import nn
 from mpgluon.parallel import Pipeline, TrainStep
-from support.stand_in import STAND_IN, needs_stand_in, run
+from support.processes import output_of
+from support.stand_in import STAND_IN, needs_stand_in
 
 pytestmark = needs_stand_in
 
@@ -79,7 +80,7 @@ def training(contexts, steps, batch=8, drop=0.0, look=lambda step: None, keep=Tr
 
 def without_graphs(code):
     """What a process without captures prints; as numbers."""
-    return run(code, MPGLUON_CUDA_GRAPHS="0").split()
+    return output_of(code, MPGLUON_CUDA_GRAPHS="0").split()
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -368,7 +369,7 @@ def test_profiles_show_ops_and_not_captures(counts):
 def test_no_capture_writes_beyond_scratch_that_was_made_anew():
     """Scratch that was given back and is smaller now may lie where it lay: what was captured with
     more of it is captured again."""
-    printed = run("""
+    printed = output_of("""
         import numpy as np, mpgluon as mx
         from mpgluon import nd
         from mpgluon.gluon import nn

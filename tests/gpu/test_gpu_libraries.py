@@ -9,9 +9,10 @@ import subprocess
 import numpy as np
 import pytest
 from support.paths import ROOT
+from support.processes import finished, output_of
 
 import mpgluon as mx
-from support.stand_in import ON_STAND_IN, STAND_IN, finished, needs_gpu, needs_stand_in, run
+from support.stand_in import ON_STAND_IN, STAND_IN, needs_gpu, needs_stand_in
 
 
 
@@ -64,17 +65,17 @@ PRODUCT = """
 def test_a_missing_library_is_named(code, setting, text, wheel, tmp_path):
     """With the command that brings it; what needs none goes on."""
     alone = shutil.copy(STAND_IN, tmp_path / "mpgluon_hostcuda.so")
-    out = run(code, MPGLUON_CUDA_LIBRARY=str(alone), **{setting: str(tmp_path)})
+    out = output_of(code, MPGLUON_CUDA_LIBRARY=str(alone), **{setting: str(tmp_path)})
     assert f"{text} is needed for this on a GPU and was not found" in out and f"pip install {wheel}, or name its folder with {setting}" in out and "[2. 2.]" in out
 
 
 @needs_gpu
 @pytest.mark.parametrize("code", [PRODUCT, CONVOLUTION], ids=["product", "convolution"])
 def test_tf32_is_a_setting(code):
-    assert run(code, MPGLUON_CUDA_TF32="").startswith("True") and run(code, MPGLUON_CUDA_TF32="0").startswith("True")
-    assert "MPGLUON_CUDA_TF32 is 'yes'; it may be 0 or 1" in run(code, MPGLUON_CUDA_TF32="yes")
+    assert output_of(code, MPGLUON_CUDA_TF32="").startswith("True") and output_of(code, MPGLUON_CUDA_TF32="0").startswith("True")
+    assert "MPGLUON_CUDA_TF32 is 'yes'; it may be 0 or 1" in output_of(code, MPGLUON_CUDA_TF32="yes")
     if ON_STAND_IN:  # on a card, what is rounded is the library's choice
-        assert run(code, MPGLUON_CUDA_TF32="1").startswith("False")
+        assert output_of(code, MPGLUON_CUDA_TF32="1").startswith("False")
 
 
 @needs_stand_in

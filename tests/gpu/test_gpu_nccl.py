@@ -3,12 +3,10 @@
 import ctypes
 import os
 import shutil
-import subprocess
-import sys
-import textwrap
 
 import numpy as np
 import pytest
+from support.processes import finished
 from parallel.test_collectives import NAMES, Collective, arrays_of, cases
 
 import mpgluon as mx
@@ -97,9 +95,9 @@ def test_what_auto_takes():
         par.all_reduce([arrays[0], arrays[0]])
 
 
-def run(code, **environment):
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=200, env=dict(os.environ, **environment))
-    assert done.returncode == 0, done.stdout + done.stderr
+def run(code, **settings):
+    """What the code writes to both outputs."""
+    done = finished(code, timeout=200, **settings)
     return done.stdout + done.stderr
 
 

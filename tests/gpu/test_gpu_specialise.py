@@ -7,8 +7,9 @@ import sys
 
 import pytest
 from support.paths import ROOT
+from support.processes import finished
 
-from support.stand_in import STAND_IN, finished, needs_gpu, needs_stand_in
+from support.stand_in import STAND_IN, needs_gpu, needs_stand_in
 
 pytestmark = [needs_stand_in, needs_gpu]
 NVRTC = os.path.join(os.path.dirname(os.path.abspath(STAND_IN)), "nvrtc") if STAND_IN else ""

@@ -1,11 +1,9 @@
 """What the compiler's passes make, as text; and how the work grows."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
+from support.processes import finished
 
 import mpgluon as mx
 from mpgluon import _core, autograd, gluon, nd, profiler
@@ -76,9 +74,7 @@ block 3: 64 bytes on cpu(1)
 
 def test_passes(tmp_path):
     path = tmp_path / "passes.txt"
-    root = os.path.dirname(os.path.dirname(mx.__file__))
-    environment = {**os.environ, "MPGLUON_DUMP": str(path), "PYTHONPATH": root}
-    subprocess.run([sys.executable, "-c", SCRIPT], check=True, env=environment)
+    finished(SCRIPT, MPGLUON_DUMP=str(path))
     passes = dict(part.split("\n", 1) for part in path.read_text().split("== ")[1:])
     assert list(passes) == ["traced", "rewritten", "simplified", "forward plan", "gradient", "backward plan"]
     assert passes["traced"] == TRACED + "return %8\n"

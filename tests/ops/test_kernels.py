@@ -3,15 +3,12 @@
 import itertools
 import json
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+from support.processes import output_of
 
 import mpgluon as mx
-
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(mx.__file__)))
 
 PROGRAM = """
 import json, sys
@@ -40,10 +37,7 @@ json.dump(result, sys.stdout)
 
 def run(**settings):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MPGLUON_ON") and not k.startswith("MPGLUON_OP")}
-    environment.update(settings, PYTHONPATH=os.pathsep.join([ROOT, os.environ.get("PYTHONPATH", "")]))
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(output_of(PROGRAM, base=environment, **settings))
 
 
 @pytest.fixture(scope="module")
@@ -68,10 +62,9 @@ def test_every_path_computes_the_same(settings, with_libraries):
 
 
 def test_a_wrong_folder_is_reported_and_harmless():
-    settings = {"MPGLUON_ONEDNN": "/nowhere"}
     program = "from mpgluon import _core; import mpgluon; l = _core.libraries()[0]; print(l['found'], l['reason'])"
-    done = subprocess.run([sys.executable, "-c", program], env={**os.environ, **settings, "PYTHONPATH": ROOT}, capture_output=True, text=True)
-    assert done.returncode == 0 and done.stdout.startswith("False") and "/nowhere" in done.stdout
+    told = output_of(program, MPGLUON_ONEDNN="/nowhere")
+    assert told.startswith("False") and "/nowhere" in told
 
 
 def test_tiny_products_do_not_depend_on_who_runs_them():

@@ -1,16 +1,13 @@
 """Collectives as single ops that span devices (what NCCL is asked for): the same suite, on any devices, eager, recorded, compiled."""
 
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-from support.paths import TESTS
 import test_collectives as suite
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.devices import cpus_only, on
+from support.processes import output_of
 from test_collectives import Collective, arrays_of, check
 
 import mpgluon as mx
@@ -154,7 +151,4 @@ def test_shuffled_orders():
         "with par.collectives.transport('single'):\n"
         "  for name in t.NAMES:\n    for hybrid in (False, True):\n      t.check(3, (7, 5), 1, name, hybrid)\n      t.check(3, (6, 5), 0, name, hybrid)\nprint('same')"
     )
-    root = os.path.dirname(os.path.dirname(os.path.abspath(mx.__file__)))
-    env = dict(os.environ, MPGLUON_ENGINE="shuffle", PYTHONPATH=os.pathsep.join([root, TESTS]))
-    result = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=280)
-    assert result.stdout.strip() == "same", result.stderr
+    assert output_of(script, timeout=280, MPGLUON_ENGINE="shuffle").strip() == "same"

@@ -1,15 +1,12 @@
 """Collectives: values, gradients and errors, for any number of devices and sizes that divide and that don't."""
 
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.devices import on
-from support.paths import TESTS
+from support.processes import output_of
 
 import mpgluon as mx
 from mpgluon import _core, autograd, gluon, nd
@@ -283,7 +280,4 @@ def test_errors(call, error, text):
 def test_shuffled_orders():
     """No dependency between devices is missing, whatever the order of the work."""
     script = "from parallel import test_collectives as t\nfor name in t.NAMES:\n  for hybrid in (False, True):\n    t.check(3, (7, 5), 1, name, hybrid)\nprint('same')"
-    root = os.path.dirname(os.path.dirname(os.path.abspath(mx.__file__)))
-    env = dict(os.environ, MPGLUON_ENGINE="shuffle", MPGLUON_COLLECTIVES="local", PYTHONPATH=os.pathsep.join([root, TESTS]))
-    result = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=280)
-    assert result.stdout.strip() == "same", result.stderr
+    assert output_of(script, timeout=280, MPGLUON_ENGINE="shuffle", MPGLUON_COLLECTIVES="local").strip() == "same"

@@ -1,13 +1,10 @@
 """Layers split over 2, 3 and 4 devices against the ordinary layer on one: initial values, results, gradients, training."""
 
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from support.devices import on
-from support.paths import TESTS
+from support.processes import output_of
 
 import mpgluon as mx
 from mpgluon import autograd, gluon, nd
@@ -534,10 +531,7 @@ def test_wrong_plans_leave_the_network_alone():
 
 def test_shuffled_orders():
     script = "from parallel import test_tensor_parallel as t\nfor name in t.LAYERS:\n  o, s, shape = t.LAYERS[name]\n  t.compare(o, lambda: s(t.DEVICES[:3]), t.inputs_of(shape), True)\nprint('same')"
-    root = os.path.dirname(os.path.dirname(os.path.abspath(mx.__file__)))
-    env = dict(os.environ, MPGLUON_ENGINE="shuffle", PYTHONPATH=os.pathsep.join([root, TESTS]))
-    result = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=280)
-    assert result.stdout.strip() == "same", result.stderr
+    assert output_of(script, timeout=280, MPGLUON_ENGINE="shuffle").strip() == "same"
 
 
 def test_a_pattern_takes_a_layer_with_its_activation():

@@ -13,6 +13,7 @@ import time
 import numpy as np
 import pytest
 from support.devices import at_work, cpus_only, held, on
+from support.processes import ended, environment
 
 import mpgluon as mx
 from mpgluon import _core, _watchdog, autograd, gluon, nd
@@ -307,15 +308,13 @@ def test_the_watchdog_is_silent_while_things_move(watchdog, capfd):
 
 def test_the_watchdog_of_the_environment():
     code = "import mpgluon as mx; from mpgluon import _core; _core._stall(mx.cpu(0), 600, 0); mx.nd.waitall(); print('done')"
-    root = os.path.dirname(os.path.dirname(mx.__file__))
-    env = {**os.environ, "PYTHONPATH": root + os.pathsep + os.environ.get("PYTHONPATH", "")}
     pipes = dict.fromkeys(["stdin", "stdout", "stderr"], subprocess.PIPE)
-    with subprocess.Popen([sys.executable, "-c", code], env={**env, "MPGLUON_WATCHDOG": "0.1"}, text=True, **pipes) as process:
+    with subprocess.Popen([sys.executable, "-c", code], env=environment(MPGLUON_WATCHDOG="0.1"), text=True, **pipes) as process:
         assert "no device has finished anything" in process.stderr.readline()
         assert "cpu(0) is running stall" in process.stderr.readline()
         process.stdin.close()  # ends the stall
         assert process.stdout.read() == "done\n"
-    done = subprocess.run([sys.executable, "-c", code], env={**env, "MPGLUON_WATCHDOG": "soon"}, capture_output=True, text=True, timeout=60)
+    done = ended(code, MPGLUON_WATCHDOG="soon")
     assert done.returncode != 0 and "MPGLUON_WATCHDOG is 'soon'" in done.stderr
     with pytest.raises(ValueError, match="a number of seconds"):
         mx.engine.set_watchdog(-1)

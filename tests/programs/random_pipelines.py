@@ -18,8 +18,7 @@ import sys
 
 import numpy as np
 
-import mpgluon as mx
-from mpgluon import autograd, gluon, nd
+from mpgluon import autograd, nd
 from mpgluon.gluon import nn
 from mpgluon.parallel import Pipeline, TrainStep, schedules
 

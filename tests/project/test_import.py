@@ -1,9 +1,6 @@
 """Importing the package loads what every program needs and nothing else."""
 
-import subprocess
-import sys
-
-from support.stand_in import run
+from support.processes import output_of
 
 PROGRAM = """
 import sys
@@ -22,14 +19,12 @@ print([name for name in ("libcuda", "libcudart", "libdnnl") if name in maps])
 
 def test_import_is_light():
     """No heavy module, and no library of kernels, CUDA's least of all, before something needs it."""
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split("\n")[:2] == ["[]", "[]"]
+    assert output_of(PROGRAM).split("\n")[:2] == ["[]", "[]"]
 
 
 def test_a_failed_import_can_be_repeated():
     """NumPy may be there the next time."""
-    printed = run("""
+    printed = output_of("""
         import sys
         names = ("numpy", "numpy._core", "numpy._core._multiarray_umath", "numpy.core", "numpy.core._multiarray_umath")
         sys.modules.update(dict.fromkeys(names))
@@ -55,14 +50,13 @@ def test_a_python_whose_lock_is_off_is_refused():
             f"import sys; sys._is_gil_enabled = lambda: {answer}\n"
             "try:\n    import mpgluon\nexcept ImportError as error:\n    print(type(error).__name__, error)\nelse:\n    print('imported')"
         )
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        assert done.stdout.startswith(expected), done.stdout + done.stderr
+        assert output_of(code).startswith(expected)
 
 
 def test_what_dir_lists_is_there():
     """Every name that a public module lists can be had; `mpgluon.parallel` has its names, its
     schedules and its collectives, and no other public module."""
-    printed = run("""
+    printed = output_of("""
         import importlib, pkgutil
         import mpgluon as mx
         names = [info.name for info in pkgutil.walk_packages(mx.__path__, "mpgluon.")]

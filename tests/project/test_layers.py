@@ -74,6 +74,20 @@ def test_files_have_one_subject():
     assert not long, "\n".join(long)
 
 
+# Flat lists of their own kind: files of data, and samples, one file a family.
+LISTS = {"tests/data", "tests/fuzz/corpus", "tests/samples"}
+
+
+def test_folders_have_rooms():
+    """A folder with more than 22 files of its own is a list in which nobody finds anything."""
+    crowded = []
+    for path, folders, names in os.walk(os.path.join(ROOT, "tests")):
+        folders[:] = [n for n in folders if n[0] not in "._" and os.path.relpath(os.path.join(path, n), ROOT) not in LISTS]
+        if len(names) > 22:
+            crowded.append(f"{os.path.relpath(path, ROOT)}: {len(names)} files")
+    assert not crowded, "\n".join(crowded)
+
+
 def test_headers_say_what_they_are():
     wrong = [os.path.relpath(p, ROOT) for p in files("csrc", "kernels", ending=".h") if not open(p).read().startswith("/*")]
     assert not wrong, "headers without an opening comment: " + ", ".join(wrong)

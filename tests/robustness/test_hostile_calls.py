@@ -4,7 +4,7 @@ own."""
 import os
 
 import pytest
-from support.stand_in import run
+from support.processes import output_of
 
 # Values that empty the container they are in when they are looked at, behind items that are freed
 # then and overwritten.
@@ -80,12 +80,12 @@ print(calls)
 
 
 def test_containers_that_change_while_they_are_read():
-    assert int(run(CONTAINERS)) > 5000
+    assert int(output_of(CONTAINERS)) > 5000
 
 
 def test_packed_weights_that_are_none():
     """Their contents say how they are to be read."""
-    printed = run("""
+    printed = output_of("""
         import numpy as np, mpgluon as mx
         from mpgluon import _core, nd
         convolution, dense = _core.get_op("_packed_convolution"), _core.get_op("_packed_fully_connected")
@@ -106,7 +106,7 @@ def fuzz(tmp_path, **options):
     arguments = [f"--{key}={value}" for key, value in options.items()]
     log = tmp_path / "log"
     try:
-        run(f"from programs import op_fuzz; op_fuzz.main({[*arguments, '--log', str(log)]})",
+        output_of(f"from programs import op_fuzz; op_fuzz.main({[*arguments, '--log', str(log)]})",
             MPGLUON_CPU_THREADS="1", timeout=600)
     except AssertionError as error:
         raise AssertionError(f"{log.read_text().strip()}\n{str(error)[-4000:]}") from None

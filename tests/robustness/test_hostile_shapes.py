@@ -1,11 +1,10 @@
 """Every op, hidden ones too, on its samples with one array of another shape: it works or raises, whatever the shapes; nothing crashes."""
 
-import os
 import subprocess
 import sys
 
 import pytest
-from support.paths import TESTS
+from support.processes import environment
 
 from mpgluon import _core
 
@@ -17,9 +16,7 @@ CHUNK = 48
 def test_other_shapes_are_errors(first):
     """In a process of its own, which says what it is at; memory errors that do not crash are left to the sanitizers."""
     names = OPS[first : first + CHUNK]
-    paths = filter(None, [TESTS, os.environ.get("PYTHONPATH")])
-    env = dict(os.environ, PYTHONPATH=os.pathsep.join(paths))
-    run = subprocess.run([sys.executable, __file__, *names], capture_output=True, text=True, timeout=280, env=env)
+    run = subprocess.run([sys.executable, __file__, *names], capture_output=True, text=True, timeout=280, env=environment())
     assert run.returncode == 0, f"{(run.stdout.splitlines() or ['nothing'])[-1]}: exit status {run.returncode}\n{run.stderr[-2000:]}"
     assert run.stdout.splitlines()[-1] == f"done: {len(names)} ops"
 

@@ -4,11 +4,11 @@ hours. And what they rest on."""
 import os
 import subprocess
 import sys
-import textwrap
 
 import pytest
 from programs.stateful import ENGINES
 from support.paths import TESTS
+from support.processes import ended
 
 PROGRAM = os.path.join(TESTS, "programs", "stateful.py")
 
@@ -35,8 +35,7 @@ def test_random_programs_for_a_while(engine):
 
 
 def poisoned(program):
-    environment = dict(os.environ, MPGLUON_POOL_POISON="1", MPGLUON_ENGINE="async")
-    return subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, env=environment)
+    return ended(program, MPGLUON_POOL_POISON="1", MPGLUON_ENGINE="async")
 
 
 def test_poisoned_pools():

@@ -3,12 +3,11 @@
 import copy
 import json
 import pickle
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from support.devices import on
+from support.processes import finished
 
 import mpgluon as mx
 from mpgluon import _core
@@ -391,7 +390,7 @@ def test_as_in_context():
 def test_loaded_when_needed():
     """The import of the package does not load the symbols."""
     code = "import sys, mpgluon as mx; assert 'mpgluon.symbol' not in sys.modules; mx.sym.var('x'); assert mx.symbol.Symbol is mx.Symbol"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    finished(code)
 
 
 @pytest.mark.parametrize("scale", [2, 3])

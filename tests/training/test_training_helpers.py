@@ -2,12 +2,11 @@
 
 import logging
 import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from support.processes import output_of
 
 import mpgluon as mx
 from mpgluon import callback, test_utils
@@ -153,5 +152,4 @@ def test_numeric_gradient():
 
 def test_these_modules_load_only_when_used():
     code = "import sys, mpgluon; print([m for m in ('multiprocessing', 'json', 'mpgluon.metric', 'mpgluon.optimizer', 'PIL') if m in sys.modules])"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "[]"
+    assert output_of(code).strip() == "[]"

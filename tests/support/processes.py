@@ -1,0 +1,36 @@
+"""Python processes of a test: what their code prints, and how they end."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import mpgluon
+from support.paths import TESTS
+
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(mpgluon.__file__)))
+
+
+def environment(base=None, **settings):
+    """The environment (or `base`) with more settings, in which a process finds the package that is
+    tested and the modules of the tests, wherever it starts (PYTHONSAFEPATH)."""
+    paths = [TESTS, os.environ.get("PYTHONPATH"), PACKAGE]
+    return {**(os.environ if base is None else base), "PYTHONPATH": os.pathsep.join(filter(None, paths)), **settings}
+
+
+def ended(code, timeout=120, base=None, **settings):
+    """A process that has run the code; its exit status, and what it wrote to both outputs."""
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment(base, **settings))
+
+
+def finished(code, timeout=120, base=None, **settings):
+    """The same without an error."""
+    done = ended(code, timeout, base, **settings)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def output_of(code, timeout=120, base=None, **settings):
+    """What the code prints; it runs without an error."""
+    return finished(code, timeout, base, **settings).stdout
