@@ -151,26 +151,6 @@ def describe(array):
     return array.shape, array.dtype, array.context
 
 
-class Discovery(Tracer):
-    """Notes whether a function has to be cut, and stops at an op whose shape depends on values.
-
-    `splits` is (name, path of the block) of the first step that cuts it, or None.
-    """
-
-    def __init__(self):
-        super().__init__({})
-        self.splits = None
-
-    def host(self, name, run, inputs, outputs, bodies=()):
-        inner = [part.host.name for body in bodies for part, _ in body.parts() if part.host is not None]
-        self.splits = self.splits or (f"{name} around {inner[-1]}" if inner else name, _core.current_scope())
-        return [self.trace.new_input(*desc) for desc in outputs]
-
-    def dynamic(self, name, run, inputs):
-        self.splits = self.splits or (name, _core.current_scope())
-        raise NeedsValues(name)
-
-
 class Body(Tracer):
     """A function of arrays traced without values: the body of a loop or branch.
 

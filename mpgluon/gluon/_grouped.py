@@ -1,16 +1,16 @@
-"""Blocks in groups: where ``AttrScope(ctx_group=...)`` puts them, their inputs and their parameters (see `mpgluon._groups`).
+"""Blocks in groups: where ``AttrScope(ctx_group=...)`` puts them, their inputs and their parameters (see `mpgluon._device_groups`).
 
 A block belongs to the group in whose scope it was made, or else to the one in whose scope it is called. A parameter whose block was made
 in a group is initialized there; others *float*: they move to the device of the group in which they are first used.
 """
 
-from .. import _device_groups, autograd
+from .. import _core, _device_groups, autograd
 from .. import ndarray as nd
 from ..attribute import AttrScope
 from ..context import current_context
 from ..initializer import Uniform, create
 from . import _tracing
-from ._compiled import first_context
+from ._nested import first_context
 
 
 def initialize(block, init, ctx, verbose, force_reinit, group2ctx):
@@ -57,34 +57,30 @@ def replicated(block):
     return block._group2ctx is not None and not isinstance(block._group2ctx, dict)
 
 
-def concerns(block):
-    """Whether calling the block has to do with groups at all."""
-    return block._ctx_group is not None or block._group2ctx is not None or _device_groups.running()
-
-
-def run(block, symbolic, args):
-    """``block._run(*args)`` in the block's group."""
+def replica(block, args, symbolic):
+    """A scope in which the block's dict of groups to devices is the running one: of several
+    replicas, that of the device of `args`."""
     devices = block._group2ctx
-    if devices is not None and not symbolic:
-        if not isinstance(devices, dict):  # one for each replica
-            devices = devices.of(first_context(args))
-        with _device_groups.mapped(devices):
-            return _in_group(block, symbolic, args)
-    return _in_group(block, symbolic, args)
+    if devices is None or symbolic:
+        return _core.Scope()
+    return _device_groups.mapped(
+        devices if isinstance(devices, dict) else devices.of(first_context(args))
+    )
 
 
-def _in_group(block, symbolic, args):
+def group(block, symbolic):
+    """A scope in which ops belong to the block's group."""
     if block._ctx_group is None or not (symbolic or _device_groups.running()):
-        return _placed(block, symbolic, args)
-    with AttrScope(ctx_group=block._ctx_group):
-        return _placed(block, symbolic, args)
+        return _core.Scope()
+    return AttrScope(ctx_group=block._ctx_group)
 
 
-def _placed(block, symbolic, args):
+def moved(block, args, symbolic):
+    """`args` on the device of the running group."""
     device = None if symbolic else _device_groups.device()
-    if device is not None and not block._spans_devices:
-        args = _device_groups.move(args, device, nd.NDArray)
-    return block._run(*args)
+    if device is None or block._spans_devices:
+        return args
+    return _device_groups.move(args, device, nd.NDArray)
 
 
 def near(contexts):

@@ -4,7 +4,7 @@ import os
 
 from .. import ndarray as nd
 from ..base import MXNetAssertionError, MXNetError
-from . import _tracing
+from . import _nested, _tracing
 from .block import HybridBlock
 from .parameter import ParameterDict
 from .utils import shape_is_known
@@ -182,23 +182,14 @@ def _collect(value, flat):
 def _symbols_like(structure, names):
     """Variables nested like the arguments of a compiled call; `names` is an iterator."""
     from ..symbol import var
-    from ._compiled import _ARRAY
 
-    if structure is _ARRAY:
+    if structure is _nested.ARRAY:
         return var(next(names))
     if structure is None:
         return None
     if structure[0] in (list, tuple):
         return structure[0]([_symbols_like(item, names) for item in structure[1:]])
     return structure[1]
-
-
-def _count(structure):
-    from ._compiled import _ARRAY
-
-    if structure is _ARRAY:
-        return 1
-    return sum(_count(item) for item in structure[1:]) if structure is not None and structure[0] in (list, tuple) else 0
 
 
 def symbol_of(block):
@@ -208,10 +199,11 @@ def symbol_of(block):
     if isinstance(block, SymbolBlock):
         return block._symbol
     call = block._compiled_call
-    if call is None or not call._signatures:
+    structure = None if call is None else call.structure()
+    if structure is None:
         raise RuntimeError("Please first call block.hybridize() and then run forward with this block at least once before calling export.")
-    structure, first_only = block._export_as(next(iter(call._signatures))[0])
-    count = _count(structure)
+    structure, first_only = block._export_as(structure)
+    count = _nested.count(structure)
     names = iter(["data"] if count == 1 else [f"data{i}" for i in range(count)])
     outputs = block(*_symbols_like(structure, names))
     found = []

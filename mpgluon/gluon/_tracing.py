@@ -3,7 +3,7 @@
 `current()` is None while blocks run eagerly. While a HybridBlock is traced it is an object with one method,
 ``parameter(param, ctx)``, which returns the traced array that stands for that copy of the parameter. There are three:
 `Discovery` makes up stand-ins and notes which copies were asked for; `Binding` hands out the inputs of the compiled call; `LateBinding`
-adds inputs to a program in parts (`mpgluon._split`) as they are asked for.
+adds inputs to a program in parts (`mpgluon._graph_breaks`) as they are asked for.
 
 A parameter whose shape is not known yet is passed to ``hybrid_forward`` as an `Unknown`, together with an `InferringOps` for
 ``F``: the first operator that takes the `Unknown` as an input completes its shape by the operator's own inference.
@@ -35,28 +35,49 @@ class _Tracing(_core.Scope):
         return [(vars(_local), "tracing", self)]
 
 
-class Discovery(_Tracing):
-    """Notes the copies of parameters that a block uses, in the order of their first use; and where floating ones settle, to be moved
-    there when the trace has ended."""
+class Discovery(_graph_breaks.Tracer):
+    """A trace of a block without values, before it is compiled.
 
-    def __init__(self, trace):
-        self._trace = trace
+    It notes the copies of parameters that the block uses, in the order of their first use; where
+    floating parameters settle, to be moved there when the trace has ended; and whether the block
+    has to be cut. It stops at an op whose shape depends on values (`_graph_breaks.NeedsValues`).
+    """
+
+    def __init__(self):
+        super().__init__({})
         self.settled = {}  # parameter -> device
         self.used = []  # of (parameter, device)
+        self.splits = None  # (name, path of the block) of the first step that cuts it
         self._stand_ins = {}
+
+    def _changes(self):
+        return [*super()._changes(), (vars(_local), "tracing", self)]
 
     def parameter(self, param, ctx):
         key = (param, ctx)
         array = self._stand_ins.get(key)
         if array is None:
-            array = self._stand_ins[key] = self._trace.new_input(param.shape, param.dtype, ctx)
+            array = self._stand_ins[key] = self.trace.new_input(param.shape, param.dtype, ctx)
             self.used.append(key)
         return array
-
 
     def settle(self, param, ctx):
         """Notes that a floating parameter is to live on `ctx`; False if it is to live elsewhere."""
         return self.settled.setdefault(param, ctx) == ctx
+
+    def host(self, name, run, inputs, outputs, bodies=()):
+        inner = [
+            part.host.name for body in bodies for part, _ in body.parts() if part.host is not None
+        ]
+        self.splits = self.splits or (
+            f"{name} around {inner[-1]}" if inner else name,
+            _core.current_scope(),
+        )
+        return [self.trace.new_input(*desc) for desc in outputs]
+
+    def dynamic(self, name, run, inputs):
+        self.splits = self.splits or (name, _core.current_scope())
+        raise _graph_breaks.NeedsValues(name)
 
 
 class Binding(_Tracing):

@@ -4,7 +4,6 @@ A `Block` computes with Python code on arrays. A `HybridBlock` describes its com
 that it can also be compiled: after `hybridize` a call traces it once, whatever devices it spans, and runs programs from then on.
 """
 
-import os
 import re
 import sys
 import threading
@@ -14,22 +13,22 @@ import numpy as np
 
 from .. import _core
 from .. import ndarray as nd
-from .._device_groups import check as check_groups
+from .._device_groups import check as check_groups, running as groups_running
 from .._hints import BLOCK, absent, absent_before_init, present
 from ..attribute import AttrScope
 from ..base import MXNetError, MXNetTypeError
 from ..context import current_context
 from ..name import NameManager, Prefix
 from . import _grouped, _recompute, _tracing
-from ._compiled import CompiledCall, CompiledPrograms, first_context
+from ._block_path import add_path, block_path, is_call
+from ._compiled import CompiledCall
+from ._compiled_programs import CompiledPrograms
+from ._nested import first_context
 from ._structure_file import load_structure, save_structure
 from .parameter import DeferredInitializationError, Parameter, ParameterDict, check_names, load_values
 from .utils import HookHandle, brief, indent, shape_is_known
 
 __all__ = ["Block", "HybridBlock", "SymbolBlock"]
-
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-
 
 class _NameScope(_core.Scope):
     """The ``with block.name_scope():`` of one block: names what is made inside it."""
@@ -366,6 +365,7 @@ class Block:
         for child in self._children.values():
             child.hybridize(active, **kwargs)
 
+    @is_call
     def __call__(self, *args):
         """Calls `forward`, with hooks around it."""
         outer = _core.get_scope()
@@ -377,13 +377,16 @@ class Block:
             if self._forward_pre_hooks:
                 for hook in list(self._forward_pre_hooks.values()):
                     hook(self, args)
-            out = _grouped.run(self, _symbolic(args), args) if _grouped.concerns(self) else self._run(*args)
+            if self._ctx_group is not None or self._group2ctx is not None or groups_running():
+                out = self._run_in_group(args)
+            else:
+                out = self._run(*args)
             if self._forward_hooks:
                 for hook in list(self._forward_hooks.values()):
                     hook(self, args, out)
             return out
         except MXNetError as error:
-            _add_path(error, getattr(self, "_active", False))
+            add_path(error, getattr(self, "_active", False))
             raise
         finally:
             _core.set_scope(outer)
@@ -392,6 +395,11 @@ class Block:
         """The number of the path of this block within the block of scope `outer`, under which its work is queued."""
         self._scope_ids[outer] = _core.intern_scope(block_path())
         return self._scope_ids[outer]
+
+    def _run_in_group(self, args):
+        symbolic = is_symbolic(args)
+        with _grouped.replica(self, args, symbolic), _grouped.group(self, symbolic):
+            return self._run(*_grouped.moved(self, args, symbolic))
 
     def _run(self, *args):
         return self.forward(*args)
@@ -434,56 +442,6 @@ class Block:
 
 absent(Block, BLOCK)
 absent_before_init(Block)
-
-
-def block_path():
-    """The path of the block whose call is the innermost one running, such as ``ModelParallelLM.lstm2``."""
-    blocks = []
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is Block.__call__.__code__:
-            block = frame.f_locals["self"]
-            if not blocks or blocks[-1] is not block:
-                blocks.append(block)
-        frame = frame.f_back
-    if not blocks:
-        return ""
-    blocks.reverse()
-    path = type(blocks[0]).__name__
-    for parent, child in zip(blocks, blocks[1:]):
-        name = next((name for name, block in parent._children.items() if block is child), child.name)
-        path += "." + name
-    return path
-
-
-def _add_path(error, hybridized):
-    """Adds the path of the running block to the text of an error that passes through it, once; and where it is traced, the user's line."""
-    if getattr(error, "block_path", None) is None:
-        path = block_path()
-        text = str(error)
-        error.block_path = path
-        tracing = _tracing.current() is not None
-        line = _line_of(error, tracing) if tracing or hybridized else ""
-        where = [] if path in text else [f"in block {path}"]
-        if line and line.rpartition(" in ")[0] not in text:
-            where.append(f"at {line}")
-        if where:
-            error.args = (f"{text}\n  {', '.join(where)}", *error.args[1:])
-
-
-def _line_of(error, around):
-    """The innermost line outside of this package on the way to an error, from the block on, or (`around`) further out."""
-    found, step = None, error.__traceback__
-    while step is not None:
-        if not step.tb_frame.f_code.co_filename.startswith(_PACKAGE):
-            found = step.tb_frame.f_code, step.tb_lineno
-        step = step.tb_next
-    frame = sys._getframe(1)
-    while around and found is None and frame is not None:
-        if not frame.f_code.co_filename.startswith(_PACKAGE):
-            found = frame.f_code, frame.f_lineno
-        frame = frame.f_back
-    return f"{found[0].co_filename}:{found[1]} in {found[0].co_name}" if found else ""
 
 
 class HybridBlock(Block):
@@ -602,8 +560,8 @@ class HybridBlock(Block):
         CompiledCall(self, {}).discover(args)
 
     def _run(self, *args):
-        if self._active and _tracing.current() is None and not _symbolic(args):
-            return self._call_compiled(args)
+        if self._active and _tracing.current() is None and not is_symbolic(args):
+            return (self._compiled_call or self._new_call())(args)
         if self._active and self._flags.get("recompute") is True and _core.begin_region():
             try:
                 return self.forward(*args)
@@ -611,26 +569,24 @@ class HybridBlock(Block):
                 _core.end_region()
         return self.forward(*args)
 
-    def _call_compiled(self, args):
-        call = self._compiled_call
-        if call is None:
-            kind = CompiledCall
-            if "pipeline" in self._flags:
-                from ..parallel._pipeline.pipeline import PipelinedCall as kind
-            call = self._compiled_call = kind(self, self._flags)
-        return call(args)
+    def _new_call(self):
+        kind = CompiledCall
+        if "pipeline" in self._flags:
+            from ..parallel._pipeline.pipeline import PipelinedCall as kind
+        call = self._compiled_call = kind(self, self._flags)
+        return call
 
     def forward(self, x, *args):
         """Calls `hybrid_forward` with the parameters, or the compiled programs when the block is hybridized.
 
         Of Symbols the result is a Symbol: ``F`` is `mx.sym` then, and the parameters are variables.
         """
-        if _symbolic((x, *args)):
+        if is_symbolic((x, *args)):
             if _holds((x, *args), nd.NDArray):
                 raise ValueError(f"{block_path() or type(self).__name__}: the inputs are NDArrays or Symbols, not some of either")
             return self._forward_symbols(x, *args)
         if self._active and _tracing.current() is None:
-            return self._call_compiled((x, *args))
+            return (self._compiled_call or self._new_call())((x, *args))
         ctx = x.context if isinstance(x, nd.NDArray) else first_context((x, *args))
         if ctx is None and x is None and not any(arg is not None for arg in args):
             raise ValueError(f"{block_path() or type(self).__name__}: the inputs hold no NDArray and no Symbol, all are None")
@@ -759,7 +715,7 @@ def _check_backend(what, backend):
         raise MXNetError(f"{what}: there is no backend {backend!r}, nor any other but the compiler itself; leave backend out")
 
 
-def _symbolic(args):
+def is_symbolic(args):
     """Whether a block is called on Symbols; the package of symbols is not loaded before somebody makes one."""
     if len(args) == 1 and isinstance(args[0], nd.NDArray):
         return False

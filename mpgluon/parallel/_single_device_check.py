@@ -6,7 +6,7 @@ from .. import _core, autograd, random
 from .. import ndarray as nd
 from ..base import MXNetError
 from ..context import cpu
-from ..gluon import _compiled
+from ..gluon import _compiled, _nested
 from ..gluon.block import HybridBlock
 
 __all__ = ["check_against_single_device"]
@@ -45,11 +45,11 @@ def check_against_single_device(net, *inputs, ctx=None, train=True, exact=True, 
         raise MXNetError(f"check_against_single_device: the network must be a HybridBlock, not {type(net).__name__}")
     ctx = cpu(0) if ctx is None else ctx
     flat = []
-    structure = _compiled.flatten(inputs, flat, "The inputs")
+    structure = _nested.flatten(inputs, flat, "The inputs")
     state = random.get_state()
     with random.calls_at(state):
         with autograd.record(train_mode=train):
-            signature = _compiled._Signature(net, type(net).__name__, structure, train)
+            signature = _compiled.Signature(net, type(net).__name__, structure, train)
             signature.discover(flat)
         placed = _run(signature, flat, None, train, exact)
         random.set_state(state)

@@ -1,6 +1,8 @@
 """What a compiled call costs: bound parameters are not looked at again, and nothing is allocated in the steady state."""
 
 import gc
+import os
+import sys
 import time
 
 import numpy as np
@@ -341,3 +343,27 @@ def test_bind_takes_arrays_only():
     with pytest.raises(TypeError):
         op(nd.ones((2,)))
     assert (op(nd.ones((2,)), nd.zeros((2,)))[0].asnumpy() == 1).all()
+
+
+def test_a_compiled_call_goes_one_way():
+    """From gluon/block.py into gluon/_compiled.py, which has the rest of it: no way back, and few
+    Python functions."""
+    net = gluon.nn.HybridSequential()
+    net.add(gluon.nn.Dense(16), gluon.nn.Dense(16))
+    net.initialize()
+    net.hybridize()
+    x = mx.nd.ones((4, 16))
+    net(x)
+    net(x)
+    files = []
+
+    def note(frame, event, _):
+        if event == "call" and not frame.f_code.co_name.startswith("<"):
+            files.append(os.path.basename(frame.f_code.co_filename))
+
+    sys.setprofile(note)
+    net(x)
+    sys.setprofile(None)
+    at = files.index("_compiled.py")
+    assert "_compiled.py" not in files[at + 1 :] and "block.py" not in files[at:]
+    assert len(files) <= 7, files

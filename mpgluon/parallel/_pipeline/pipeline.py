@@ -8,7 +8,7 @@ from ... import _core, _device_groups, autograd
 from ... import ndarray as nd
 from ...base import MXNetError, counted, is_floating
 from ...context import memory_stats
-from ...gluon import _compiled, _recompute, _running_statistics
+from ...gluon import _compiled, _nested, _recompute, _running_statistics
 from .. import collectives, schedules
 from ..collectives import divide
 from .report import Report
@@ -155,7 +155,7 @@ def _carried_places(args, carry):
     places, at = {}, 0
     for number, arg in enumerate(args):
         flat = []
-        _compiled.flatten(arg, flat, "The inputs")
+        _nested.flatten(arg, flat, "The inputs")
         if number in carry:
             places[number] = range(at, at + len(flat))
         at += len(flat)
@@ -217,7 +217,7 @@ class _Entry:
             raise MXNetError(f"{self.signature.path}: a pipeline along time needs a block that is called as net(x, states) and returns (out, states)")
         places, at = {}, 0
         for number, part in enumerate(structure[1:]):
-            count = _count(part)
+            count = _nested.count(part)
             places[number] = range(at, at + count)
             at += count
         carried, carried_from = set(), [0] * len(self.kinds)
@@ -343,12 +343,6 @@ def _step(op):
     return {"kind": "run", "scope": scope, "op": name}
 
 
-def _count(structure):
-    if structure is _compiled._ARRAY:
-        return 1
-    return sum(map(_count, structure[1:])) if isinstance(structure, tuple) and structure[0] in (list, tuple) else 0
-
-
 def _of_size(error, path, rows, works, axis):
     """`error` of tracing a micro-batch of `rows`, where tracing as many as `works` met none: with what is to be done."""
     return type(error)(
@@ -382,13 +376,15 @@ class PipelinedCall:
         axis = self._pipeline.axis
         outputs = [_leading(out, axis) if kind == SPLIT and axis else out for out, kind in zip(outputs, entry.output_kinds)]
         structure = entry.signature.outputs
-        return outputs[0] if structure is _compiled._ARRAY else _compiled.regroup(structure, iter(outputs))
+        return (
+            outputs[0] if structure is _nested.ARRAY else _nested.regroup(structure, iter(outputs))
+        )
 
     def begin(self, args, recording):
         """A run of all pieces of a batch, of which nothing is queued yet; its entry; and what is to be called with its results when all
         is queued, or None (`_Entry.update`)."""
         pipeline, axis, flat = self._pipeline, self._pipeline.axis, []
-        structure = _compiled.flatten(args, flat, "The inputs")
+        structure = _nested.flatten(args, flat, "The inputs")
         places = _carried_places(args, pipeline.carry)
         kinds, total = self._input_kinds(flat, places)
         count = max(min(pipeline.micro_batches, total), 1)  # no more than there are rows
@@ -442,7 +438,12 @@ class PipelinedCall:
         return run, entry, entry.update([end - begin for begin, end in rows], statistics)
 
     def _signature(self, structure, places):
-        signature = _compiled._Signature(self._block, getattr(self._block, "shown_name", type(self._block).__name__), structure, autograd.is_training())
+        signature = _compiled.Signature(
+            self._block,
+            getattr(self._block, "shown_name", type(self._block).__name__),
+            structure,
+            autograd.is_training(),
+        )
         signature.carried_places = places
         return signature
 

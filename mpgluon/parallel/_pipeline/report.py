@@ -5,7 +5,7 @@ import json
 
 from ... import ndarray as nd
 from ... import profiler
-from ...gluon import _compiled
+from ...gluon._compiled_programs import aligned
 from .. import schedules
 
 COLORS = {"F": "#8ab6e8", "B": "#f2b076", "W": "#9fd19a"}
@@ -112,7 +112,9 @@ class Report:
         for s, name in enumerate(self.stages.names):
             ms = [means.get((kind, s), "") for kind in "FBW"]
             rows_of_stages.append((str(s), str(self.stages.contexts[self.stages.graph.devices[s]]), *ms, name.ljust(width)))
-        return "\n".join(line.rstrip() for line in (*lines, *_compiled._table(rows), *_compiled._table(rows_of_stages)))
+        return "\n".join(
+            line.rstrip() for line in (*lines, *aligned(rows), *aligned(rows_of_stages))
+        )
 
     def plot(self, path=None):
         """Draws the planned timeline above the measured one; returns the figure, and writes it to `path` when that is given.

@@ -3,7 +3,7 @@
 from ... import autograd
 from ... import ndarray as nd
 from ...base import MXNetError, counted
-from ...gluon._compiled import CompiledPrograms
+from ...gluon._compiled_programs import CompiledPrograms
 from ...gluon.block import HybridBlock
 from .._mesh import placement
 from .pipeline import Pipeline, PipelinedCall, _Driver

@@ -16,7 +16,8 @@ from ... import _core, autograd, random
 from ... import ndarray as nd
 from ...base import MXNetError, counted, is_floating, itemsize
 from ...context import Context
-from ...gluon import _compiled
+from ...gluon import _compiled, _nested
+from ...gluon._compiled_programs import aligned
 from ...gluon.block import HybridBlock
 from ...gluon.contrib.nn import HybridConcurrent
 from ...gluon.nn import Dense, HybridSequential
@@ -216,7 +217,12 @@ class Profile(SavedAsJson):
         for i, layer in enumerate(self.layers):
             costs = [self.costs[ctx][size][i] for ctx in self.devices]
             rows.append((layer.path, layer.kind, *[f"{c.forward * 1e3:.3f} + {c.backward * 1e3:.3f}" for c in costs], f"{costs[0].saved:,.0f}", f"{layer.param_bytes:,}"))
-        return "\n".join([f"{len(self.layers)} layers, forward + backward of micro-batches of {counted(size, 'row')} (of {self.rows})", *_compiled._table(rows)])
+        return "\n".join(
+            [
+                f"{len(self.layers)} layers, forward + backward of micro-batches of {counted(size, 'row')} (of {self.rows})",
+                *aligned(rows),
+            ]
+        )
 
 
 def key_of(candidate):
@@ -242,8 +248,8 @@ class _Call:
     def __init__(self, block, path, args, outputs):
         self.block, self.path = block, path
         flat, results = [], []
-        self.structure = _compiled.flatten(args, flat, f"The inputs of layer {path}")
-        _compiled.flatten(outputs, results, f"The outputs of layer {path}")
+        self.structure = _nested.flatten(args, flat, f"The inputs of layer {path}")
+        _nested.flatten(outputs, results, f"The outputs of layer {path}")
         self.inputs, self.outputs = flat, results
 
 
@@ -283,7 +289,7 @@ class _Fed(HybridBlock):
 
     def forward(self, *args):
         self.arrays = []
-        _compiled.flatten(args, self.arrays, "The inputs")
+        _nested.flatten(args, self.arrays, "The inputs")
         return self.net(*args)
 
 
@@ -351,9 +357,9 @@ class _Probe(HybridBlock):
 
     def forward(self, *arrays):
         arrays = [a.reshape(shape) for a, shape in zip(arrays, self._shapes)]
-        value = self._function(*_compiled.regroup(self._structure, iter(arrays)))
+        value = self._function(*_nested.regroup(self._structure, iter(arrays)))
         outputs = []
-        _compiled.flatten(value, outputs, "The outputs")
+        _nested.flatten(value, outputs, "The outputs")
         return tuple([out.reshape((1, *out.shape)) for out in outputs])
 
 

@@ -4,7 +4,8 @@ import numbers
 
 from ...base import MXNetError, counted
 from ...context import Context
-from ...gluon import _compiled, _recompute
+from ...gluon import _recompute
+from ...gluon._compiled_programs import aligned
 from ...gluon.block import HybridBlock
 from ...ndarray import NDArray
 from .._pipeline.report import Report, draw_spans, new_figure
@@ -340,7 +341,7 @@ class Plan(layer_profile.SavedAsJson):
             limit = self.limits.get(ctx)
             memory.append((str(ctx), *[f"{size:,}" for size in self._candidate.memory[d]], f"{limit:,}" if limit is not None else ""))
         first = f"{len(self.stages)} stages, {self.micro_batches} micro-batches, {self.schedule}: {_ms(self.seconds)} ms a step predicted, bubble {self.bubble:.1%}"
-        return "\n".join([first, *_compiled._table(rows), *_compiled._table(memory)])
+        return "\n".join([first, *aligned(rows), *aligned(memory)])
 
     def plot(self, path=None):
         """Draws the predicted timeline and each device's memory; returns the figure, and writes it to `path` when that is given.
@@ -420,4 +421,4 @@ class Comparison:
         memory = [("device", "bytes of micro-batches", "by the compiled plan")]
         memory += [(str(ctx), *[f"{size:,}" for size in pair]) for ctx, pair in self.memory.items()]
         first = f"predicted {_ms(self.predicted)} ms, measured {_ms(self.measured)} ms ({self.error:+.1%}); bubble {self.bubbles[0]:.1%}, measured {self.bubbles[1]:.1%}"
-        return "\n".join([first, *_compiled._table(rows), *_compiled._table(memory)])
+        return "\n".join([first, *aligned(rows), *aligned(memory)])

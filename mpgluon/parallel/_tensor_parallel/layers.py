@@ -8,7 +8,7 @@ and gradients are equal but for the order of sums.
 from ... import _device_groups
 from ... import ndarray as nd
 from ...base import MXNetError
-from ...gluon.block import HybridBlock, _symbolic
+from ...gluon.block import HybridBlock, is_symbolic
 from ...gluon.loss import Loss
 from ...gluon.nn import Activation
 from ...gluon.nn.conv_layers import _check_layout, _per_axis
@@ -52,7 +52,7 @@ class _SplitLayer(HybridBlock):
             param.homes = [line[getattr(param, "index", 0)] for line in lines]
 
     def forward(self, x, *args):
-        if _symbolic((x, *args)):
+        if is_symbolic((x, *args)):
             raise MXNetError(f"{type(self).__name__} computes on arrays on several devices; there is no symbol of it")
         if not _device_groups.running():
             if len(self._lines) > 1:
@@ -274,7 +274,7 @@ class VocabParallelSoftmaxCELoss(Loss):
         super().__init__(weight, batch_axis, **kwargs)
 
     def forward(self, logits, label, *args):
-        if _symbolic((logits, label)) or isinstance(logits, nd.NDArray):
+        if is_symbolic((logits, label)) or isinstance(logits, nd.NDArray):
             raise MXNetError("VocabParallelSoftmaxCELoss: the logits must be a list of arrays, the classes of each device")
         if any(part.shape[:-1] != label.shape for part in logits):
             raise MXNetError(f"VocabParallelSoftmaxCELoss: logits of shapes {[part.shape for part in logits]} don't fit labels of shape {label.shape}")

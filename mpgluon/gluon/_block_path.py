@@ -1,0 +1,68 @@
+"""Which block is running: the paths of blocks in errors, in traces and in what is queued."""
+
+import os
+import sys
+
+from . import _tracing
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_call_code = None  # of `Block.__call__`
+
+
+def is_call(function):
+    """Marks the function whose frames are calls of blocks: its ``self`` is one."""
+    global _call_code
+    _call_code = function.__code__
+    return function
+
+
+def block_path():
+    """The path of the block whose call is the innermost one running, such as ``ModelParallelLM.lstm2``."""
+    blocks = []
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _call_code:
+            block = frame.f_locals["self"]
+            if not blocks or blocks[-1] is not block:
+                blocks.append(block)
+        frame = frame.f_back
+    if not blocks:
+        return ""
+    blocks.reverse()
+    path = type(blocks[0]).__name__
+    for parent, child in zip(blocks, blocks[1:]):
+        name = next(
+            (name for name, block in parent._children.items() if block is child), child.name
+        )
+        path += "." + name
+    return path
+
+
+def add_path(error, hybridized):
+    """Adds the path of the running block to the text of an error that passes through it, once; and where it is traced, the user's line."""
+    if getattr(error, "block_path", None) is None:
+        path = block_path()
+        text = str(error)
+        error.block_path = path
+        tracing = _tracing.current() is not None
+        line = _line_of(error, tracing) if tracing or hybridized else ""
+        where = [] if path in text else [f"in block {path}"]
+        if line and line.rpartition(" in ")[0] not in text:
+            where.append(f"at {line}")
+        if where:
+            error.args = (f"{text}\n  {', '.join(where)}", *error.args[1:])
+
+
+def _line_of(error, around):
+    """The innermost line outside of this package on the way to an error, from the block on, or (`around`) further out."""
+    found, step = None, error.__traceback__
+    while step is not None:
+        if not step.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+            found = step.tb_frame.f_code, step.tb_lineno
+        step = step.tb_next
+    frame = sys._getframe(1)
+    while around and found is None and frame is not None:
+        if not frame.f_code.co_filename.startswith(_PACKAGE):
+            found = frame.f_code, frame.f_lineno
+        frame = frame.f_back
+    return f"{found[0].co_filename}:{found[1]} in {found[0].co_name}" if found else ""

@@ -1,0 +1,199 @@
+"""What `HybridBlock.compiled` tells: the compiled signatures, as data and as text."""
+
+from .. import _core
+from ._compiled import LIMIT
+
+
+class CompiledPrograms:
+    """What is compiled for a block: a sequence of dicts, one for each compiled signature; printing it gives a table.
+
+    Each dict has ``block``, the path of the compiled block, and what `_core.CachedOp.compiled` says of the signature:
+    ``inputs``, ``train``, ``exact``, ``calls``, ``devices`` (name -> its ``forward`` and ``backward`` programs, lists of
+    instructions, and the ``planned`` bytes there), ``copies`` between devices, ``bytes_held`` for backward passes to come.
+    Of a pipelined block the entry has ``pipeline``, ``rows`` (of each micro-batch) and ``stages`` as well, each with its device, blocks, operators (``forward``,
+    ``backward``, ``deferred``), ``copies`` and ``bytes_sent`` for one micro-batch; in ``devices``, ``planned`` are for each size of a micro-batch the bytes of the
+    forward pass, of both passes, and of what arrives from other devices, and ``peak`` is the most that micro-batches under way take together.
+    ``dropped`` is how many signatures made room for others: of more than 64, the least recently used go.
+    """
+
+    def __init__(self, entries, dropped=0):
+        self._entries = entries
+        self.dropped = dropped
+
+    def __len__(self):
+        return len(self._entries)
+
+    def __getitem__(self, i):
+        return self._entries[i]
+
+    def __iter__(self):
+        return iter(self._entries)
+
+    def programs(self):
+        """The programs themselves, as text: for each signature, device and phase its operators (by block path), copies and
+        waits, in the order in which they run."""
+        lines = []
+        for entry in self._entries:
+            lines.append(f"{entry['block']} for {'training' if entry['train'] else 'prediction'}")
+            for name, device in entry["devices"].items():
+                for phase in ("prologue", "forward", "backward"):
+                    if device[phase]:
+                        lines.append(
+                            f"  {name} {phase}: " + ", ".join(map(_step_text, device[phase]))
+                        )
+        return "\n".join(lines)
+
+    def __repr__(self):
+        if not self._entries:
+            return "nothing is compiled yet: call hybridize(), then the block (what a TrainStep compiles is told by step.compiled())"
+        devices = list(dict.fromkeys(name for entry in self._entries for name in entry["devices"]))
+        rows = [("device", "held bytes", "peak held")]
+        for name in devices:
+            stats = _core.memory_stats(name)
+            rows.append((name, f"{stats['held']:,}", f"{stats['peak_held']:,}"))
+        memory = ["memory really held, all arrays together", *aligned(rows)]
+        dropped = (
+            [
+                f"{self.dropped} more that were compiled made room for these (the least recently used of more than {LIMIT} go)"
+            ]
+            if self.dropped
+            else []
+        )
+        return "\n\n".join([*map(_entry_text, self._entries), *dropped, "\n".join(memory)])
+
+
+def _pipeline_text(entry, lines):
+    """The tables of a pipelined block."""
+    counts = [f"{entry['rows'].count(size)} of {size}" for size in dict.fromkeys(entry["rows"])]
+    width = max(map(len, (*[stage["blocks"] for stage in entry["stages"]], "blocks")))
+    rows = [
+        (
+            "stage",
+            "device",
+            "forward ops",
+            "backward ops",
+            "deferred ops",
+            "copies out",
+            "bytes out",
+            "blocks".ljust(width),
+        )
+    ]
+    for number, stage in enumerate(entry["stages"]):
+        ops = [f"{len(stage[kind]):,}" for kind in ("forward", "backward", "deferred")]
+        rows.append(
+            (
+                str(number),
+                stage["device"],
+                *ops,
+                f"{stage['copies']:,}",
+                f"{stage['bytes_sent']:,}",
+                stage["blocks"].ljust(width),
+            )
+        )
+    sizes = list(dict.fromkeys(entry["rows"]))
+    devices = [
+        (
+            "device",
+            "segments",
+            *[
+                f"planned for {size} rows: {part}"
+                for size in sizes
+                for part in ("forward", "both passes", "arriving")
+            ],
+            "peak of all",
+        )
+    ]
+    for name, device in entry["devices"].items():
+        planned = [f"{number:,}" for size in sizes for number in device["planned"][size]]
+        devices.append((name, f"{device['segments']:,}", *planned, f"{device['peak']:,}"))
+    lines[0] = lines[0].replace(" operators,", " operators for each micro-batch,", 1)
+    return "\n".join(
+        [
+            *lines,
+            f"  {entry['pipeline']}; rows: {', '.join(counts)}",
+            *[row.rstrip() for row in aligned(rows)],
+            *aligned(devices),
+        ]
+    )
+
+
+def _entry_text(entry):
+    arrays = [f"{dtype} {shape} {device}" for shape, dtype, device, _ in entry["inputs"]]
+    if len(arrays) > 4:
+        arrays = [*arrays[:3], f"... {len(arrays)} arrays in all"]
+    mode = "training" if entry["train"] else "prediction"
+    where = _part_text(entry["part"]) if "part" in entry else ""
+    lines = [
+        f"{entry['block']}{where} for {mode}{', exact' if entry['exact'] else ''}: {entry['ops']} operators, called {entry['calls']} {'time' if entry['calls'] == 1 else 'times'}",
+        f"  inputs: {'; '.join(arrays)}",
+    ]
+    if "pipeline" in entry:
+        return _pipeline_text(entry, lines)
+    rows = [
+        (
+            "device",
+            "forward ops",
+            "backward ops",
+            "fused groups",
+            "again",
+            "copies out",
+            "bytes out",
+            "planned: forward",
+            "saved",
+            "backward",
+            "arriving",
+            "kept",
+            "total",
+        )
+    ]
+    for name, device in entry["devices"].items():
+        ops = [
+            sum(step["kind"] == "run" for step in device[phase])
+            for phase in ("forward", "backward")
+        ]
+        ops.append(
+            sum("fused" in step for phase in ("forward", "backward") for step in device[phase])
+        )
+        ops.append(sum(step.get("again", False) for step in device["backward"]))
+        sent = [
+            step["bytes"]
+            for phase in ("forward", "backward")
+            for step in device[phase]
+            if step["kind"] == "copy"
+        ]
+        planned = [
+            device["planned"][part]
+            for part in ("forward", "saved", "backward", "lanes", "kept", "total")
+        ]
+        rows.append((name, *[f"{number:,}" for number in (*ops, len(sent), sum(sent), *planned)]))
+    shown = [
+        i
+        for i, title in enumerate(rows[0])
+        if title not in ("fused groups", "again", "kept") or any(row[i] != "0" for row in rows[1:])
+    ]
+    return "\n".join([*lines, *aligned([[row[i] for i in shown] for row in rows])])
+
+
+def _part_text(part):
+    """Which part of a program in parts it is (see `mpgluon._graph_breaks.Split.compiled`)."""
+    steps = [
+        name if shapes is None else f"{name} -> {', '.join(map(str, shapes))}"
+        for name, shapes in part["after"]
+    ]
+    return (f", {part['body']}" if part["body"] else "") + (
+        f", after {' and '.join(steps)}" if steps else ", first part" if not part["body"] else ""
+    )
+
+
+def _step_text(step):
+    if step["kind"] == "run":
+        return f"{step['scope']}/{step['op']}" if step.get("scope") else step["op"]
+    if step["kind"] == "copy":
+        return f"copy of {step['bytes']:,} bytes to {step['to']}"
+    return step["kind"]
+
+
+def aligned(rows):
+    """Lines of a table whose columns are aligned to the right; `rows` are tuples of text."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return ["  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in rows]

@@ -1,0 +1,69 @@
+"""Nested arguments and results: arrays in lists and tuples, taken apart and put together again."""
+
+from .. import _core
+from .. import ndarray as nd
+
+
+class _Array:
+    """Stands for an array in a structure of nested arguments."""
+
+    def __repr__(self):
+        return "*"
+
+
+ARRAY = _Array()
+# What may be passed beside arrays: values that are compared by content. Each set of them is compiled on its own.
+_STATIC = (type(None), bool, int, float, str, _core.Context)
+
+
+def flatten(value, flat, what):
+    """Appends the arrays in `value` (nested lists and tuples) to `flat`; returns its structure, which can be a dict key."""
+    if isinstance(value, nd.NDArray):
+        flat.append(value)
+        return ARRAY
+    if isinstance(value, (list, tuple)):
+        return (
+            list if isinstance(value, list) else tuple,
+            *[flatten(item, flat, what) for item in value],
+        )
+    if isinstance(value, _STATIC):
+        return (type(value), value) if value is not None else None
+    raise ValueError(
+        f"{what} of a hybridized block must be NDArrays (nd.array makes one of numbers), in lists or tuples as may be, "
+        f"but got {type(value).__name__}: {repr(value)[:60]}"
+    )
+
+
+def regroup(structure, arrays):
+    """What `flatten` took apart, with the next of the iterator `arrays` in place of each array."""
+    if structure is ARRAY:
+        return next(arrays)
+    if structure is None:
+        return None
+    kind = structure[0]
+    if kind is list:
+        return [regroup(item, arrays) for item in structure[1:]]
+    if kind is tuple:
+        return tuple([regroup(item, arrays) for item in structure[1:]])
+    return structure[1]
+
+
+def count(structure):
+    """How many arrays there are in what `flatten` returned."""
+    if structure is ARRAY:
+        return 1
+    if isinstance(structure, tuple) and structure[0] in (list, tuple):
+        return sum(map(count, structure[1:]))
+    return 0
+
+
+def first_context(value):
+    """The device of the first array in `value`, or None."""
+    if isinstance(value, nd.NDArray):
+        return value.context
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            ctx = first_context(item)
+            if ctx is not None:
+                return ctx
+    return None
