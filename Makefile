@@ -58,7 +58,7 @@ UNDER_ASAN = PYTHONSAFEPATH=1 LD_PRELOAD=$(ASAN_LIBRARY) ASAN_OPTIONS=detect_lea
 
 asan: .venv-asan/.made
 	$(UNDER_ASAN) .venv-asan/bin/python .venv-asan/bin/$(PYTEST_SANITIZED) $(SANITIZED_TESTS)
-	PYTHONSAFEPATH=1 LD_PRELOAD=$(ASAN_LIBRARY) ASAN_OPTIONS=detect_leaks=1:exitcode=0 .venv-asan/bin/python tests/programs/leaks.py 2>&1 | .venv-asan/bin/python tests/programs/leaks.py --judge
+	PYTHONMALLOC=malloc PYTHONSAFEPATH=1 LD_PRELOAD=$(ASAN_LIBRARY) ASAN_OPTIONS=detect_leaks=1:exitcode=0 .venv-asan/bin/python tests/programs/leaks.py 2>&1 | .venv-asan/bin/python tests/programs/leaks.py --judge
 
 tsan: .venv-tsan/.made
 	PYTHONSAFEPATH=1 LD_PRELOAD=$(TSAN_LIBRARY) TSAN_OPTIONS=halt_on_error=1:die_after_fork=0:suppressions=$(CURDIR)/tests/tsan.supp \
