@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from support.compare import same_bits
 from support.devices import on
 from support.paths import TESTS
 
@@ -52,13 +53,6 @@ def run(f, rows, calls=3, hybrid=False, ctx=None, exact=True, arrays=2):
         found += [p.grad(c).asnumpy() for p in net.collect_params().values() if p._data is not None for c in p.list_ctx()]
         found += [r.asnumpy() for r in net(*inputs)]
     return found, net
-
-
-def same(left, right):
-    assert len(left) == len(right)
-    for i, (a, b) in enumerate(zip(left, right)):
-        assert a.shape == b.shape and a.dtype == b.dtype, f"{i}: {a.shape} {b.shape}"
-        assert np.array_equal(a, b, equal_nan=True), f"{i}: {np.abs(a - b).max()}"
 
 
 def scan(net, F, x, s):
@@ -111,7 +105,7 @@ BODIES = [scan, search, never, branch, nested, masks]
 def test_hybridized_equals_eager(f, rows):
     eager, _ = run(f, rows)
     exact, net = run(f, rows, hybrid=True)
-    same(eager, exact)
+    same_bits(eager, exact)
     default, _ = run(f, rows, hybrid=True, exact=False)
     for a, b in zip(eager, default):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
@@ -125,7 +119,7 @@ def test_foreach_of_many_steps(count):
         out, last = F.contrib.foreach(lambda a, st: (net.dense(a) + st * 0.5, st * 0.5 + a), data, s)
         return [out, last, x]
 
-    same(run(f, 1, 2)[0], run(f, 1, 2, hybrid=True)[0])
+    same_bits(run(f, 1, 2)[0], run(f, 1, 2, hybrid=True)[0])
 
 
 def test_foreach_compiles_once_however_long():
@@ -149,14 +143,14 @@ def test_foreach_whose_state_changes_its_shape_is_unrolled():
         out, last = F.contrib.foreach(lambda a, st: (a, F.concat(st, a, dim=0)), x, s)
         return [out, last]
 
-    same(run(f, 4)[0], run(f, 4, hybrid=True)[0])
+    same_bits(run(f, 4)[0], run(f, 4, hybrid=True)[0])
 
 
 def test_masks_inside_foreach_are_unrolled():
     def f(net, F, x, s):
         return list(F.contrib.foreach(lambda a, st: (F.sum(F.contrib.boolean_mask(a, a[:, 0] > 0), axis=0), st + 1), x, s))
 
-    same(run(f, 3)[0], run(f, 3, hybrid=True)[0])
+    same_bits(run(f, 3)[0], run(f, 3, hybrid=True)[0])
 
 
 def test_structures():
@@ -167,7 +161,7 @@ def test_structures():
         assert one == []
         return [out[0], *out[1], last[0], last[1][0], state]
 
-    same(run(f, 3)[0], run(f, 3, hybrid=True)[0])
+    same_bits(run(f, 3)[0], run(f, 3, hybrid=True)[0])
 
 
 def on_two(net, F, x, s):
@@ -214,7 +208,7 @@ def test_over_devices(rows):
             found.append([[r.asnumpy() for r in results] + [x.grad.asnumpy(), s.grad.asnumpy()] + [p.grad().asnumpy() for p in net.collect_params().values()],
                           [str(r.context) for r in results]])  # fmt: skip
     for call in range(2):
-        same(found[call][0], found[2 + call][0])
+        same_bits(found[call][0], found[2 + call][0])
         assert found[call][1] == found[2 + call][1]
 
 
@@ -225,7 +219,7 @@ def test_dropout_numbers_follow_the_program():
         _, (i, v) = F.contrib.while_loop(lambda i, v: i < F.sum(x) * 0 + 3, lambda i, v: ([], [i + 1, net.drop(v)]), [F.zeros((1,)), s], max_iterations=9)
         return [v, net.drop(s)]
 
-    same(run(f, 1)[0], run(f, 1, hybrid=True)[0])
+    same_bits(run(f, 1)[0], run(f, 1, hybrid=True)[0])
 
 
 def test_statistics_are_updated_once():
@@ -251,7 +245,7 @@ def test_statistics_are_updated_once():
             with autograd.record():
                 net(nd.array(np.random.RandomState(n).randn(n, 3)))
         states.append([p.data().asnumpy() for p in net.collect_params().values()])
-    same(*states)
+    same_bits(*states)
 
 
 def test_shapes_are_cached():
@@ -369,8 +363,8 @@ def test_options_of_hybridize(recompute):
             loss.backward()
             found.append([y.asnumpy(), x.grad.asnumpy(), *[p.grad().asnumpy() for p in net.collect_params().values()]])
     for call in range(2):
-        same(found[call], found[2 + call])
-        same(found[call], found[4 + call])
+        same_bits(found[call], found[2 + call])
+        same_bits(found[call], found[4 + call])
 
 
 # --- Errors ---------------------------------------------------------------------------------------------------------
@@ -474,7 +468,7 @@ def test_symbols_are_saved_and_loaded(make, shapes):
     assert again.tojson() == symbol.tojson()
     assert again.list_arguments() == symbol.list_arguments() and again.list_outputs() == symbol.list_outputs()
     assert again.infer_shape(**shapes) == symbol.infer_shape(**shapes)
-    same(values(symbol, shapes), values(again, shapes))
+    same_bits(values(symbol, shapes), values(again, shapes))
     copied = mx.sym.load_json(symbol.__copy__().tojson())
     assert copied.tojson() == symbol.tojson()
 

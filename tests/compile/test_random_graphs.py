@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.compare import same_bits
 from support.devices import on
 
 import mpgluon as mx
@@ -260,11 +261,6 @@ def run(graph, num_devices, flags=None, dtype="float32", rounds=2, again=False):
     return [result.asnumpy() for result in results]
 
 
-def same(found, wanted, what):
-    for i, (a, b) in enumerate(zip(found, wanted, strict=True)):
-        np.testing.assert_array_equal(a, b, err_msg=f"{what}, result {i}")
-
-
 def close(found, wanted, truth):
     """Within 1e-6 of the array's scale in each of the training steps, beside a few times the error that single precision makes anyway. Numbers on
     the way are about 1, so a result that is nearly 0 is what is left of sums that cancel: noise of that size."""
@@ -278,16 +274,16 @@ def check(graph, modes):
     mx.engine.set_mode("async")
     many = graph["num_devices"]
     eager, default = run(graph, 1), run(graph, 1, {})
-    same(run(graph, 1, {"exact": True}), eager, "exact on one device")
-    same(run(graph, 1, {}, again=True), default, "recomputing on one device")
+    same_bits(run(graph, 1, {"exact": True}), eager, "exact on one device")
+    same_bits(run(graph, 1, {}, again=True), default, "recomputing on one device")
     close(default, eager, run(graph, 1, dtype="float64"))
     for mode, seed in modes:
         mx.engine.set_mode(mode, seed)
         try:
-            same(run(graph, many), eager, f"eager on {many} devices, {mode} {seed}")
-            same(run(graph, many, {"exact": True}), eager, f"exact on {many} devices, {mode} {seed}")
-            same(run(graph, many, {}), default, f"default on {many} devices, {mode} {seed}")
-            same(run(graph, many, {"exact": True}, again=True), eager, f"recomputing on {many} devices, {mode} {seed}")
+            same_bits(run(graph, many), eager, f"eager on {many} devices, {mode} {seed}")
+            same_bits(run(graph, many, {"exact": True}), eager, f"exact on {many} devices, {mode} {seed}")
+            same_bits(run(graph, many, {}), default, f"default on {many} devices, {mode} {seed}")
+            same_bits(run(graph, many, {"exact": True}, again=True), eager, f"recomputing on {many} devices, {mode} {seed}")
         finally:
             mx.engine.set_mode("async")
 
@@ -325,7 +321,7 @@ def test_an_array_that_arrives_and_is_not_read():
     graph = {"steps": steps, "outputs": [62, 29, 27], "homes": [1, 2, 0, 0, 3, 3, 3, 3, 3, 3, 0], "added": 51, "num_devices": 4, "again": 0}
     expected = run(graph, 1)
     for _ in range(10):
-        same(run(graph, 4, {"exact": True}), expected, "exact on 4 devices")
+        same_bits(run(graph, 4, {"exact": True}), expected, "exact on 4 devices")
 
 
 def test_networks():

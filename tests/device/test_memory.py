@@ -8,93 +8,13 @@ import resource
 import numpy as np
 import pytest
 from support.devices import held, on
+from support.networks import place
+from support.wide_networks import MLP, NETS, Branches, Chain, Started, batch, step
 
 import mpgluon as mx
 from mpgluon import autograd, gluon
 from mpgluon.context import memory_stats, reset_peak_memory, set_memory_limit
-from mpgluon.gluon import nn, rnn
-
-WIDTH = 64
-
-
-class Placed(gluon.HybridBlock):
-    """`places`: on which device each child lives."""
-
-    def __init__(self, places, **kwargs):
-        super().__init__(**kwargs)
-        self.places = places
-        with self.name_scope():
-            self.make()
-        for name, child in self._children.items():
-            child.initialize(mx.init.Xavier(), ctx=places.get(name, on(0)))
-
-
-class MLP(Placed):
-    names = [f"layer{i}" for i in range(6)]
-
-    def make(self):
-        for name in self.names:
-            setattr(self, name, nn.Dense(WIDTH, activation="tanh", in_units=WIDTH))
-
-    def hybrid_forward(self, F, x):
-        for name in self.names:
-            x = getattr(self, name)(x.as_in_context(self.places[name]))
-        return x
-
-
-class Chain(MLP):
-    """With dropout, normalisation and a residual connection."""
-
-    def make(self):
-        for name in self.names:
-            block = nn.HybridSequential()
-            block.add(nn.Dense(WIDTH, in_units=WIDTH), nn.LayerNorm(in_channels=WIDTH), nn.Activation("relu"), nn.Dropout(0.2))
-            setattr(self, name, block)
-
-    def hybrid_forward(self, F, x):
-        for name in self.names:
-            x = x.as_in_context(self.places[name])
-            x = x + getattr(self, name)(x)
-        return x
-
-
-class Branches(Placed):
-    names = ["stem", "left", "middle", "right", "head"]
-
-    def make(self):
-        for name in self.names:
-            setattr(self, name, nn.Dense(WIDTH, activation="tanh", in_units=3 * WIDTH if name == "head" else WIDTH))
-
-    def hybrid_forward(self, F, x):
-        x = self.stem(x)
-        branches = [getattr(self, name)(x.as_in_context(self.places[name])) for name in self.names[1:4]]
-        return self.head(F.concat(*[branch.as_in_context(self.places["head"]) for branch in branches], dim=1))
-
-
-class Recurrent(Placed):
-    names = ["embed", "lstm1", "lstm2", "decoder"]
-
-    def make(self):
-        self.embed = nn.Embedding(50, WIDTH)
-        self.lstm1, self.lstm2 = rnn.LSTM(WIDTH, input_size=WIDTH), rnn.LSTM(WIDTH, input_size=WIDTH)
-        self.decoder = nn.Dense(50, flatten=False, in_units=WIDTH)
-
-    def hybrid_forward(self, F, x):
-        x = self.embed(F.floor(F.abs(x) * 49))
-        for name in self.names[1:]:
-            x = getattr(self, name)(x.as_in_context(self.places[name]))
-        return x
-
-
-NETS = {net.__name__: net for net in (MLP, Chain, Branches, Recurrent)}
-
-
-def place(kind, devices):
-    return {name: on(i * devices // len(kind.names)) for i, name in enumerate(kind.names)}
-
-
-def batch():
-    return mx.nd.array(np.random.RandomState(0).uniform(-1, 1, (16, WIDTH)))
+from mpgluon.gluon import nn
 
 
 def compiled(kind, devices, train=True):
@@ -158,16 +78,7 @@ def test_devices_run_and_hold_only_their_own(kind):
         assert device in entry["devices"]
 
 
-def step(net, trainer, x):
-    with autograd.record():
-        y = net(x)
-        loss = (y * y).mean()
-    loss.backward()
-    trainer.step(1)
-    return loss
-
-
-class Deep(Placed):
+class Deep(Started):
     """Activations weigh more than weights."""
 
     names = [f"layer{i}" for i in range(20)]

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+from support.compare import same_bits
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import mpgluon as mx
-from parallel import test_model_parallel as networks
+from support import networks
 from mpgluon import _core, autograd, nd
 
 MODES = [("async", 0), ("sync", 0), ("shuffle", 1), ("shuffle", 2), ("shuffle", 3)]
@@ -145,9 +146,9 @@ def test_networks(kind, mode, seed):
     mx.engine.set_mode("async")
     eager, compiled = networks.train(kind, 1, "sgd", steps=4), networks.train(kind, 1, "sgd", {}, steps=4)
     mx.engine.set_mode(mode, seed)
-    networks.same(networks.train(kind, 3, "sgd", steps=4), eager)
-    networks.same(networks.train(kind, 3, "sgd", {"exact": True}, steps=4), eager)
-    networks.same(networks.train(kind, 3, "sgd", {}, steps=4), compiled)
+    same_bits(networks.train(kind, 3, "sgd", steps=4), eager)
+    same_bits(networks.train(kind, 3, "sgd", {"exact": True}, steps=4), eager)
+    same_bits(networks.train(kind, 3, "sgd", {}, steps=4), compiled)
 
 
 @pytest.mark.parametrize("compiled", [False, True])

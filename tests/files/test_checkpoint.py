@@ -12,6 +12,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from support.compare import same_bits
 from support.devices import on
 from support.processes import environment
 
@@ -60,11 +61,6 @@ def values(net):
     return {name: param._reduce().asnumpy() for name, param in net._collect_params_with_prefix().items()}
 
 
-def same(one, other):
-    assert one.keys() == other.keys()
-    assert [name for name in one if one[name].tobytes() != other[name].tobytes()] == []
-
-
 def close(one, other):
     for name in one:
         np.testing.assert_allclose(one[name], other[name], rtol=1e-4, atol=1e-6)
@@ -94,11 +90,11 @@ def test_loads_onto_any_layout(tmp_path, source, gather):
         found = load(tmp_path, other, other_trainer)
         assert found == {"step": 3, "position": {"epoch": 2, "batch": 7}, "loss_scale": 1024.0, "extra": ["x"]}
         assert nd.random.uniform(shape=(3,)).asnumpy().tobytes() == drawn.tobytes()
-        same(saved, values(other))
+        same_bits(saved, values(other))
         run(other, other_mesh, other_trainer, seed=1)
         assert other_trainer.optimizer.num_update == 6
         if target == source and source.get("data", 1) == 1:
-            same(values(net), values(other))
+            same_bits(values(net), values(other))
         elif target.get("data", 1) == source.get("data", 1) == 1:
             close(values(net), values(other))
 
@@ -114,7 +110,7 @@ def test_states_of_optimizers(tmp_path, optimizer, options):
     assert not states  # they are where they are needed with the next step
     for n, m, t in ((net, mesh, trainer), (other, other_mesh, other_trainer)):
         run(n, m, t, seed=2)
-    same(values(net), values(other))
+    same_bits(values(net), values(other))
 
 
 def test_a_network_whose_shapes_are_not_known_yet(tmp_path):
@@ -123,7 +119,7 @@ def test_a_network_whose_shapes_are_not_known_yet(tmp_path):
     fresh = mlp("fresh_")
     fresh.initialize()
     load(tmp_path, fresh)
-    same(values(net), values(fresh))
+    same_bits(values(net), values(fresh))
     bare = mlp("bare_")
     with pytest.raises(MXNetError, match="has not been initialized"):
         load(tmp_path, bare)
@@ -208,7 +204,7 @@ def test_dtypes_and_other_readers(tmp_path, dtype):
     other.initialize()
     other.cast(dtype)
     load(tmp_path, other)
-    same(values(net), values(other))
+    same_bits(values(net), values(other))
     numpy_reader = pytest.importorskip("safetensors")
     (path,) = [str(tmp_path / name) for name in os.listdir(tmp_path) if name.endswith(".safetensors")]
     with numpy_reader.safe_open(path, "pt" if dtype == "bfloat16" else "numpy") as file:
@@ -228,7 +224,7 @@ def test_in_the_background_the_values_are_those_of_the_call(tmp_path):
     assert saving.done()
     saving.wait()  # again
     load(tmp_path, net, trainer)
-    same(expected, values(net))
+    same_bits(expected, values(net))
 
 
 def test_errors_in_the_background_surface(tmp_path):
@@ -263,7 +259,7 @@ def test_a_save_that_fails_leaves_the_former_one(tmp_path, monkeypatch):
             with pytest.raises(OSError, match="no space left"):
                 save(tmp_path, net)
         load(tmp_path, net)
-        same(expected, values(net))
+        same_bits(expected, values(net))
         net.weight.set_data(nd.ones((2, 2)))
     save(tmp_path, net)
     assert len(os.listdir(tmp_path)) == 2  # what was left over is gone
@@ -398,7 +394,7 @@ def test_damaged_files_are_named_and_nothing_is_changed(tmp_path):
     os.remove(tmp_path / shard)
     with pytest.raises(MXNetError, match=f"{shard}' can't be read"):
         load(tmp_path, net, trainer)
-    same(before, values(net))
+    same_bits(before, values(net))
     assert mx.random.get_state() == random_state
     (tmp_path / shard).write_bytes(whole_files[shard])
     load(tmp_path, net, trainer)
@@ -440,7 +436,7 @@ def test_a_checkpoint_of_another_network(tmp_path):
         before = values(changed)
         with pytest.raises(MXNetError, match=message):
             load(tmp_path, changed)
-        same(before, values(changed))
+        same_bits(before, values(changed))
     longer = other()
     longer.add(nn.Dense(2, in_units=4))
     longer[4].initialize()
@@ -452,7 +448,7 @@ def test_a_checkpoint_of_another_network(tmp_path):
     part = gluon.Trainer(net[0].collect_params(), "adam")
     with pytest.raises(MXNetError, match="states of parameters that this trainer does not have"):
         load(tmp_path, net, part)
-    same(before, values(net))
+    same_bits(before, values(net))
 
 
 def test_no_more_than_one_shard_is_in_memory(tmp_path):
@@ -597,7 +593,7 @@ def test_parts_of_several_ranges(tmp_path, name, gather):
             other.initialize()  # shapes are taken from the checkpoint
             other_trainer = gluon.Trainer(other.collect_params(), "sgd", {"momentum": 0.9})
             load(tmp_path / str(number), other, other_trainer)
-            same(saved, together(other))
+            same_bits(saved, together(other))
             step(other, other_trainer, data[1])
             results.append(together(other))
         step(net, trainer, data[1])
@@ -633,7 +629,7 @@ def test_a_part_of_several_ranges_is_checked_and_read_alone(tmp_path):
         path.write_bytes(damaged)
         with pytest.raises(MXNetError, match=f"'.*{path.name}' is damaged"):
             load(tmp_path, net)
-        same(expected, together(net))
+        same_bits(expected, together(net))
     path.write_bytes(data)
     with pytest.raises(MXNetError, match=r"'_unfused.0.i2h_weight' has shape \(512, 256\) in the network, \(1024, 256\) in the checkpoint"):
         other = rnn.LSTM(128, input_size=256)

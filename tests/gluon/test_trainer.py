@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from support.compare import same_bits
 from support.devices import on
 
 import mpgluon as mx
@@ -49,12 +50,6 @@ def values(net):
     return {name: param.data(param.list_ctx()[0]).asnumpy() for name, param in net.collect_params().items()}
 
 
-def same(a, b):
-    assert a.keys() == b.keys()
-    for name in a:
-        np.testing.assert_array_equal(a[name], b[name], err_msg=name)
-
-
 @pytest.mark.parametrize("name, options", OPTIMIZERS)
 def test_placement_does_not_matter(name, options):
     results = []
@@ -65,7 +60,7 @@ def test_placement_does_not_matter(name, options):
         train(net, trainer, batches(5))
         results.append(values(net))
         assert any((results[-1][key] != start[key]).any() for key in start)
-    same(*results)
+    same_bits(*results)
 
 
 @pytest.mark.parametrize("name, options", OPTIMIZERS)
@@ -85,7 +80,7 @@ def test_states_load_onto_another_placement(tmp_path, name, options):
     second.load_states(path)
     assert second.learning_rate == 0.02
     train(other, second, batches(3, seed=1))
-    same(values(other), values(net))
+    same_bits(values(other), values(net))
 
 
 def test_moved_parameters_keep_their_state():
@@ -96,7 +91,7 @@ def test_moved_parameters_keep_their_state():
     moved.reset_ctx(on(2))
     for each, trainer in zip((net, moved), trainers):
         train(each, trainer, batches(2, seed=1))
-    same(values(net), values(moved))
+    same_bits(values(net), values(moved))
 
 
 def test_replicas_stay_equal():
@@ -194,7 +189,7 @@ def test_bad_rates():
     for batch_size in (0, -3, float("nan")):
         with pytest.raises(ValueError, match="batch_size"):
             trainer.step(batch_size)
-    same(before, values(net))
+    same_bits(before, values(net))
 
 
 def test_bad_arguments():

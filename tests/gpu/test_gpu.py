@@ -12,8 +12,8 @@ from mpgluon import _core, autograd, gluon
 from mpgluon.gluon import nn
 from samples.base import all_samples
 from support.processes import output_of
+from support.sample_calls import call, mode, place
 from support.stand_in import ON_STAND_IN, STAND_IN, needs_gpu
-from ops.test_ops import call, mode, place
 
 pytestmark = needs_gpu
 

@@ -5,8 +5,9 @@ import pytest
 
 import mpgluon as mx
 from mpgluon import _core, nd
+from support.compare import same_bits
+from support.functions import check, compiled, groups
 from support.stand_in import needs_gpu
-from graph.test_fusion import check, compiled, groups, same
 
 pytestmark = needs_gpu
 FLOATS = ["float32", "float16", "bfloat16"]
@@ -46,7 +47,7 @@ def test_slices_that_are_not_aligned():
     whole = draw((4, 1031), "float32")
     op = compiled(lambda x, y: nd.sigmoid(x) * y + x)
     for i in range(3):
-        same([op(whole[i, i:], whole[i + 1, i:])[0].asnumpy()], [(nd.sigmoid(whole[i, i:]) * whole[i + 1, i:] + whole[i, i:]).asnumpy()])
+        same_bits([op(whole[i, i:], whole[i + 1, i:])[0].asnumpy()], [(nd.sigmoid(whole[i, i:]) * whole[i + 1, i:] + whole[i, i:]).asnumpy()])
 
 
 def test_more_operands_and_registers_than_the_small_kernel_has():
@@ -102,6 +103,6 @@ def test_every_formula_in_a_group():
             if not isinstance(expected, nd.NDArray) or expected.dtype != np.float32:
                 continue
             program = compiled(lambda *a: function(*[b * 1.0 for b in a], **params) + 0.25)
-            same([program(*arrays)[0].asnumpy()], [expected.asnumpy()])
+            same_bits([program(*arrays)[0].asnumpy()], [expected.asnumpy()])
             seen += any(name in members for members in groups(program))
     assert seen > 50

@@ -6,8 +6,8 @@ import shutil
 
 import numpy as np
 import pytest
+from support.collective_cases import NAMES, Collective, arrays_of, cases
 from support.processes import finished
-from parallel.test_collectives import NAMES, Collective, arrays_of, cases
 
 import mpgluon as mx
 from mpgluon import _core, autograd, nd

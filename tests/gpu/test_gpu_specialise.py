@@ -19,7 +19,7 @@ PROGRAM = """
     import numpy as np
     import mpgluon as mx
     from mpgluon import nd
-    from graph.test_fusion import compiled
+    from support.functions import compiled
     from gpu.test_gpu_fused import draw, mixture
     from gpu.test_gpu_graphs import Counts
 

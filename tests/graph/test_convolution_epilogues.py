@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
+from support.compare import same_bits
+from support.functions import check, compiled, draw, groups
 
 import mpgluon as mx
 from mpgluon import _core, autograd, gluon, nd
 from mpgluon.gluon import nn
 
-from test_fusion import check, compiled, draw, groups, same
 
 
 def winograd(x, weight, *bias, pad=(1, 1)):
@@ -139,7 +140,7 @@ def test_a_network_without_normalisation(threads):
             heads = [g[1:] for phase in ("forward", "backward") for g in groups(op, phase) if g[0] == NAME]
             backward = [["elemwise_add", "_backward_relu"] if other is None else ["elemwise_add"]]
             assert heads == ([] if options else [["Activation"], ["broadcast_add", "relu"]] + backward)
-        same(found[1], found[0])
-        same(found[2], found[0])
+        same_bits(found[1], found[0])
+        same_bits(found[2], found[0])
     finally:
         mx.context.set_threads(0)

@@ -1,8 +1,9 @@
 """Neighbouring elementwise ops, broadcasts and reductions as single passes over memory: the same bits, less memory, fewer instructions."""
 
-import numpy as np
 import pytest
+from support.compare import same_bits
 from support.devices import cpus_only, on
+from support.functions import as_list, check, compiled, draw, groups, is_float, planned, train
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -16,66 +17,6 @@ SETTINGS = dict(deadline=None, derandomize=True, database=None, suppress_health_
 def back_to_async():
     yield
     mx.engine.set_mode("async")
-
-
-def compiled(function):
-    return _core.CachedOp(function, {"exact": True})
-
-
-def as_list(values):
-    return list(values) if isinstance(values, (list, tuple)) else [values]
-
-
-def is_float(array):
-    return np.dtype(array.dtype).kind == "f"
-
-
-def steps(op, phase="forward", entry=0):
-    return [i for device in op.compiled()[entry]["devices"].values() for i in device[phase] if i["kind"] == "run"]
-
-
-def groups(op, phase="forward", entry=0):
-    return [i["fused"] for i in steps(op, phase, entry) if "fused" in i]
-
-
-def planned(op, what="total", entry=0):
-    return sum(device["planned"][what] for device in op.compiled()[entry]["devices"].values())
-
-
-def train(function, arrays, add=False):
-    """Results and gradients of a function of arrays; with `add`, gradients are added to what is there."""
-    leaves = [array.copy() for array in arrays]
-    for leaf in leaves:
-        if is_float(leaf):
-            leaf.attach_grad("add" if add else "write")
-    found = []
-    for _ in range(2):
-        mx.random.seed(3)
-        with autograd.record():
-            outputs = as_list(function(*leaves))
-            heads = [(o * (i + 1)).sum().as_in_context(leaves[0].ctx) for i, o in enumerate(outputs) if is_float(o)]
-        if heads and any(leaf.grad is not None for leaf in leaves):
-            autograd.backward(heads)
-        found += [o.asnumpy() for o in outputs] + [leaf.grad.asnumpy() for leaf in leaves if leaf.grad is not None]
-    mx.random.seed(4)
-    return found + [o.asnumpy() for o in as_list(function(*leaves))]
-
-
-def same(found, wanted):
-    assert len(found) == len(wanted)
-    for a, b in zip(found, wanted):
-        np.testing.assert_array_equal(a, b)
-
-
-def check(function, arrays, **options):
-    op = compiled(function)
-    same(train(op, arrays, **options), train(function, arrays, **options))
-    return op
-
-
-def draw(*shapes, dtype="float32", seed=0):
-    state = np.random.RandomState(seed)
-    return [nd.array(state.uniform(-2, 2, shape), dtype=dtype) for shape in shapes]
 
 
 # --- What becomes one pass ---------------------------------------------------------------------------------------------------
@@ -187,7 +128,7 @@ def test_the_dump_of_a_bias_gradient():
 
     op = compiled(f)
     arrays = draw((1024, 64), (256, 64), (256,))
-    same(train(op, arrays), train(f, arrays))
+    same_bits(train(op, arrays), train(f, arrays))
     assert "\n".join(op.groups().splitlines()[:]) == """backward on cpu(0) (1024 | 256)
   out0 = _backward_LeakyReLU(in0, in1) : float32 (1024, 256)
   out1 = sum(out0) : float32 (1, 256)
@@ -220,7 +161,7 @@ def test_folds_do_not_move_past_a_write():
             results += [y.asnumpy(), net.norm.running_mean.data().asnumpy(), net.norm.gamma.grad().asnumpy()]
         return results
 
-    same(run(True), run(False))
+    same_bits(run(True), run(False))
 
 
 def test_views_between():
@@ -288,7 +229,7 @@ def test_nothing_moves_past_a_write():
             results += [y.asnumpy(), net.norm.running_mean.data().asnumpy(), net.norm.gamma.grad().asnumpy()]
         return results
 
-    same(run(True), run(False))
+    same_bits(run(True), run(False))
 
 
 def test_gradients_are_added_in_place():
@@ -324,7 +265,7 @@ def test_two_devices_fuse_apart():
     for mode, seed in [("async", 0), ("shuffle", 1), ("shuffle", 2)]:
         mx.engine.set_mode(mode, seed)
         op = compiled(f)
-        same(train(op, [x]), expected)
+        same_bits(train(op, [x]), expected)
         assert [len(g) for g in groups(op, entry=1)] == [3, 2, 3]  # by device
 
 
@@ -392,7 +333,7 @@ def test_never_more_memory():
             op = _core.CachedOp(function, {"fuse": fuse})
             found[fuse] = train(op, arrays), [planned(op, what, entry) for what in ("forward", "backward", "total") for entry in (0, 1)]
             assert bool(groups(op)) == fuse
-        same(found[True][0], found[False][0])
+        same_bits(found[True][0], found[False][0])
         assert all(a <= b for a, b in zip(found[True][1], found[False][1])) and found[True][1] != found[False][1]
 
 
@@ -409,7 +350,7 @@ def test_only_the_groups_that_need_more_memory_stay_apart():
 
     arrays = draw((300, 40), (40, 40), (4, 40)) + draw((40, 4), dtype="float64")
     op, apart = compiled(f), _core.CachedOp(f, {"exact": True, "fuse": False})
-    same(train(op, arrays), train(apart, arrays))
+    same_bits(train(op, arrays), train(apart, arrays))
     found = groups(op, entry=1)
     assert ["_mul_scalar", "tanh", "_plus_scalar"] in found and ["_mul_scalar", "sigmoid", "_minus_scalar"] in found
     assert not any("Cast" in group and "_plus_scalar" in group for group in found)
@@ -485,8 +426,8 @@ def random_graph(drawn, num_devices):
     for mode, seed in [("async", 0), ("shuffle", 1)]:
         mx.engine.set_mode(mode, seed)
         op, apart = compiled(function), _core.CachedOp(function, {"exact": True, "fuse": False})
-        same(train(op, [*arrays, weight], add), expected)
-        same(train(apart, [*arrays, weight], add), expected)
+        same_bits(train(op, [*arrays, weight], add), expected)
+        same_bits(train(apart, [*arrays, weight], add), expected)
         for device, found in op.compiled()[0]["devices"].items():
             assert found["planned"]["total"] <= apart.compiled()[0]["devices"][device]["planned"]["total"]
     mx.engine.set_mode("async")

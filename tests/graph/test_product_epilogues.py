@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
+from support.compare import same_bits
 from support.devices import on
+from support.functions import as_list, check, compiled, draw, groups, planned, train
 
 import mpgluon as mx
 from mpgluon import _core, nd
 
-from test_fusion import as_list, check, compiled, draw, groups, planned, same, train
 
 
 def dense(x, w, *bias, **params):
@@ -53,7 +54,7 @@ def test_what_only_the_group_reads_has_no_memory():
     for name, bytes_of_planned in [("bias, relu", 0), ("rows", 0), ("cast", 0), ("kept, too", 0)]:
         function, _ = FUNCTIONS[name]
         op, apart = compiled(function), _core.CachedOp(function, {"exact": True, "fuse": False})
-        same([o.asnumpy() for o in as_list(op(*arrays))], [o.asnumpy() for o in as_list(apart(*arrays))])
+        same_bits([o.asnumpy() for o in as_list(op(*arrays))], [o.asnumpy() for o in as_list(apart(*arrays))])
         assert planned(op) == bytes_of_planned
     assert planned(apart) == 0  # both are results
 
@@ -93,7 +94,7 @@ def test_two_devices():
     for mode, seed in [("async", 0), ("shuffle", 1)]:
         mx.engine.set_mode(mode, seed)
         op = compiled(f)
-        same(train(op, arrays), expected)
+        same_bits(train(op, arrays), expected)
         assert sorted(groups(op, entry=1)) == [["FullyConnected", "relu"], ["broadcast_add", "sum"]]
     mx.engine.set_mode("async")
 

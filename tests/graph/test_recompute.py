@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from support.compare import same_bits
 from support.devices import on
 
 import mpgluon as mx
@@ -65,11 +66,6 @@ def train(net, x, steps=3, retain=False):
     return results + [p.data(p.list_ctx()[0]).asnumpy() for p in net.collect_params().values()]
 
 
-def same(found, wanted):
-    for a, b in zip(found, wanted, strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
 def planned(net):
     return {name: device["planned"] for name, device in net.compiled()[0]["devices"].items()}
 
@@ -104,7 +100,7 @@ def test_no_bit_changes(way, num_devices):
     expected = train(net, x)
     net, x = make(num_devices)
     WAYS[way](net)
-    same(train(net, x), expected)
+    same_bits(train(net, x), expected)
     if num_devices == 1:
         assert again(net)
 
@@ -117,7 +113,7 @@ def test_in_any_order(mode, seed):
         mx.engine.set_mode(mode, seed)
         net, x = make(3)
         each_layer(net)
-        same(train(net, x), expected)
+        same_bits(train(net, x), expected)
     finally:
         mx.engine.set_mode("async")
 
@@ -145,7 +141,7 @@ def test_moving_statistics_are_updated_once():
         y = net(x)
     after_forward = [layer.norm.running_mean.data().asnumpy() for layer in net.layers]
     y.backward()
-    same([layer.norm.running_mean.data().asnumpy() for layer in net.layers], after_forward)
+    same_bits([layer.norm.running_mean.data().asnumpy() for layer in net.layers], after_forward)
     assert np.abs(after_forward[3]).max() > 0
 
 
@@ -154,7 +150,7 @@ def test_a_retained_graph_and_two_forwards():
     expected = train(net, x, retain=True)
     net, x = make()
     each_layer(net)
-    same(train(net, x, retain=True), expected)
+    same_bits(train(net, x, retain=True), expected)
 
     def twice(hybridize):
         net, x = make()
@@ -170,7 +166,7 @@ def test_a_retained_graph_and_two_forwards():
         y.backward()
         return [*results, x.grad.asnumpy()]
 
-    same(twice(True), twice(False))
+    same_bits(twice(True), twice(False))
 
 
 def test_gradients_of_gradients():
@@ -190,7 +186,7 @@ def test_gradients_of_gradients():
         total.backward()
         return [x.grad.asnumpy()]
 
-    same(second(True), second(False))
+    same_bits(second(True), second(False))
 
 
 def test_what_is_read_before_an_update_is_kept():
@@ -221,7 +217,7 @@ def test_what_is_read_before_an_update_is_kept():
             results += [y.asnumpy(), x.grad.asnumpy(), net.norm.running_mean.data().asnumpy()]
         return results
 
-    same(go(recompute=True), go())
+    same_bits(go(recompute=True), go())
 
 
 def test_a_budget_is_kept_and_no_more_is_computed_than_needed():
@@ -272,7 +268,7 @@ def test_a_budget_per_device():
     expected = train(*make())
     net, x = make(2)
     net.hybridize(recompute={on(80): "128 KiB", on(81): limit})
-    same(train(net, x), expected)
+    same_bits(train(net, x), expected)
 
 
 def test_a_budget_that_cannot_be_kept():

@@ -8,6 +8,7 @@ import pytest
 import mpgluon as mx
 from mpgluon import _core, autograd
 from samples.base import all_samples
+from support.sample_calls import call, mode, place
 
 SAMPLES = all_samples()
 OPS = sorted(_core.list_ops())
@@ -18,28 +19,10 @@ CASES = [
 ]
 
 
-def call(name, arrays, params, **more):
-    result = _core.get_op(name)(*arrays, **(params or {}), **more)
-    return list(result) if isinstance(result, (list, tuple)) else [result]
-
-
-def place(sample, dtype, ctx=None, seed=0):
-    ctx = ctx or mx.current_context()
-    arrays = []
-    for i, values in enumerate(sample.arrays(dtype, seed)):
-        kind = dtype if sample.made(i) else values.dtype
-        arrays.append(mx.nd.array(values, ctx=ctx, dtype=kind))
-    return arrays
-
-
 def wide(array):
     """As NumPy, floats widened to float64."""
     values = array.asnumpy()
     return values.astype(np.float64) if values.dtype.kind == "f" else values
-
-
-def mode(sample):
-    return autograd.train_mode() if sample.train else autograd.predict_mode()
 
 
 def flags(name):

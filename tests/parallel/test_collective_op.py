@@ -3,19 +3,18 @@
 
 import numpy as np
 import pytest
-import test_collectives as suite
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.collective_cases import DEVICES, NAMES, Collective, arrays_of, check, in_order
 from support.devices import cpus_only, on
 from support.processes import output_of
-from test_collectives import Collective, arrays_of, check
 
 import mpgluon as mx
 from mpgluon import _core, autograd, nd
 from mpgluon import parallel as par
 
 pytestmark = cpus_only  # on GPUs the transport is NCCL: test_gpu_nccl.py
-SINGLE = [name for name in suite.NAMES if name != "two_shot"]
+SINGLE = [name for name in NAMES if name != "two_shot"]
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +38,7 @@ def test_any_sizes(count, shape, data, seed):
 
 
 def plan(count, shape, kind, axis=0):
-    return _core.collective_plan(kind, arrays_of(count, shape)[1], suite.DEVICES[:count], axis, axis, None, "auto", "single")["ops"]
+    return _core.collective_plan(kind, arrays_of(count, shape)[1], DEVICES[:count], axis, axis, None, "auto", "single")["ops"]
 
 
 def test_plans():
@@ -75,7 +74,7 @@ def test_a_result_that_nobody_uses():
         out.backward()
         for array in arrays:
             assert np.array_equal(array.grad.asnumpy(), np.full((4, 4), 2, "float32"))
-        assert np.array_equal(out.asnumpy(), suite.in_order([2 * v for v in values]))
+        assert np.array_equal(out.asnumpy(), in_order([2 * v for v in values]))
 
 
 def test_a_failure_before_it_reaches_all_devices():
@@ -147,7 +146,7 @@ def test_a_pipeline_refuses_it():
 
 def test_shuffled_orders():
     script = (
-        "from parallel import test_collectives as t\nfrom mpgluon import parallel as par\n"
+        "from support import collective_cases as t\nfrom mpgluon import parallel as par\n"
         "with par.collectives.transport('single'):\n"
         "  for name in t.NAMES:\n    for hybrid in (False, True):\n      t.check(3, (7, 5), 1, name, hybrid)\n      t.check(3, (6, 5), 0, name, hybrid)\nprint('same')"
     )

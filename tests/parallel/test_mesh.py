@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from support.compare import same_bits
 from support.devices import at_work, cpus_only, held, on
 
 import mpgluon as mx
@@ -74,11 +75,6 @@ def close(one, other, tolerance=1e-5):
         assert np.abs(one[name] - other[name]).max() <= tolerance * scale, name
 
 
-def same(one, other):
-    assert one.keys() == other.keys()
-    assert [name for name in one if one[name].tobytes() != other[name].tobytes()] == []
-
-
 @pytest.fixture(scope="module")
 def reference():
     net, mesh = build({"data": 1})
@@ -97,7 +93,7 @@ def test_against_one_device(axes, hybrid, reference):
     result = values(net)
     close(reference[1], result, 2e-5)  # adam's division makes rounding of small gradients visible
     if mesh.size("data") == 1:
-        same(reference[1], result)
+        same_bits(reference[1], result)
     for stage in range(mesh.size("stage")):
         assert any(param.list_ctx() == mesh.line("data", stage=stage) for param in net.collect_params().values())
 
@@ -121,7 +117,7 @@ def test_sharded_updates_have_the_same_bits_and_one_state(optimizer):
         results.append(values(net))
         states = sum(len(updater.states) for updater in trainer._updaters.values())
         assert states == len(net.collect_params()) * (1 if sharded else 3)
-    same(*results)
+    same_bits(*results)
 
 
 def test_sharded_updates_take_turns_and_save_their_states(tmp_path):
@@ -139,7 +135,7 @@ def test_sharded_updates_take_turns_and_save_their_states(tmp_path):
     trainer = gluon.Trainer(net.collect_params(), "adam", shard_updates=True)
     trainer.load_states(str(tmp_path / "states"))
     train(net, mesh, trainer, data[2:])
-    same(expected, values(net))
+    same_bits(expected, values(net))
     assert not trainer._loaded
 
 
@@ -192,7 +188,7 @@ def test_accumulation_is_that_of_adding_by_hand(axes):
             assert before is None or any(now[name].tobytes() != before[name].tobytes() for name in now)
             assert all((grad.asnumpy() == 0).all() for param in net.collect_params().values() for grad in param.list_grad())
         elif before is not None:
-            same(before, now)
+            same_bits(before, now)
         before = now
     net, mesh = build(axes)
     net.collect_params().setattr("grad_req", "add")
@@ -205,7 +201,7 @@ def test_accumulation_is_that_of_adding_by_hand(axes):
                 loss.backward()
         trainer.step(36)
         net.zero_grad()
-    same(before, values(net))
+    same_bits(before, values(net))
 
 
 def test_accumulation_finds_stale_gradients_in_every_step():
@@ -465,7 +461,7 @@ def test_branches_on_several_devices_run_at_the_same_time(hybrid, one_thread):
             assert one and all(two)
             overlap = overlap or any(a < d and c < b for a, b in one for other in two for c, d in other)
         assert overlap == (axes["stage"] == 2)
-    same(*results)
+    same_bits(*results)
 
 
 class Tied(gluon.HybridBlock):
@@ -503,7 +499,7 @@ def test_tied_weights_across_stages(hybrid):
             trainer.step(48)
         results.append(values(net))
     assert net.embed.weight.list_ctx() == mesh.line("data")
-    same(*results[:2])
+    same_bits(*results[:2])
     close(results[0], results[2], 1e-5)
 
 

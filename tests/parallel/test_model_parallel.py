@@ -2,168 +2,13 @@
 
 import numpy as np
 import pytest
+from support.compare import same_bits
 from support.devices import on
+from support.networks import NETS, OPTIMIZERS, Chain, Placed, place, train
 
 import mpgluon as mx
 from mpgluon import autograd, gluon
 from mpgluon.gluon import nn, rnn
-
-STEPS = 20
-OPTIMIZERS = {"sgd": {"learning_rate": 0.05, "momentum": 0.9, "wd": 1e-3}, "adam": {"learning_rate": 0.01}}
-
-
-class Placed(gluon.HybridBlock):
-    """The base of the networks below: `places` says on which device each child lives."""
-
-    def __init__(self, places, **kwargs):
-        super().__init__(prefix="net_", **kwargs)
-        self.places = places
-        with self.name_scope():
-            self.make()
-
-    def start(self):
-        for name, child in self._children.items():
-            child.initialize(mx.init.Xavier(), ctx=self.places[name])
-
-
-class Chain(Placed):
-    """One layer after the other, with dropout, over as many devices as there are."""
-
-    names = ["a", "b", "c"]
-
-    def make(self):
-        self.a, self.b, self.c = nn.Dense(8, activation="tanh"), nn.Dense(8, activation="relu"), nn.Dense(4)
-        self.drop = nn.Dropout(0.3)
-
-    def hybrid_forward(self, F, x):
-        for name in self.names:
-            x = getattr(self, name)(x.as_in_context(self.places[name]))
-            x = self.drop(x) if name != "c" else x
-        return x
-
-
-class BackAndForth(Placed):
-    """Every device is visited twice."""
-
-    names = ["a", "b", "c"]
-
-    def make(self):
-        self.a, self.b, self.c = nn.Dense(8, in_units=6), nn.Dense(8, in_units=8), nn.Dense(8, in_units=8)
-        self.drop = nn.Dropout(0.2)
-
-    def hybrid_forward(self, F, x):
-        x = self.a(x.as_in_context(self.places["a"]))
-        y = self.b(F.tanh(x).as_in_context(self.places["b"]))
-        z = self.c(self.drop(y).as_in_context(self.places["c"]))
-        z = self.b(F.relu(z).as_in_context(self.places["b"]))
-        return x + z.as_in_context(self.places["a"])
-
-
-class Branches(Placed):
-    """Branches on several devices, joined on the first."""
-
-    names = ["stem", "left", "right", "head"]
-
-    def make(self):
-        self.stem = nn.Dense(8, activation="tanh")
-        self.left = nn.HybridSequential()
-        self.left.add(nn.Dense(8, activation="relu"), nn.Dropout(0.5), nn.Dense(6))
-        self.right = nn.HybridSequential()
-        self.right.add(nn.Dense(6), nn.LayerNorm())
-        self.head = nn.Dense(4)
-
-    def hybrid_forward(self, F, x):
-        x = self.stem(x.as_in_context(self.places["stem"]))
-        left = self.left(x.as_in_context(self.places["left"]))
-        right = self.right(x.as_in_context(self.places["right"]))
-        joined = F.concat(*[y.as_in_context(self.places["head"]) for y in (left, right)], dim=1)
-        return self.head(joined)
-
-
-class Shared(Placed):
-    """One weight used on two devices: it is copied, and its gradient is the sum of both uses."""
-
-    names = ["embed", "middle"]
-
-    def make(self):
-        self.embed = Tied(12, 6)
-        self.middle = nn.Dense(6, activation="tanh")
-
-    def hybrid_forward(self, F, x):
-        tokens = F.floor(F.abs(x) * 11)
-        y = self.middle(self.embed(tokens).as_in_context(self.places["middle"]))
-        return self.embed.decode(y)
-
-
-class Tied(gluon.HybridBlock):
-    def __init__(self, vocab, units, **kwargs):
-        super().__init__(**kwargs)
-        self.vocab, self.units = vocab, units
-        self.weight = self.params.get("weight", shape=(vocab, units))
-
-    def hybrid_forward(self, F, tokens, weight):
-        return F.Embedding(tokens, weight, input_dim=self.vocab, output_dim=self.units)
-
-    def decode(self, x):
-        weight = self.weight.data(self.weight.list_ctx()[0]).as_in_context(x.context)
-        return mx.nd.FullyConnected(x, weight, num_hidden=self.vocab, no_bias=True)
-
-
-class Recurrent(Placed):
-    """A language model: embedding and first LSTM, then second LSTM and decoder elsewhere."""
-
-    names = ["embed", "lstm1", "lstm2", "decoder"]
-
-    def make(self):
-        self.embed = nn.Embedding(20, 6)
-        self.lstm1 = rnn.LSTM(6, input_size=6)
-        self.lstm2 = rnn.LSTM(6, input_size=6)
-        self.decoder = nn.Dense(20, in_units=6, flatten=False)
-        self.drop = nn.Dropout(0.2)
-
-    def hybrid_forward(self, F, x):
-        tokens = F.floor(F.abs(x) * 19)
-        out = self.lstm1(self.embed(tokens).as_in_context(self.places["lstm1"]))
-        out = self.lstm2(self.drop(out).as_in_context(self.places["lstm2"]))
-        return self.decoder(out.as_in_context(self.places["decoder"]))
-
-
-NETS = {net.__name__: net for net in (Chain, BackAndForth, Branches, Shared, Recurrent)}
-
-
-def place(kind, devices):
-    """Children spread over so many devices in order; those without parameters need no place."""
-    names = kind.names
-    return {**dict.fromkeys(["drop"], on(0)), **{name: on(i * devices // len(names)) for i, name in enumerate(names)}}
-
-
-def train(kind, devices, optimizer, hybridize=None, steps=STEPS):
-    """Losses and final parameters."""
-    mx.random.seed(9)
-    net = kind(place(kind, devices))
-    net.start()
-    if hybridize is not None:
-        net.hybridize(**hybridize)
-    trainer = gluon.Trainer(net.collect_params(), optimizer, dict(OPTIMIZERS[optimizer]))
-    draw = np.random.RandomState(0)
-    losses = []
-    for _ in range(steps):
-        x = mx.nd.array(draw.uniform(-1, 1, (5, 6)).astype("float32"))
-        with autograd.record():
-            y = net(x)
-            loss = (y * y).mean()
-        loss.backward()
-        gluon.utils.clip_global_norm([p.grad() for p in net.collect_params().values()], 0.5, check_isfinite=False)
-        trainer.step(1)
-        losses.append(loss)
-    values = {name: param.data().asnumpy() for name, param in net.collect_params().items()}
-    return [loss.asscalar() for loss in losses], values
-
-
-def same(a, b):
-    assert a[0] == b[0]
-    for name in a[1]:
-        np.testing.assert_array_equal(a[1][name], b[1][name], err_msg=name)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -175,9 +20,9 @@ def test_bits_do_not_depend_on_placement(kind, optimizer):
     assert eager[0][-1] < eager[0][0] and np.isfinite(eager[0]).all()
     np.testing.assert_allclose(compiled[0], eager[0], rtol=1e-4)
     for devices in (2, 3):
-        same(train(kind, devices, optimizer), eager)
-        same(train(kind, devices, optimizer, {"exact": True}), eager)
-        same(train(kind, devices, optimizer, {}), compiled)
+        same_bits(train(kind, devices, optimizer), eager)
+        same_bits(train(kind, devices, optimizer, {"exact": True}), eager)
+        same_bits(train(kind, devices, optimizer, {}), compiled)
 
 
 class ModelParallelLM(gluon.HybridBlock):
@@ -227,10 +72,10 @@ def test_language_model():
     one, two = on(0), on(1)
     _, eager = language_model(one, one, None)
     assert eager[0][-1] < eager[0][0]
-    same(language_model(one, two, None)[1], eager)
+    same_bits(language_model(one, two, None)[1], eager)
     net, exact = language_model(one, two, {"exact": True})
-    same(exact, eager)
-    same(language_model(one, two, {})[1], language_model(one, one, {})[1])
+    same_bits(exact, eager)
+    same_bits(language_model(one, two, {})[1], language_model(one, one, {})[1])
     text = repr(net.compiled())
     assert "ModelParallelLM" in text and str(on(0)) in text and str(on(1)) in text
     assert set(net.collect_params().list_ctx()) == {one, two}
@@ -267,9 +112,9 @@ def test_outputs_on_several_devices():
         assert net.b.weight.grad().context == on(devices - 1)
         values = {name: param.grad().asnumpy() for name, param in net.collect_params().items()}
         results.append(([y.asnumpy().tolist(), z.asnumpy().tolist()], values))
-    same(results[1], results[0])
-    same(results[4], results[0])
-    same(results[3], results[2])
+    same_bits(results[1], results[0])
+    same_bits(results[4], results[0])
+    same_bits(results[3], results[2])
 
 
 @pytest.mark.parametrize("hybrid", [False, True])

@@ -13,6 +13,7 @@ import time
 import numpy as np
 import pytest
 from support.devices import at_work, cpus_only, held, on
+from support.failures import sweep
 from support.processes import ended, environment
 
 import mpgluon as mx
@@ -21,7 +22,6 @@ from mpgluon.context import memory_stats, set_memory_limit
 from mpgluon.gluon import nn
 from mpgluon.parallel import Pipeline, TrainStep
 from mpgluon.parallel._pipeline import pipeline as pipeline_module
-from robustness.test_failures import sweep
 from test_pipeline import DEVICES, NETS, Chain, data, gradients, loss_of, same
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from support.compare import same_bits
 from support.devices import cpus_only, on
 from test_pipeline import Chain
 
@@ -68,12 +69,6 @@ def packs(function):
     return sum(e[1] == PACK for e in _core.profiler_events() if e[2] == "op")
 
 
-def same(found, wanted):
-    assert len(found) == len(wanted)
-    for a, b in zip(found, wanted):
-        np.testing.assert_array_equal(a, b)
-
-
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zero_bubble"])
 @pytest.mark.parametrize("rows", [8, 10])  # of which the last are of another size
 def test_bits_are_those_of_micro_batches_by_themselves(schedule, rows):
@@ -81,15 +76,15 @@ def test_bits_are_those_of_micro_batches_by_themselves(schedule, rows):
     net = chain(pipeline=Pipeline(4, schedule=schedule))
     other = chain()
     for a, b in zip(net.collect_params().values(), other.collect_params().values()):
-        same([a.data(a.list_ctx()[0]).asnumpy()], [b.data(b.list_ctx()[0]).asnumpy()])
+        same_bits([a.data(a.list_ctx()[0]).asnumpy()], [b.data(b.list_ctx()[0]).asnumpy()])
     sizes = np.array_split(np.arange(rows), 4)
     outputs, wanted = accumulate(other, x, len(sizes))
     for _ in range(2):
         with autograd.record():
             out = net(x)
         out.backward(2 * out)
-        same([out.asnumpy()], [np.concatenate([o.asnumpy() for o in outputs])])
-        same(grads(net), wanted)
+        same_bits([out.asnumpy()], [np.concatenate([o.asnumpy() for o in outputs])])
+        same_bits(grads(net), wanted)
 
 
 def test_a_step_packs_each_weight_once_forward_and_once_backward():
@@ -118,7 +113,7 @@ def test_an_update_is_seen():
     for params in (net.collect_params(), other.collect_params()):
         for p in params.values():
             p.set_data(p.data(p.list_ctx()[0]) * 0.5)
-    same(step(net, x), step(other, x))
+    same_bits(step(net, x), step(other, x))
 
 
 def test_they_are_counted():
@@ -155,7 +150,7 @@ def test_recomputed_blocks_keep_no_packed_weights():
     x = data()
     net = chain(pipeline=Pipeline(4), recompute=True)
     plain = chain(pipeline=Pipeline(4))
-    same(step(net, x), step(plain, x))
+    same_bits(step(net, x), step(plain, x))
 
 
 def test_one_weight_twice():
@@ -184,6 +179,6 @@ def test_shuffled_engine(seed):
     mx.engine.set_mode("shuffle", seed)
     try:
         for _ in range(2):
-            same(step(net, x), wanted)
+            same_bits(step(net, x), wanted)
     finally:
         mx.engine.set_mode("async")

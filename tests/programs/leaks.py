@@ -14,9 +14,8 @@ def use():
 
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # tests
     import numpy as np
-    from parallel import test_model_parallel as networks
-
     import mpgluon as mx
+    from support import networks
 
     for kind in networks.NETS.values():
         for options in (None, {}, {"exact": True}):

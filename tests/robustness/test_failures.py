@@ -4,13 +4,14 @@ import gc
 
 import numpy as np
 import pytest
+from support.failures import Session, Small, sweep
+from support.networks import place
+from support import wide_networks as networks
 
 import mpgluon as mx
-from device import test_memory as networks
-from mpgluon import _core, autograd, gluon, nd
+from mpgluon import autograd, gluon, nd
 from mpgluon.context import memory_stats, set_memory_limit
 from mpgluon.gluon import nn, rnn
-from mpgluon.parallel import Pipeline, TrainStep
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -23,35 +24,8 @@ def little_garbage():
     gc.unfreeze()
 
 
-def sweep(work, limit=5000, stride=1, count=1, after=lambda: None):
-    """Runs `work` with its n-th allocation failing, and `count` in all, for every n (every
-    `stride`-th), and `after` behind each; how many runs failed."""
-    failures = 0
-    for n in range(1, limit, stride):
-        _core._memory_free_kept()
-        _core._memory_fail_after(n, count)
-        try:
-            work()
-            done = True
-        except MemoryError as error:
-            assert isinstance(error, mx.MXNetError) and str(error)
-            done = False
-            failures += 1
-        finally:
-            met = _core._memory_fail_after(0)
-        try:
-            nd.waitall()  # work that was queued may have met it
-        except MemoryError:
-            pass
-        after()
-        if not met:
-            assert done
-            return failures
-    raise AssertionError("there is no end of allocations")
-
-
 def model(kind, options):
-    net = kind(networks.place(kind, 2))
+    net = kind(place(kind, 2))
     if options is not None:
         net.hybridize(**options)
     return net, gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01})
@@ -83,55 +57,6 @@ def test_every_allocation_of_a_step_fails(kind, options, tmp_path):
     nd.waitall()
     for i in range(2):
         assert memory_stats(mx.cpu(i))["in_use"] <= used[i] + (1 << 18)
-
-
-class Small(gluon.HybridBlock):
-    """Convolution, norm, dropout and dense layers over two devices."""
-
-    def __init__(self):
-        super().__init__(prefix="small_")
-        with self.name_scope():
-            self.conv, self.norm = nn.Conv2D(4, 3, in_channels=2, padding=1), nn.BatchNorm(in_channels=4)
-            self.dense, self.out = nn.Dense(16, in_units=144, activation="tanh"), nn.Dense(3, in_units=16)
-        for layer, index in ((self.conv, 0), (self.norm, 0), (self.dense, 1), (self.out, 1)):
-            layer.initialize(mx.init.Xavier(), ctx=mx.cpu(index))
-
-    def hybrid_forward(self, F, x):
-        x = F.relu(self.norm(self.conv(x))).as_in_context(mx.cpu(1))
-        return self.out(self.dense(F.Dropout(x, p=0.2)))
-
-
-class Session:
-    """A small net in training, one of the ways to run it, that can be brought back to where it was
-    saved."""
-
-    def __init__(self, way):
-        mx.random.seed(5)
-        self.net, self.loss, self.staged = Small(), gluon.loss.SoftmaxCrossEntropyLoss(), None
-        if way != "eager":
-            self.net.hybridize(**{"hybridized": {}, "exact": {"exact": True}, "pipelined": {"pipeline": Pipeline(3, "1f1b")}, "train step": {}}[way])
-        self.trainer = gluon.Trainer(self.net.collect_params(), "adam", {"learning_rate": 0.01})
-        if way == "train step":
-            self.staged = TrainStep(self.net, self.loss, self.trainer, Pipeline(3, "1f1b"))
-        self.x = nd.array(np.random.RandomState(0).rand(6, 2, 6, 6))
-        self.label = nd.array(np.arange(6) % 3, ctx=mx.cpu(1))
-
-    def step(self):
-        if self.staged:
-            return float(self.staged(self.x, self.label).mean().asscalar())
-        with autograd.record():
-            loss = self.loss(self.net(self.x), self.label)
-        loss.backward()
-        self.trainer.step(6)
-        return float(loss.mean().asscalar())
-
-    def save(self, folder):
-        self.net.save_parameters(f"{folder}/net.params")
-        self.trainer.save_states(f"{folder}/trainer")
-
-    def load(self, folder):
-        self.net.load_parameters(f"{folder}/net.params")
-        self.trainer.load_states(f"{folder}/trainer")
 
 
 def export(session, folder):
@@ -203,7 +128,7 @@ def test_every_limit(options):
     devices = [mx.cpu(90), mx.cpu(91)]
 
     def attempt():
-        net = networks.Chain({name: devices[ctx.device_id] for name, ctx in networks.place(networks.Chain, 2).items()})
+        net = networks.Chain({name: devices[ctx.device_id] for name, ctx in place(networks.Chain, 2).items()})
         if options is not None:
             net.hybridize(**options)
         trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01, "momentum": 0.9})

@@ -17,11 +17,11 @@ import warnings
 
 import numpy as np
 import pytest
+from support.failures import Session
 
 import mpgluon as mx
 from mpgluon import _core, _device_groups, _graph_breaks, autograd, gluon, nd
 from mpgluon.gluon import _running_statistics, _tracing, nn
-from test_failures import Session
 
 os.register_at_fork(after_in_child=lambda: (sys.settrace(None), sys.setprofile(None)))  # interrupts reach one process
 PACKAGE = os.path.dirname(mx.__file__) + os.sep
